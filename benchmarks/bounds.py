@@ -46,6 +46,8 @@ def run(options: models.Options) -> list[dict[str, Any]]:
         _convolutions(),
         _recurrent("RNN", lambda: torch.nn.RNN(8, 16, batch_first=True)),
         _recurrent("RNN of 2 layers, both directions", lambda: torch.nn.RNN(8, 16, 2, batch_first=True, bidirectional=True)),
+        _recurrent("GRU", lambda: torch.nn.GRU(8, 16, batch_first=True)),
+        _recurrent("LSTM", lambda: torch.nn.LSTM(8, 16, batch_first=True)),
     ]
     return [row for case in cases for row in _rows(case)]
 

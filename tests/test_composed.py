@@ -22,7 +22,7 @@ from thunder_norm import (
     sensitivities,
     with_perturbation,
 )
-from thunder_norm.core import joint
+from thunder_norm.core import kept, one_bend
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules import slopes
 from thunder_norm.transforms import NormTransform
@@ -227,12 +227,10 @@ def test_the_adversary_finds_rules_that_claim_too_little(broken: str, monkeypatc
     if broken == "slopes":
         monkeypatch.setattr(normed_op(torch.abs), "movement_rule", slopes._between(torch.abs, lambda given: (-0.5, 0.5)))
     elif broken == "bend":
-        monkeypatch.setattr(joint.Bend, "half", property(lambda self: (self.high - self.low) / 8))
+        monkeypatch.setattr(kept.Bend, "half", property(lambda self: (self.high - self.low) / 8))
     elif broken == "inflation":
-        monkeypatch.setattr(joint, "_TOP", 4.0)
-        monkeypatch.setattr(
-            joint, "_first_multipliers", lambda q, step, start: torch.full((3,), 0.99 / q.max().item(), dtype=F64) * 4
-        )
+        too_large = lambda q, *rest: torch.full((3,), 0.99 / q.max().item(), dtype=F64) * 4  # noqa: E731
+        monkeypatch.setattr(one_bend, "first_multipliers", too_large)
         monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda a: (torch.eye(len(a), dtype=F64) * 10, torch.tensor(0)))
     assert _exceeds(f, 3) == (broken != "none")
 
@@ -393,6 +391,6 @@ def test_how_far_a_largest_eigenvalue_is_below_one(size: int, largest: float):
     a = torch.randn(size, size, dtype=F64)
     for matrix in (a @ a.T, torch.eye(size, dtype=F64)):
         h = matrix * (largest / torch.linalg.eigvalsh(matrix)[-1])
-        gap = joint._gap(h)
+        gap = one_bend.gap(h)
         assert (gap is None) == (largest >= 1)
         assert gap is None or (1 - largest) / 21 <= gap <= (1 - largest) * (1 + 1e-9)

@@ -201,7 +201,18 @@ def test_second_derivatives_of_attention_are_within_what_is_said_of_them():
         # at the data itself, along one direction: what weights and tokens grow by nearby is left out
         at_data = Nearby.of(q, k, v, None, False, scale, Moved())
         near = Nearby(
-            q, k, v, at_data.data, scale, moved, scores.abs(), at_data.weights, at_data.apart, at_data.lengths, at_data.grown
+            q,
+            k,
+            v,
+            at_data.data,
+            scale,
+            moved,
+            scores.abs(),
+            at_data.weights,
+            at_data.apart,
+            at_data.lengths,
+            at_data.grown,
+            at_data.changed,
         )
         (by_scores,), by_query, by_key, by_value = near.bend([scores.abs()])
         bound = by_scores + by_query * moved.query + by_key * moved.key + by_value * moved.value

@@ -25,8 +25,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.context import COMPOSED, current_mode, current_sensitivity
 from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap, Scaled, sum_of
-from thunder_norm.core.joint import Bend, Step, Sum, smallest
+from thunder_norm.core.joint import smallest
+from thunder_norm.core.kept import Bend, Step, Sum
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
+from thunder_norm.core.lengths import length
 from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.perturbations import Rest
 from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
@@ -274,20 +276,6 @@ def _within_norm(x: NormedTensor) -> Spread | None:
     return Spread(len(dims), (Vertex(Root(x.perturbation_size), size, given=Ellipsoid.ball(size, radius)),))
 
 
-def length(e: Ellipsoid, ndim: int, x: NormedTensor) -> torch.Tensor:
-    """How far x moves in its own norm when the features of each row, its last `ndim` dimensions, move within `e`."""
-    over, features = set(x.elem_dims), set(range(-ndim, 0))
-    of_all = x.numel_normed ** (0.5 if isinstance(x, L2Tensor) else 1.0 if isinstance(x, L1Tensor) else 0.0)
-    if over and over >= features:
-        return e.length * (of_all / math.sqrt(max(len(e.cov), 1)))
-    if not over or not over < features:
-        return e.entry * of_all
-    shape = x.shape[x.ndim - ndim :]
-    numbers = torch.arange(len(e.cov)).reshape(shape).movedim(tuple(x.elem_dims), tuple(range(-len(over), 0)))
-    groups = numbers.reshape(-1, math.prod(x.shape[d] for d in over))
-    return e.part(groups) * (of_all / math.sqrt(groups.shape[1]))
-
-
 def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
     """Give the results of an operation the ellipsoids they move in, and perturbation sizes by these; by the norm rule where it knows more.
 
@@ -328,7 +316,7 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
     if not moved.item() <= _HUGE:
         return
     if y.perturbation_size is not None and moved.item() > y.perturbation_size.item():
-        if made.besides is not None:
+        if made.besides is not None and isinstance(y, RMSTensor | L2Tensor):
             return  # the norm rule has one constant for all points, which is less this far from the data
         moved = y.perturbation_size  # of products, say; what is made of this may still move less by what is known of entries
     y.perturbation_size = moved
@@ -340,6 +328,14 @@ def moves_as(y: NormedTensor, other: NormedTensor) -> None:
     y._spread = other._spread
     sizes = [t.perturbation_size for t in (y, other)]
     y.perturbation_size = min((n for n in sizes if n is not None), key=torch.Tensor.item, default=None)
+
+
+def moves_within(y: NormedTensor, ndim: int, parts: Sequence[Vertex]) -> None:
+    """Let y, whose norm rule has said how far it moves, be known to move as these parts do, for features of its last `ndim` dimensions."""
+    with _disable_current_modes():
+        moved = _size(y, ndim, parts)
+        if y.perturbation_size is not None and moved.item() <= min(y.perturbation_size.item(), _HUGE):
+            y.perturbation_size, y._spread = moved, Spread(ndim, tuple(_few(y, ndim, parts)))
 
 
 def _row_of(y: NormedTensor, ndim: int, size: int) -> float:

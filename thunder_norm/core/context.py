@@ -63,9 +63,11 @@ COMPOSED: tuple[Sensitivity, ...] = ("composed", "within")
 
 _sensitivity: contextvars.ContextVar[Sensitivity] = contextvars.ContextVar("thunder_norm_sensitivity", default="global")
 
+_search_steps: contextvars.ContextVar[int] = contextvars.ContextVar("thunder_norm_search_steps", default=2)
+
 
 @contextlib.contextmanager
-def norm_sensitivity(sensitivity: Sensitivity) -> Iterator[None]:
+def norm_sensitivity(sensitivity: Sensitivity, *, search_steps: int | None = None) -> Iterator[None]:
     """Sensitivities inside the block: "global", for all tensors of the inputs' norms, "local", at the data at hand, "composed" or "within".
 
     A local one is valid to first order: for perturbations so small that the data they start from decides.  Rules that are far
@@ -78,11 +80,25 @@ def norm_sensitivity(sensitivity: Sensitivity) -> Iterator[None]:
     "within" is composed, for inputs that are within their perturbation_size of the data at hand (`with_perturbation(x, radius)`), and their
     norm_size: an activation has only the slopes that each entry may meet there, and a relu that cannot switch is linear.
 
+    Args:
+        sensitivity: which.
+        search_steps: how long a composed one and "within" search for the multipliers of an activation's ellipsoid, after a first guess in
+            closed form; with 0 it is that.  Any number is sound.  Without one it is that of the block around this one, 2 outside of all; so
+            ``norm_sensitivity("global", search_steps=0)`` around a `LipschitzMargin` or `norm_report` says it for what they do.
+
     Raises:
-        NormMismatchError: there is no such choice.
+        NormMismatchError: there is no such choice, or no such number of steps.
     """
-    with setting(_sensitivity, check_sensitivity(sensitivity)):
+    search_steps = current_search_steps() if search_steps is None else search_steps
+    if isinstance(search_steps, bool) or not isinstance(search_steps, int) or search_steps < 0:
+        raise NormMismatchError(f"search_steps must be a number of steps, 0 or more, got {search_steps!r}")
+    with setting(_sensitivity, check_sensitivity(sensitivity)), setting(_search_steps, search_steps):
         yield
+
+
+def current_search_steps() -> int:
+    """That of the enclosing `norm_sensitivity` block."""
+    return _search_steps.get()
 
 
 def check_sensitivity(sensitivity: str) -> Sensitivity:

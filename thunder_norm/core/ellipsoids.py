@@ -44,17 +44,26 @@ class Ellipsoid:
         return cls(torch.eye(size, dtype=torch.float64), radius)
 
     @cached_property
+    def eigenvalues(self) -> torch.Tensor:
+        """Of `cov`, ascending, constants."""
+        return self._spectrum[0]
+
+    @cached_property
+    def _spectrum(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The eigenvalues, and where `cov` requires grad the vector of the largest."""
+        with torch.no_grad():
+            if not self.cov.requires_grad:
+                return torch.linalg.eigvalsh(self.cov), None
+            values, vectors = torch.linalg.eigh(self.cov)
+            return values, vectors[:, -1]
+
+    @cached_property
     def length(self) -> torch.Tensor:
         """The length of its longest vector, differentiable in `cov`: at the vector's direction."""
         if self.scale == 0:
             return torch.zeros((), dtype=torch.float64)
-        if self.cov.requires_grad:
-            with torch.no_grad():
-                _, vectors = torch.linalg.eigh(self.cov)
-                v = vectors[:, -1]
-            largest = v @ self.cov @ v
-        else:
-            largest = torch.linalg.eigvalsh(self.cov)[-1]
+        values, v = self._spectrum
+        largest = values[-1] if v is None else v @ self.cov @ v
         return self.scale * (largest * (1 + 64 * len(self.cov) * EPSILON)).sqrt()
 
     @cached_property

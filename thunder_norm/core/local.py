@@ -5,6 +5,8 @@ Inside ``norm_sensitivity("within")`` they are about all that is within a distan
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity
+from thunder_norm.core.context import current_mode, current_sensitivity, setting
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.trees import flat_tensors, map_tensors
@@ -56,6 +58,20 @@ def are_local(arguments: Mapping[str, Any]) -> bool:
 def is_within() -> bool:
     """Whether claims are to hold for inputs within their perturbation_size of the data."""
     return current_sensitivity() == "within"
+
+
+# Whether "within" is about what moves away from the data itself, not between any two points near it.
+_from_data: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_from_data", default=False)
+
+
+def from_data() -> contextlib.AbstractContextManager[None]:
+    """Claims inside "within" are about movements away from the data, as of a certified radius."""
+    return setting(_from_data, True)
+
+
+def is_from_data() -> bool:
+    """Whether claims are about movements away from the data alone."""
+    return is_within() and _from_data.get()
 
 
 def distances(*inputs: NormedTensor) -> tuple[float, ...] | None:

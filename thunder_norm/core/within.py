@@ -21,7 +21,16 @@ from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, is_complex
 
 
 def reach(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor]:
-    """Between which numbers each feature of x stays, in all rows, for inputs within their perturbation_size of the data.
+    """Between which numbers each feature of x stays, in all rows, for inputs within their perturbation_size of the data."""
+    rows, slack, moved = around(x, spread)
+    if not len(rows):
+        return -moved, moved
+    low, high = rows.amin(0) - moved - slack, rows.amax(0) + moved + slack
+    return torch.nan_to_num(low, nan=-math.inf), torch.nan_to_num(high, nan=math.inf)
+
+
+def around(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The rows of x [rows, features], what rounding may have done to them, and how far each feature moves.
 
     What rounding does to entries is allowed for by a thousand units in the last place of the largest one.
     """
@@ -29,12 +38,8 @@ def reach(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor]:
     moved = torch.zeros(rows.shape[1], dtype=torch.float64)
     for part in spread.parts:
         moved = moved + part.ellipsoid.entries * values(part.root.size.detach())
-    if not len(rows):
-        return -moved, moved
-    largest = rows.abs().amax()
-    slack = moved * 1e-9 + 1000 * torch.finfo(x.backing.dtype).eps * largest
-    low, high = rows.amin(0) - moved - slack, rows.amax(0) + moved + slack
-    return torch.nan_to_num(low, nan=-math.inf), torch.nan_to_num(high, nan=math.inf)
+    largest = rows.abs().amax() if rows.numel() else torch.zeros((), dtype=torch.float64)
+    return rows, moved * 1e-9 + 1000 * torch.finfo(x.backing.dtype).eps * largest, moved
 
 
 def moved(spread: Spread, groups: torch.Tensor | None = None) -> torch.Tensor:

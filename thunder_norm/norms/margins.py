@@ -14,6 +14,7 @@ from thunder_norm.core import conversions
 from thunder_norm.core.composed import spread_of
 from thunder_norm.core.context import norm_mode, norm_sensitivity, perturbations_recorded
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.local import from_data
 from thunder_norm.core.tensors import NormedTensor, describe
 from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.norms.decisions import NoDecisions
@@ -134,8 +135,8 @@ class LipschitzMargin(torch.nn.Module):
 def certified_radii(model: torch.nn.Module, x: torch.Tensor, target: torch.Tensor, *, steps: int = 10) -> torch.Tensor:
     """How far each input may move before a classifier's label may be another than the target: certified radii, Euclidean.
 
-    For a radius r the constants of pairs of classes hold for inputs within r of x alone (``norm_sensitivity("within")``): relus that
-    cannot switch there are linear.  The largest r with ``z_c - z_j > r K_cj(r)`` for all other classes j is found by bisection, input
+    For a radius r the constants of pairs of classes hold for inputs within r of x alone (``norm_sensitivity("within")``), and for movements away
+    from x alone: relus that cannot switch there are linear, and those that can have the slopes of chords from where they are.  The largest r with ``z_c - z_j > r K_cj(r)`` for all other classes j is found by bisection, input
     by input; every number it returns is a radius that was checked.  The model is taken in eval mode; what floating point adds to the
     logits is not in the bounds.
 
@@ -170,7 +171,9 @@ def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, step
     others = torch.arange(len(logits)) != target
 
     def bounds(radius: float, sensitivity: str) -> torch.Tensor:
-        return _constants(model, x, rms, radius, sensitivity, around)[target].detach().to(margins.device)[others]
+        with from_data():
+            found = _constants(model, x, rms, radius, sensitivity, around)
+        return found[target].detach().to(margins.device)[others]
 
     margins = margins[others]
     if not (margins > 0).all():

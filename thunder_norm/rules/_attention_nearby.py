@@ -37,12 +37,15 @@ class Slopes:
 class Nearby:
     """What ``y_i = sum_j p_ij v_j`` is made of, at most, for all tokens within some lengths of the data; s is the scale.
 
-    Scores move by at most a_ij beside what all of a row have in common, so that weights are at most ``g_i = exp(2 max_j a_ij)`` times
-    as large or small.  With Q, K, V, M for how far queries, keys, values and the mask move and c the mean of the keys
-    ``a_ij = s (|q_i| K + Q max_j |k_j - c| + Q K) + M``, if nothing better is known; the weights of the data are multiplied by 1 + t,
-    ``|t| <= e_i = g_i - 1``, and
+    Scores move by at most a_ij beside what all of a row have in common, so that weights become at most
 
-        |v_j - y_i| <= |v_j - y_i| at the data + 2 V + e_i sum_l p_il |v_l - y_i|.
+        h_ij = 1 / (p_ij + e^(-a_ij) sum_(l != j) p_il e^(-a_il))
+
+    times as large, and no less than the same with e^a for e^-a.  With Q, K, V, M for how far queries, keys, values and the mask move and c
+    the mean of the keys ``a_ij = s (|q_i| K + Q max_j |k_j - c| + Q K) + M``, if nothing better is known; the weights of the data are
+    multiplied by 1 + t_ij, |t_ij| bounded by these, at most e_i in a row, and
+
+        |v_j - y_i| <= |v_j - y_i| at the data + 2 V + sum_l p_il |t_il| |v_l - y_i|.
 
     Attributes:
         query, key, value: the data.
@@ -53,7 +56,8 @@ class Nearby:
         weights: p_ij, [..., i, j].
         apart: |v_j - y_i|, likewise.
         lengths: |q_i|, [..., i, 1].
-        grown: g_i, [..., i, 1].
+        grown: the largest h_ij of a row, [..., i, 1].
+        changed: e_i, likewise.
     """
 
     query: torch.Tensor
@@ -67,6 +71,7 @@ class Nearby:
     apart: torch.Tensor
     lengths: torch.Tensor
     grown: torch.Tensor
+    changed: torch.Tensor
 
     @classmethod
     def of(
@@ -88,10 +93,13 @@ class Nearby:
         if scores is None:
             keys = (key - key.mean(-2, keepdim=True)).square().sum(-1).sqrt().amax(-1)[..., None, None]
             scores = scale * (lengths * moved.key + moved.query * keys + moved.query * moved.key) + moved.mask
-        grown = (2 * scores.amax(-1, keepdim=True)).exp()
-        apart = apart + 2 * moved.value + (grown - 1) * (p * apart).sum(-1, keepdim=True)
-        weights = torch.where(p > 0, (p * grown).clamp(max=1.0), p)
-        return cls(query, key, value, p, scale, moved, scores, weights, apart, lengths + moved.query, grown)
+        most, least = _ratios(p, scores)
+        change = torch.maximum(most - 1, 1 - least)
+        apart = apart + 2 * moved.value + (p * change * apart).sum(-1, keepdim=True)
+        grown, changed = (torch.where(p > 0, t, floor).amax(-1, keepdim=True) for t, floor in ((most, 1.0), (change, 0.0)))
+        return cls(
+            query, key, value, p, scale, moved, scores, (p * most).clamp(max=1.0), apart, lengths + moved.query, grown, changed
+        )
 
     def slopes(self, heads: ed.Dims) -> Slopes:
         """Sensitivities, h over `heads` (dims before -2).
@@ -104,7 +112,7 @@ class Nearby:
 
         Away from the data, with ``u^2 = |Cov_p(v, v)|_2`` and ``w^2 = |Cov_p(k, k)|_2`` there,
 
-            |Cov_p(v, k)|_2 <= |Cov at the data|_2 + (e + e^2) u w + g^(1/2) (V w + u K) + V K
+            |Cov_p(v, k)|_2 <= |Cov at the data|_2 + (e + e^2) u w + h^(1/2) (V w + u K) + V K
 
         by Cauchy-Schwarz, as a covariance is smallest about the mean.
         """
@@ -112,7 +120,7 @@ class Nearby:
         by_value, by_key = self.moved.value, self.moved.key
         if any((self.moved.query, by_key, by_value, self.moved.mask)):
             of_values, of_keys = (_covariance(self.data, t, t).sqrt() for t in (self.value, self.key))
-            e, root = self.grown[..., 0] - 1, self.grown[..., 0].sqrt()
+            e, root = self.changed[..., 0], self.grown[..., 0].sqrt()
             covariance = covariance + (e + e.square()) * of_values * of_keys
             covariance = covariance + root * (by_value * of_keys + of_values * by_key) + by_value * by_key
         weighted = self.weights * self.apart
@@ -129,9 +137,11 @@ class Nearby:
 
         A second derivative along e and d is at most, with ``A_i(e)^2 = sum_j p_ij a_ij(e)^2`` (a variance is smallest about the mean),
 
-            A(e) A(d) max_j |v_j - y_i| + s (Q_e K_d + Q_d K_e) sum_j p_ij |v_j - y_i| + A(e) V_d + A(d) V_e:
+            B(e, d) + s (Q_e K_d + Q_d K_e) sum_j p_ij |v_j - y_i| + A(e) V_d + A(d) V_e:
 
-        of weights ``p_j ((a_j - E a)(b_j - E b) - Cov(a, b))``, the covariance without effect as deviations from y have mean 0.
+        of weights ``p_j ((a_j - E a)(b_j - E b) - Cov(a, b))``, the covariance without effect as deviations from y have mean 0.  Of the
+        first term, the sum of ``p_j |a_j - E a| |b_j - E b| |v_j - y|``, with ``|a_j - E a| <= c_j = a_j + sum_l p_l a_l``, B is the least of
+        ``sum_j p_j c_j(e) c_j(d) |v_j - y|``, ``(sum_j p_j c_j(e)^2 |v_j - y|^2)^(1/2) A(d)`` and ``A(e) A(d) max_j |v_j - y|``.
 
         Args:
             by_root: for some causes how far each score moves by one of size 1, to first order at the data, [..., i, j].
@@ -140,15 +150,38 @@ class Nearby:
             Lengths of all tokens of the result together: for each cause of size 1, and for the longest moves of one token of query, key
             and value in it.
         """
-        s, by = self.scale, self.moved
-        deviation = (self.weights * self.scores.square()).sum(-1).sqrt()
+        s, by, p = self.scale, self.moved, self.weights
+        deviation = (p * self.scores.square()).sum(-1).sqrt()
         furthest = torch.where(self.data > 0, self.apart, 0.0).amax(-1)
-        by_score = deviation * furthest + by.value
-        by_product = s * (by_score + (self.weights * self.apart).sum(-1))
-        found = [by_score * (self.weights * a.square()).sum(-1).sqrt() for a in by_root]
+        centred = _centred(p, self.scores)
+        by_score = torch.minimum((p * (centred * self.apart).square()).sum(-1).sqrt(), deviation * furthest)
+        by_product = s * (by_score + by.value + (p * self.apart).sum(-1))
+        found = []
+        for a in by_root:
+            own = (p * a.square()).sum(-1).sqrt()
+            found.append(torch.minimum((p * centred * _centred(p, a) * self.apart).sum(-1), by_score * own) + by.value * own)
         found += [by.key * by_product, by.query * by_product, deviation]
         *causes, query, key, value = (t.square().sum().sqrt().nan_to_num(nan=math.inf).item() for t in found)
         return causes, query, key, value
+
+
+def _centred(p: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """How far moves of scores are from their mean, at most."""
+    return a + (p * a).sum(-1, keepdim=True)
+
+
+def _ratios(p: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many times as large weights become at most, and at least, when scores move by that much up or down (`Nearby`)."""
+
+    def of(a: torch.Tensor, sign: int) -> torch.Tensor:
+        terms = p * a.exp()
+        total = terms.sum(-1, keepdim=True)
+        slack = 8 * torch.finfo(terms.dtype).eps * terms.shape[-1] * total
+        return 1 / (p + a.exp() * (total - terms + sign * slack).clamp(min=0.0)).clamp(min=_TINY)
+
+    a = scores.clamp(max=300.0)
+    margin = 1 + 1e-9
+    return (of(-a, -1) * margin).clamp(min=1.0), (of(a, 1) / margin).clamp(max=1.0)
 
 
 def _covariance(p: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

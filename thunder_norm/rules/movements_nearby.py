@@ -4,6 +4,7 @@ Inside ``norm_sensitivity("within")`` such a result y = f(x) of one sample moves
 ``(J(z) - J) d`` for points z within the distance, a *remainder* that is no longer than the second derivative's bound there, times the
 distance, times |d|.  What goes by J keeps its ellipsoid, together with what it is added to; the remainder may have any direction.  At
 radius 0 there is none, and as the distance grows the norm rule says more, which has one constant for all points near the data.
+Of movements away from the data alone (`from_data`) the remainder is half as long: ``f(x + d) = f(x) + J d + int (1 - t) D^2 f(x + t d)[d, d] dt``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from thunder_norm.core.composed import LARGEST, Call, Made, Spread, Term, is_fixed, moves, parts_of, spread_of, values
 from thunder_norm.core.ellipsoids import Dense
-from thunder_norm.core.local import is_within
+from thunder_norm.core.local import is_from_data, is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.core.within import moved
@@ -76,12 +77,13 @@ def _linear(moving: Sequence[NormedTensor], f: Function) -> tuple[Term, ...] | N
 
 
 def _by_jacobian(call: Call, moving: Sequence[NormedTensor], f: Function, besides: torch.Tensor) -> Found:
-    """The Jacobian at the data, and a remainder."""
+    """The Jacobian at the data, and a remainder, `besides` for any two points near the data."""
     y = call.results[0]
     batch = min(x.ndim - _near(x).ndim for x in moving)
     if any(n != 1 for n in y.shape[:batch]) or not bool(besides.isfinite()):
         return None
     terms = _linear(moving, f)
+    besides = besides / 2 if is_from_data() else besides
     return None if terms is None else [Made(y.ndim - batch, terms, besides), *[None] * (len(call.results) - 1)]
 
 

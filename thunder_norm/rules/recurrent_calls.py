@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import is_composed, moves, moves_as, spread_of
+from thunder_norm.core.composed import is_composed, is_fixed, moves, moves_as, moves_within, spread_of, values
 from thunder_norm.core.context import current_environment
 from thunder_norm.core.local import is_within
 from thunder_norm.core.programs import written_as
-from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.rules import _recurrent_vertices
 from thunder_norm.rules._recurrent_steps import each_step, elman_step, gru_step, lstm_step
 from thunder_norm.rules.recurrent import gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
 
@@ -46,8 +46,12 @@ _STEPS: dict[Any, Callable] = {
 }
 
 
-# Of gates whose slopes are the steepest there are, at each step, the steps together say less than the layer's rule.
+# Their steps say all there is.  Products of gates, one after the other, say less than how the whole step moves (`_recurrent_vertices`).
 _OF_ONE_SLOPE = (rnn_tanh_layer, rnn_relu_layer)
+_OF_GATES: dict[Any, tuple[_recurrent_vertices.Step, int]] = {
+    gru_layer: (_recurrent_vertices.gru_step, 3),
+    lstm_layer: (_recurrent_vertices.lstm_step, 4),
+}
 
 
 def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int) -> Tensors:
@@ -59,6 +63,8 @@ def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequ
     found = out.transpose(0, time) if time else out, *after
     if is_composed() and (is_within() or layer in _OF_ONE_SLOPE):
         _move_by_steps(found, layer, x, states, weights, is_reversed, time)
+    elif is_composed():
+        _move_by_gates(found, layer, x, states, weights, is_reversed, time)
     return found
 
 
@@ -79,7 +85,44 @@ def _move_by_steps(
             moves_as(y, same)
 
 
-def _has_roots_of(y: NormedTensor, x: torch.Tensor) -> bool:
+def _move_by_gates(
+    found: Tensors, layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int
+) -> None:
+    """What `_direction` has found moves as the gates at each step do, for all inputs, if only x moves, the features of its rows in time."""
+    w_ih, w_hh, b_ih, b_hh, *projection = weights
+    results = [y for y in found if moves(y)]
+    given = [t for t in (*states, *weights) if t is not None]
+    if not moves(x) or time != x.ndim - 2 or not all(map(is_fixed, given)) or len(results) < len(found):
+        return
+    inputs = x.unbind(time)
+    last = results[1]
+    if not _has_roots_of(F.linear(inputs[0], w_ih, b_ih), x) or not _has_roots_of(F.linear(last, w_hh, b_hh), last):
+        return  # parameters move too
+    spreads = [s for t in inputs if moves(t) and _has_roots_of(t, x) and (s := spread_of(t)) is not None and s.ndim == 1]
+    if len(spreads) < len(inputs) or not spreads:
+        return
+    step, gates = _OF_GATES[layer]
+    own = _recurrent_vertices.Layer(
+        by_input=values(w_ih).chunk(gates),
+        by_state=values(w_hh).chunk(gates),
+        bias=(values(w_hh)[:, 0].detach() * 0 if b_hh is None else values(b_hh)).chunk(gates),
+        projection=values(projection[0]) if projection else None,
+        largest=values(states[-1]).detach().abs().amax().item(),
+    )
+    order = spreads[::-1] if is_reversed else spreads
+    by_root = [[v for s in order for v in s.parts if v.root is first.root] for first in order[0].parts]
+    if any(len(of_root) < len(inputs) for of_root in by_root):
+        return
+    made = [m for of_root in by_root if (m := _recurrent_vertices.sequence(step, own, of_root)) is not None]
+    if len(made) < len(by_root):
+        return
+    for i, y in enumerate(results):
+        parts = [m[i] for m in made]
+        turned = i == 0 and is_reversed
+        moves_within(y, 1 if i else 2, [_recurrent_vertices.in_reverse(v, len(inputs)) for v in parts] if turned else parts)
+
+
+def _has_roots_of(y: torch.Tensor, x: torch.Tensor) -> bool:
     """Whether y moves with the roots of x alone: its rows are made of the same rows of x, and its steps are not added up one by one."""
     of_y, of_x = (spread_of(t) if moves(t) else None for t in (y, x))
     return of_y is not None and of_x is not None and {v.root for v in of_y.parts} <= {v.root for v in of_x.parts}

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import Call, Made, Term, is_fixed, spread_of, values
+from thunder_norm.core.composed import Call, Made, Spread, Term, is_fixed, spread_of, values
 from thunder_norm.core.ellipsoids import Scaled
-from thunder_norm.core.local import is_within
+from thunder_norm.core.local import is_from_data, is_within
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.within import reach
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.within import around, reach
 from thunder_norm.rules import slopes_within
 
 Slopes = Callable[[dict[str, Any]], "tuple[float, float] | None"]
@@ -84,7 +85,7 @@ def _between(op: Any, slopes: Slopes) -> Callable[[Call], Sequence[Made] | None]
         size = spread.parts[0].size
         low, high = (torch.full((size,), float(s), dtype=torch.float64) for s in found)
         if is_within():
-            nearer = slopes_within.of(op, call.given, *reach(x, spread))
+            nearer = _near(op, call.given, x, spread)
             if nearer is not None:
                 low, high = torch.maximum(low, nearer[0]), torch.minimum(high, nearer[1])
         if not (low.isfinite().all() and high.isfinite().all()):
@@ -93,6 +94,18 @@ def _between(op: Any, slopes: Slopes) -> Callable[[Call], Sequence[Made] | None]
         return [Made(spread.ndim, (Term(x, Scaled(low, size) if is_linear else (low, high)),))]
 
     return rule
+
+
+def _near(op: Any, given: dict[str, Any], x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The slopes of all rows near the data, and those away from it where they are all that counts."""
+    found = slopes_within.of(op, given, *reach(x, spread))
+    if found is None or not is_from_data():
+        return found
+    rows, slack, moved = around(x, spread)
+    away = slopes_within.chords(op, given, rows, slack.expand(rows.shape), (moved + slack).expand(rows.shape))
+    if away is None or not len(rows):
+        return found
+    return torch.maximum(found[0], away[0].amin(0)), torch.minimum(found[1], away[1].amax(0))
 
 
 _OF_ARGUMENTS: dict[Any, Slopes] = {F.gelu: _gelu, F.leaky_relu: _leaky_relu, F.elu: _elu, F.celu: _celu, F.softplus: _softplus}

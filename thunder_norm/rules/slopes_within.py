@@ -214,13 +214,56 @@ def of(op: Any, given: dict[str, Any], low: torch.Tensor, high: torch.Tensor) ->
     least, largest = torch.full_like(low, math.inf), torch.full_like(low, -math.inf)
     for piece in pieces:
         a, b = low.clamp(min=piece.low), high.clamp(max=piece.high)
+        # an interval that only touches it has none of its slopes
+        is_in = (a < b) | (low == high) if piece.low < piece.high else a <= b
         for at in (a, b, *(torch.full_like(low, v) for v in piece.extreme)):
             slopes = _rounded_outwards(piece.derivative(at))
-            is_there = (a <= at) & (at <= b)
+            is_there = is_in & (a <= at) & (at <= b)
             # of a NaN both are one
             least = torch.where(is_there, torch.minimum(least, slopes[0]), least)
             largest = torch.where(is_there, torch.maximum(largest, slopes[1]), largest)
     return least, largest
+
+
+def chords(
+    op: Any, given: dict[str, Any], middle: torch.Tensor, off: torch.Tensor, distance: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The same of ``(f(u) - f(c)) / (u - c)`` for a c within `off` of `middle` and all u within `distance`: of a relu at c > 0 at least 1/2 for u > -c.
+
+    It is the mean of the slopes from c to u.  Over cells of which the least slope is known such a mean is least at the end of one.
+
+    Args:
+        op: the function.
+        given: its arguments by name.
+        middle: float64, of any shape.
+        off: the same or broadcast to it, not negative.
+        distance: likewise, at least `off`.
+    """
+    make = _PIECES.get(op) or _STEEP.get(op)
+    pieces = None if make is None else make(given)
+    if pieces is None:
+        return None
+    shape = (-1, *[1] * middle.ndim)
+    steps = off + (distance - off) * torch.linspace(0, 1, _CELLS + 1, dtype=middle.dtype).reshape(shape)
+    kinks = {k for piece in pieces for k in (piece.low, piece.high) if math.isfinite(k)}
+    at = torch.tensor(sorted(kinks), dtype=middle.dtype).reshape(shape).expand(-1, *middle.shape)
+    found = of(op, given, middle - off, middle + off)
+    assert found is not None, "there are pieces"
+    least, largest = found
+    for side in (-1, 1):
+        ends = torch.cat([middle + side * steps, at.clamp(middle - distance, middle + distance)])
+        ends = torch.where((ends - middle) * side < off, middle + side * off, ends).sort(0, descending=side < 0).values
+        cells = of(op, given, torch.minimum(ends[1:], ends[:-1]), torch.maximum(ends[1:], ends[:-1]))
+        assert cells is not None, "there are pieces"
+        widths = (ends[1:] - ends[:-1]).abs()
+        total = widths.cumsum(0)
+        means = [torch.where(total > 0, (widths * t).cumsum(0) / total.clamp(min=1e-300), t) for t in cells]
+        least, largest = torch.minimum(least, means[0].amin(0)), torch.maximum(largest, means[1].amax(0))
+    return least - 1e-12 * (1 + least.abs()), largest + 1e-12 * (1 + largest.abs())
+
+
+# On each side of the middle.
+_CELLS = 16
 
 
 def _rounded_outwards(slopes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,278 @@
+"""The multipliers of one bend, chosen for what is made of it: a convex problem, a few steps of Newton's method from a good guess.
+
+With ``x = C z`` bent and ``y = F z + G e`` wanted, z in the ellipsoid of P, all that y depends on is found once:
+
+    Q(T) = F P F^T + V^T V + G T^-1 G^T,    V = R^-1 T^1/2 (C P F^T),    R R^T = I - H,    H = T^1/2 (C P C^T) T^1/2 < I
+
+(`joint` has the theorem).  Q is a convex function of T in the order of matrices, hence so is ``tr Q^4``, which is near the largest
+eigenvalue and smooth.  With ``A = Q^3`` its gradient in log T_i is four times
+
+    T_i (X A' X)_ii - (G^T A G)_ii / T_i,    the first of them y^T A y for y = R^-T V,
+
+and the second derivative with A held fixed the diagonal matrix of both terms' sum and ``2 (Y A Y^T) o ((I - H)^-1 - I)``, o entry by entry.
+
+The first guesses have one shape, ``tau / lambda_max`` (`first_multipliers`): ECLipsE-Fast's for relu, and f times as much for the f that
+makes a power of the eigenvalues of ``m T^-1/2 (I - H)^-1 T^-1/2 m + (h^2 - m^2) T^-1`` small, which the eigenvalues of H tell for every f.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from thunder_norm.core.ellipsoids import EPSILON, above
+
+# H stays below it, so that I - H can be inverted.
+TOP = 1 - 1e-4
+# Steps of Newton's method, shorter than whole ones as A is not fixed.
+_STEPS = (0.6, 0.8)
+# Powers of H whose sum is below (I - H)^-1.
+_POWERS = 5
+# How many multiples of the first multipliers are tried, up to this eigenvalue of H.
+_TRIED, _MOST = 9, 0.9
+# Of squares of the sizes of a bend's entries: beyond that they are scaled to equal sizes as well.
+_UNEVEN = 1e4
+
+
+def gap(h: torch.Tensor) -> float | None:
+    """A number that 1 is above the largest eigenvalue of a symmetric matrix by, one of a few; None if it is not below `TOP`."""
+    eye = torch.eye(len(h), dtype=h.dtype)
+    for found in (0.25, 0.02, 0.002, 1 - TOP):
+        if not torch.linalg.cholesky_ex((1 - found) * eye - h)[1].item():
+            return found
+    return None
+
+
+@dataclass(frozen=True)
+class Start:
+    """How the first multipliers are chosen: H at most `most`, for entries as they are or scaled to equal sizes."""
+
+    most: float
+    is_scaled: bool
+
+
+# Multipliers that are those of the norm of H, and are not rounded to more.
+_BELOW = 1 - 1e-9
+_PLAIN = Start(TOP * _BELOW, False)
+
+
+def first_multipliers(
+    q: torch.Tensor, middle: torch.Tensor, half: torch.Tensor, start: Start, largest: float | None = None
+) -> torch.Tensor:
+    """``T = tau / lambda_max(q)``: with ``tau = h / (|m| + h)`` the longest vector becomes as long as the steepest slope says.
+
+    Of entries with one slope tau is next to nothing, and q is that of the others.
+
+    Args:
+        q: of the vector that is bent.
+        middle: of the slopes.
+        half: of their width.
+        start: how.
+        largest: the largest eigenvalue of q, where it is known and all tau are the same.
+    """
+    middle = middle.abs()
+    tau = torch.where(half > 0, half / (middle + half).clamp(min=1e-300), 1.0).clamp(min=1e-6, max=start.most)
+    sizes = q.diagonal().clamp(min=q.diagonal().max() * 1e-24).clamp(min=1e-250)
+    weights = sizes if start.is_scaled else torch.full_like(sizes, sizes.max().item())
+    if largest is not None:
+        return tau / (largest * (1 + 1e-10))
+    root = (tau / (tau.max() * weights)).sqrt()
+    found = torch.linalg.eigvalsh(root[:, None] * q * root)[-1].clamp(min=1e-12)
+    return tau / (weights * found * (1 + 1e-10))
+
+
+@dataclass(frozen=True, eq=False)
+class OneBend:
+    """What y is made of, [m] entries, x having [n].
+
+    Attributes:
+        straight: ``F P F^T``, [m, m]; None where ``F = G C``, as of relu between matrices: then Q is ``G T^-1/2 (I - H)^-1 T^-1/2 G^T``.
+        across: ``F P C^T``, [m, n], or None.
+        bent: ``C P C^T``, with what rounding may be, [n, n].
+        own: G by columns, a matrix or its diagonal.
+        middle, half: of the slopes, [n].
+        sizes: ``|F| sqrt(diag P)``, or more, [m].
+        given: ``|C| sqrt(diag P)``, [n].
+        inner: how many entries z has.
+        eigenvalues: of `bent`, ascending, where they are known.
+    """
+
+    straight: torch.Tensor | None
+    across: torch.Tensor | None
+    bent: torch.Tensor
+    own: torch.Tensor
+    middle: torch.Tensor
+    half: torch.Tensor
+    sizes: torch.Tensor
+    given: torch.Tensor
+    inner: int
+    eigenvalues: torch.Tensor | None = None
+
+    def at(self, multipliers: torch.Tensor) -> Tried | None:
+        """With these multipliers; None if H is not below 1."""
+        root = multipliers.sqrt()
+        h = root[:, None] * self.bent * root
+        factor, info = torch.linalg.cholesky_ex(_eye(len(h)) - h)
+        if info.item():
+            return None
+        if self.straight is None or self.across is None:
+            v = torch.linalg.solve_triangular(factor, (self.own / root).mT, upper=False)
+            return Tried(multipliers, factor, v, v.mT @ v)
+        v = torch.linalg.solve_triangular(factor, root[:, None] * self.across.mT, upper=False)
+        cov = self.straight + v.mT @ v
+        if self.own.ndim == 1:
+            cov = cov + torch.diag(self.own.square() / multipliers)
+        else:
+            scaled = self.own / root
+            cov = cov + scaled @ scaled.mT
+        return Tried(multipliers, factor, v, cov)
+
+    def covariance(self, tried: Tried, terms: torch.Tensor) -> torch.Tensor | None:
+        """Of y, above the exact one, its terms being of the sizes `terms` [m] together; None if H is too near 1 for that.
+
+        The exact V is off the computed one by a matrix of columns of at most d_i (below), and ``V^T V <= (1 + 1/t) V'^T V' + (1 + t) D``
+        for the difference's square D, which is at most n times its diagonal.
+        """
+        t = tried.multipliers.detach()
+        root, n = t.sqrt(), len(t)
+        free = gap(root[:, None] * self.bent.detach() * root)
+        if free is None:
+            return None
+        unit = 8 * EPSILON * (self.inner + n + 4)
+        # what rounding does to C P F^T, or to G, and to the factor: of columns of V in units of their lengths
+        given = terms if self.across is None else (root * self.given).amax().item() * self.sizes
+        lengths = tried.v.detach().square().sum(0).sqrt()
+        off = unit * math.sqrt(n / free) * (given + n * lengths)
+        off = off.square() * len(off) * 1e9
+        cov = (tried.cov + tried.cov.mT) / 2
+        return above(cov, terms + lengths, self.inner + n) * (1 + 1e-9 + unit * n / free) + torch.diag(off * 2)
+
+    def best(self, steps: int) -> Tried | None:
+        """The best of the multipliers that are tried, after at most that many steps from the first ones; None if there are none."""
+        best = min(self._starts(), key=lambda r: r.value, default=None)
+        for step in _STEPS[:steps] + _STEPS[-1:] * (steps - len(_STEPS)):
+            found = None if best is None else self._newton(best, step)
+            if found is None:
+                break
+            best = found
+        return best
+
+    @cached_property
+    def first(self) -> torch.Tensor:
+        """The first multipliers, those of ECLipsE-Fast for relu."""
+        known = None if self.eigenvalues is None else self.eigenvalues[-1].item()
+        return first_multipliers(self.bent, self.middle, self.half, _PLAIN, known)
+
+    def _starts(self) -> Iterator[Tried]:
+        known, first = self.eigenvalues, self.first
+        root = first.sqrt()
+        h = torch.linalg.eigvalsh(root[:, None] * self.bent * root) if known is None else known * first[0]
+        if (tried := self.at(first * self._larger(h))) is not None:
+            yield tried
+        sizes = self.bent.diagonal()
+        if (sizes.amax() > _UNEVEN * sizes.amin()).item():
+            scaled = first_multipliers(self.bent, self.middle, self.half, Start(TOP * _BELOW, True))
+            if (tried := self.at(scaled)) is not None:
+                yield tried
+        is_steep = (self.half > 1.01 * self.middle.abs()).any().item()
+        if is_steep and (tried := self.at(first_multipliers(self.bent, self.middle, self.half, Start(0.5, False)))) is not None:
+            yield tried
+
+    def least_by_first(self, near: Tried) -> float:
+        """A number that the largest eigenvalue of y's covariance with the first multipliers is not below: at a vector near the longest one.
+
+        ``(I - H)^-1`` is at least the sum of the first powers of H.
+        """
+        v, root = near.longest, self.first.sqrt()
+        own = (self.own if self.own.ndim == 2 else torch.diag(self.own)).mT @ v / root
+        g = own if self.across is None else root * (self.across.mT @ v)
+        terms, power = g @ g, g
+        for _ in range(_POWERS):
+            power = root * (self.bent @ (root * power))
+            terms = terms + g @ power
+        if self.straight is not None:
+            terms = terms + v @ (self.straight @ v) + own @ own
+        return terms.item() * (1 - 1e-9)
+
+    def _larger(self, h: torch.Tensor) -> float:
+        """How many times the first multipliers there should be, given the eigenvalues of their H."""
+        top = h[-1].item()
+        if not 0 < top < _MOST:
+            return 1.0
+        weights = self.half.square()
+        ratio = ((self.middle.square() * weights).sum() / (weights * weights).sum().clamp(min=1e-300)).item()
+        f = torch.linspace(1.0, _MOST / top, _TRIED, dtype=h.dtype)[:, None]
+        sizes = (ratio / (1 - f * h.clamp(min=0.0)) + (1 - ratio)) / f
+        return f[(sizes / sizes.amin()).square().square().sum(1).argmin()].item()
+
+    def _newton(self, at: Tried, step: float) -> Tried | None:
+        """A step from there; None if it leads nowhere better."""
+        if not math.isfinite(at.value):
+            return None
+        a = at.square @ at.scaled
+        y = torch.linalg.solve_triangular(at.factor.mT, at.v, upper=True)
+        if self.across is None:
+            y = y - (self.own / at.multipliers.sqrt()).mT
+        ya = y @ a
+        growing = (ya * y).sum(1)
+        own = self.own.square() * a.diagonal() if self.own.ndim == 1 else ((a @ self.own) * self.own).sum(0)
+        shrinking = own / at.multipliers
+        both = growing + shrinking
+        inverse = torch.cholesky_inverse(at.factor)
+        second = 2 * (ya @ y.mT) * inverse
+        # of inverse - I, and a diagonal that is not 0
+        second.diagonal().add_(both - 2 * growing + 1e-9 * both.amax())
+        factor, info = torch.linalg.cholesky_ex(second)
+        if info.item():
+            return None
+        move = torch.cholesky_solve((shrinking - growing)[:, None], factor)[:, 0].clamp(-4, 4)
+        for part in (step, step / 3):
+            tried = self.at(at.multipliers * (part * move).exp())
+            if tried is not None and tried.value < at.value:
+                return tried
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """What some multipliers make: the factor R of I - H, V and Q."""
+
+    multipliers: torch.Tensor
+    factor: torch.Tensor
+    v: torch.Tensor
+    cov: torch.Tensor
+
+    @cached_property
+    def size(self) -> float:
+        """The largest entry."""
+        return self.cov.diagonal().amax().item()
+
+    @cached_property
+    def scaled(self) -> torch.Tensor:
+        """Q over its largest entry."""
+        return self.cov / self.size if self.size > 0 else self.cov
+
+    @cached_property
+    def square(self) -> torch.Tensor:
+        """That, squared."""
+        return self.scaled @ self.scaled
+
+    @cached_property
+    def value(self) -> float:
+        """``tr Q^4``, its logarithm."""
+        found = self.square.square().sum().item()
+        return math.log(found) + 4 * math.log(self.size) if self.size > 0 and found > 0 else -math.inf
+
+    @property
+    def longest(self) -> torch.Tensor:
+        """A unit vector near that of the largest eigenvalue."""
+        v = self.square @ (self.square @ self.scaled[self.cov.diagonal().argmax()])
+        return v / v.norm().clamp(min=1e-300)
+
+
+def _eye(n: int) -> torch.Tensor:
+    return torch.eye(n, dtype=torch.float64)
