@@ -178,7 +178,16 @@ def embed(notes: Notes, call: Call) -> None:
     notes.note(out, Followed(survived(state, "table", [0], lambda t: t[0].expand(out.shape)), True))
 
 
+def bilinear(notes: Notes, call: Call) -> None:
+    """``x W y`` of `F.bilinear`: a matrix for each output."""
+    weight = call.state(call.args[1])
+    if weight is not None and weight.is_parameter:
+        notes.meet(weight, Meeting("matrix", is_first=not any(map(notes.is_dependent, (call.args[0], call.args[2])))))
+    mix(notes, call)
+
+
 HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
+    "_trilinear": bilinear,
     **dict.fromkeys(_FACTORS, multiply),
     "convolution": convolve,
     "_convolution": convolve,
