@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from tests.seeds import seeded
-from thunder_norm.modular import find_roles
+from thunder_norm.modular import ModularNorm, find_roles
 
 
 class Attention(nn.Module):
@@ -144,3 +144,24 @@ class Masked(nn.Module):
     def forward(self, x, mask):
         w = mask.unsqueeze(-1).type_as(self.token)
         return x * (1 - w) + self.token * w
+
+
+@pytest.mark.parametrize("mode", ["bound", "typical"])
+def test_what_projects_learned_queries_is_an_operator_and_steps_keep_the_promise(mode):
+    torch.manual_seed(seeded(0))
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+    model = Attention(latents=3).double()
+    norm, plain = ModularNorm(model, x, mode=mode), ModularNorm(Attention().double(), x, mode=mode)
+    for name in ("q.weight", "k.weight", "v.weight", "out.weight", "q.bias"):
+        assert (norm.balls[name].kind, norm.balls[name].elem_dims) == (plain.balls[name].kind, plain.balls[name].elem_dims)
+    if mode == "bound":
+        norm.initialize_(torch.Generator().manual_seed(seeded(0)))
+        x = x / x.square().mean(-1).sqrt().amax()
+        before = model(x)
+        before.square().sum().backward()
+        step = norm.dualize({name: p.grad for name, p in model.named_parameters()}, method="svd")
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p += 1e-6 * step[name]
+        moved = (model(x) - before).square().mean(-1).sqrt().amax() / 1e-6
+        assert 0 < moved <= 1 + 1e-4
