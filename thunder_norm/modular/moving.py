@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import torch
 
@@ -17,8 +17,7 @@ from thunder_norm.modular.duality import Ball
 from thunder_norm.modular.wrappers import unwrapped
 
 
-@dataclass(frozen=True)
-class Moving:
+class Moving(NamedTuple):
     """A parameter that a step moves, by ``group["lr"] * target`` in its own norm; of one that is sharded, this rank's shard.
 
     Attributes:
@@ -118,6 +117,17 @@ def check_options(group: Mapping[str, Any]) -> None:
         is_number = is_number and not (is_optional and value is False)  # which says "none", not 0
         if not is_number or not is_right(float(value)):
             raise NormMismatchError(f"{name} must be {what}, got {value!r}")
+
+
+def check_choice(value: Any, name: str, choices: Any) -> Any:
+    """The value of an option, one of the strings of a `Literal`.
+
+    Raises:
+        NormMismatchError: it is none of them.
+    """
+    if value not in get_args(choices):
+        raise NormMismatchError(f"{name} must be one of {', '.join(map(repr, get_args(choices)))}, got {value!r}")
+    return value
 
 
 def check_decay(m: Moving) -> None:

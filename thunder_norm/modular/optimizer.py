@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -20,6 +19,7 @@ from thunder_norm.modular.masses import ATTENTION, LIGHT
 from thunder_norm.modular.moving import (
     Gradients,
     Moving,
+    check_choice,
     check_decay,
     check_foreign_options,
     check_gradient,
@@ -31,7 +31,7 @@ from thunder_norm.modular.moving import (
 from thunder_norm.modular.noise import Adaptation, adapt_everywhere, restore, unit_dims
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.orthogonal import Method
-from thunder_norm.modular.steepest import batches, nearest, nonfinite, steepest_steps
+from thunder_norm.modular.steepest import Batches, nearest, nonfinite, steepest_batch, steepest_steps
 
 OnBadGradient = Literal["error", "skip"]
 
@@ -145,9 +145,9 @@ class ModularOptimizer(torch.optim.Optimizer):
                 "blocks": blocks,
             }
             self.norm = ModularNorm(model, *example_args, **said, **example_kwargs)
-        self.missing_grads: OnBadGradient = _choice(missing_grads, "missing_grads", OnBadGradient)
-        self.nonfinite_grads: OnBadGradient = _choice(nonfinite_grads, "nonfinite_grads", OnBadGradient)
-        self.method: Method = _choice(method, "method", Method)
+        self.missing_grads: OnBadGradient = check_choice(missing_grads, "missing_grads", OnBadGradient)
+        self.nonfinite_grads: OnBadGradient = check_choice(nonfinite_grads, "nonfinite_grads", OnBadGradient)
+        self.method: Method = check_choice(method, "method", Method)
         self.skipped_steps = 0
         if process_group is not None:
             self.norm.process_group = process_group  # so that replicas also start from the same
@@ -177,6 +177,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                 _ = self.norm.roles  # found now, with its errors, rather than in the first step
         super().add_param_group(param_group)
         self._spread: Spread | None = None
+        self._batches = Batches()
         self._is_spread = self.norm.process_group is not None or any(is_spread(p) for g in self.param_groups for p in g["params"])
 
     def _named(self, given: Any) -> Any:
@@ -222,7 +223,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                 self._move_everywhere(self._spread, found.moving)
                 return loss
             moving = found.moving
-            for positions in batches([(m.ball, m.gradient) for m in moving], [id(m.group) for m in moving]):
+            for positions in self._batches.of([(m.ball, m.gradient) for m in moving], [id(m.group) for m in moving]):
                 self._move([moving[i] for i in positions])
         return loss
 
@@ -267,7 +268,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         missing, bad = self._spread.agree(error, found.missing, found.nonfinite)
         # after they agreed, because to place a gradient as its parameter takes all ranks
         moving = [
-            replace(m, gradient=local(placed(m.parameter.grad, m.parameter))) for m in found.moving if m.name not in missing
+            m._replace(gradient=local(placed(m.parameter.grad, m.parameter))) for m in found.moving if m.name not in missing
         ]
         return Gradients(moving, found.still, missing, [name for name in bad if name not in missing])
 
@@ -303,20 +304,21 @@ class ModularOptimizer(torch.optim.Optimizer):
 
         Tables on a CPU go through all operations piece by piece: their pieces stay in its cache.
         """
-        group, pieces = moving[0].group, moving[0].ball.pieces
-        split = [pieces(m.data) for m in moving], [pieces(m.gradient) for m in moving]
-        adapted = [
-            (i, a, a.averages(split[1][i])) for i, m in enumerate(moving) if (a := Adaptation.of(m, self.state[m.parameter]))
-        ]
-        buffers = [pieces(self._buffer(m)) for m in moving] if group["momentum"] else split[1]
-        for at, of_each in enumerate(zip(*(zip(*tensors, strict=True) for tensors in (*split, buffers)), strict=True)):
+        group, ball, sizes = moving[0].group, moving[0].ball, [m.size for m in moving]
+        adaptations = [Adaptation.of(m, self.state[m.parameter]) for m in moving]
+        adapted = [(i, a, a.averages(ball.pieces(moving[i].gradient))) for i, a in enumerate(adaptations) if a is not None]
+        gradients = [m.gradient for m in moving]
+        whole = [m.data for m in moving], gradients, [self._buffer(m) for m in moving] if group["momentum"] else gradients
+        is_whole = len(ball.pieces(gradients[0])) == 1
+        rounds = [whole] if is_whole else zip(*(zip(*map(ball.pieces, some), strict=True) for some in whole), strict=True)
+        for at, of_each in enumerate(rounds):
             parameters, gradients, past = map(list, of_each)
             directions = smoothed(group, gradients, past)
-            steps = steepest_steps([(m.ball, d, m.size) for m, d in zip(moving, directions, strict=True)], self.method)
+            steps = steepest_batch(ball, directions, sizes, self.method)
             for i, a, averages in adapted:
                 factors = a.factors(averages[at], a.squares(gradients[i]), a.squares(directions[i]))
                 steps[i].mul_(factors.to(steps[i].dtype))  # first: a product with float64 takes three times as long
-            shift(group, parameters, steps, [m.size for m in moving])
+            shift(group, parameters, steps, sizes)
         for m, p in projections(moving, lambda outside: nearest([(m.ball, m.data) for m in outside])):
             m.data.copy_(p)
 
@@ -393,11 +395,5 @@ class ModularOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group.setdefault("noise_adaptation", None)  # pickled before there was any
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
-        self._spread = None
+        self._spread, self._batches = None, Batches()
         self._is_spread = any(is_spread(p) for group in self.param_groups for p in group["params"])
-
-
-def _choice(value: Any, name: str, choices: Any) -> Any:
-    if value not in get_args(choices):
-        raise NormMismatchError(f"{name} must be one of {', '.join(map(repr, get_args(choices)))}, got {value!r}")
-    return value
