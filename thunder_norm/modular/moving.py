@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 
 from thunder_norm.errors import GradientError, NormMismatchError, with_details
+from thunder_norm.model_state.shards import local, placed
 from thunder_norm.modular.duality import Ball
 from thunder_norm.modular.wrappers import unwrapped
 
@@ -164,6 +165,15 @@ def smoothed(group: Mapping[str, Any], gradients: list[torch.Tensor], past: list
         return gradients
     torch._foreach_lerp_(past, gradients, 1 - momentum)
     return list(torch._foreach_lerp(gradients, past, momentum)) if group["nesterov"] else past
+
+
+def restore_momentum(state: dict[str, Any], saved: Mapping[str, Any], p: torch.Tensor) -> None:
+    """Put a momentum buffer where its parameter is, as it was saved: torch gives what it loads the dtype of the parameter."""
+    if "momentum_buffer" in state:
+        buffer, kept = state["momentum_buffer"], saved.get("momentum_buffer")
+        if kept is not None and kept.dtype != buffer.dtype:
+            buffer = kept.to(local(p).device, copy=True)
+        state["momentum_buffer"] = placed(buffer, p)
 
 
 def shift(group: Mapping[str, Any], parameters: list[torch.Tensor], steps: list[torch.Tensor], sizes: list[float]) -> None:

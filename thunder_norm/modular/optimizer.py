@@ -25,6 +25,7 @@ from thunder_norm.modular.moving import (
     check_gradient,
     check_options,
     projections,
+    restore_momentum,
     shift,
     smoothed,
 )
@@ -197,6 +198,10 @@ class ModularOptimizer(torch.optim.Optimizer):
         check_placement(self._known[id(p)], p)
         return self._known[id(p)], p
 
+    def _named_in(self, group: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+        """(first name, parameter) of a group, from which some may have been taken by hand."""
+        return [(self._known.get(id(p)) or self._named(p)[0], p) for p in group["params"]]
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move the parameters.
 
@@ -232,7 +237,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         moving, still, missing = [], [], []
         for group in self.param_groups:
             check_options(group)
-            for name, p in zip(group["param_names"], group["params"], strict=True):
+            for name, p in self._named_in(group):
                 target = self.norm.targets[name]
                 if p.grad is None:
                     if target > 0 and p.requires_grad:
@@ -244,11 +249,8 @@ class ModularOptimizer(torch.optim.Optimizer):
                         f"{name!r} was frozen when the norm was derived, and has mass 0: make a new optimizer now that it trains"
                     )
                 if target > 0:
-                    moving.append(
-                        Moving(
-                            name, p, local(p), local(p.grad), self.norm.balls[name], target, group, self._unit_dims(name, group)
-                        )
-                    )
+                    ball, units = self.norm.balls[name], self._unit_dims(name, group)
+                    moving.append(Moving(name, p, local(p), local(p.grad), ball, target, group, units))
                     check_decay(moving[-1])
                 else:
                     still.append(p)
@@ -257,7 +259,7 @@ class ModularOptimizer(torch.optim.Optimizer):
     def _gradients_everywhere(self) -> Gradients:
         """What any rank sees: a gradient that is missing or not finite on one counts for all, and so does an error."""
         if self._spread is None:
-            parameters = {name: p for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)}
+            parameters = dict(chain.from_iterable(map(self._named_in, self.param_groups)))
             self._spread = Spread.of(parameters, self.norm.balls, self.norm.process_group)
         assert self._spread is not None
         found, error = Gradients([], [], [], []), None
@@ -350,11 +352,13 @@ class ModularOptimizer(torch.optim.Optimizer):
             m.data.copy_(p)
 
     def _buffer(self, m: Moving) -> torch.Tensor:
-        """This process's part of the momentum buffer."""
+        """This process's part of the momentum buffer, in the dtype of the gradients, which is not always that of the parameter."""
         state = self.state[m.parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(m.parameter, memory_format=torch.preserve_format)
-        return local(state["momentum_buffer"])
+        buffer = state.get("momentum_buffer")
+        if buffer is None or buffer.dtype != m.gradient.dtype:
+            buffer = torch.zeros_like(m.parameter) if buffer is None else buffer
+            state["momentum_buffer"] = buffer = buffer.to(m.gradient.dtype)
+        return local(buffer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load buffers and options of groups, as saved by `state_dict`.
@@ -362,7 +366,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         Raises:
             NormMapKeyError: it is of other parameters, or of the same in another order; nothing was changed.
         """
-        groups = [list(group["param_names"]) for group in self.param_groups]
+        groups = [[name for name, _ in self._named_in(group)] for group in self.param_groups]
         for own, saved in zip(groups, state_dict["param_groups"], strict=False):
             for name, other in zip(own, saved.get("param_names", ()), strict=False):
                 if other != name and not str(other).endswith("." + name):  # wrappers put a prefix before names
@@ -376,13 +380,10 @@ class ModularOptimizer(torch.optim.Optimizer):
         for group, names in zip(self.param_groups, groups, strict=True):
             group["param_names"] = names
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        own = (
-            (group, name, p) for group in self.param_groups for name, p in zip(group["param_names"], group["params"], strict=True)
-        )
+        own = ((group, name, p) for group in self.param_groups for name, p in self._named_in(group))
         for i, (group, name, p) in zip(saved, own, strict=True):  # saved by one process, or with other shards
             state = self.state[p] if p in self.state else {}
-            if "momentum_buffer" in state:
-                state["momentum_buffer"] = placed(state["momentum_buffer"], p)
+            restore_momentum(state, state_dict["state"].get(i, {}), p)
             restore(state, state_dict["state"].get(i, {}), p, self._unit_dims(name, group))
 
     def __getstate__(self) -> dict[str, Any]:
