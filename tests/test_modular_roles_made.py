@@ -165,3 +165,44 @@ def test_what_projects_learned_queries_is_an_operator_and_steps_keep_the_promise
                 p += 1e-6 * step[name]
         moved = (model(x) - before).square().mean(-1).sqrt().amax() / 1e-6
         assert 0 < moved <= 1 + 1e-4
+
+
+class Mixed(nn.Module):
+    """Heads whose scores, or probabilities, a matrix mixes (CaiT's talking heads), or learned values (external attention)."""
+
+    def __init__(self, before, after, learned=False):
+        super().__init__()
+        self.qkv, self.out, self.last, self.head = nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.before, self.after = (nn.Linear(2, 2) if given else None for given in (before, after))
+        self.values = nn.Linear(3, 4) if learned else None
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT
+        if self.before is not None:
+            scores = self.before(scores.movedim(1, -1)).movedim(-1, 1)
+        p = scores.softmax(-1)
+        if self.after is not None:
+            p = self.after(p.movedim(1, -1)).movedim(-1, 1)
+        y = p @ v if self.values is None else self.values(p)
+        return self.head(self.last(self.out(y.transpose(1, 2).flatten(2)).relu()))
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_heads_that_a_matrix_mixes_have_queries_keys_and_values(before, after):
+    torch.manual_seed(seeded(0))
+    roles = find_roles(Mixed(before, after), torch.randn(2, 3, 8))
+    heads = None if before else 2  # whose rows are whose is not known then
+    assert [(b.role, b.start, b.size, b.heads) for b in roles["qkv.weight"].blocks] == [
+        ("query", 0, 8, heads), ("key", 8, 8, heads), ("value", 16, 8, 2)
+    ]  # fmt: skip
+    assert [r.name for r in roles if r.is_attended] == ["out.weight"]
+
+
+def test_what_follows_learned_values_is_no_attention():
+    torch.manual_seed(seeded(0))
+    roles = find_roles(Mixed(False, False, learned=True), torch.randn(2, 3, 8))
+    assert [b.role for b in roles["qkv.weight"].blocks][:2] == ["query", "key"]
+    assert all(b.role == "" for name in ("out.weight", "last.weight", "head.weight") for b in roles[name].blocks)
+    assert roles["head.weight"].role == "head"

@@ -184,13 +184,11 @@ def softmax(notes: Notes, call: Call) -> None:
         return notes.note(call.out, replace(state, is_homogeneous=False))
     attention = Attention.of(score, call.args[0])
     notes.attentions.append(attention)
-    if score.problem:
-        return notes.note(call.out, Followed())
     for product in score.products:
         for uses, op, side in zip(product.uses, ("query", "key"), (attention.query, attention.key), strict=True):
             for use in uses:
                 use.op = op
-                use.heads = _heads(side, use)
+                use.heads = None if attention.problem else _heads(side, use)
     notes.note(call.out, Followed(score=replace(score, is_raw=False, is_probability=True)))
 
 
