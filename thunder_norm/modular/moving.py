@@ -6,13 +6,14 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 import torch
 
-from thunder_norm.errors import GradientError, NormMismatchError, with_details
+from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.model_state.shards import local, placed
 from thunder_norm.modular.duality import Ball
 from thunder_norm.modular.wrappers import unwrapped
@@ -129,6 +130,30 @@ def check_choice(value: Any, name: str, choices: Any) -> Any:
     if value not in get_args(choices):
         raise NormMismatchError(f"{name} must be one of {', '.join(map(repr, get_args(choices)))}, got {value!r}")
     return value
+
+
+def check_saved(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]], options: AbstractSet[str]) -> None:
+    """Refuse saved groups that are of other parameters, or of another optimizer.
+
+    Args:
+        saved: what a `state_dict` has for groups.
+        names: the names of this optimizer's parameters, by group.
+        options: that a group must have.
+
+    Raises:
+        NormMapKeyError: a parameter has another name.
+        NormMismatchError: a group has not all options.
+    """
+    for own, group in zip(names, saved, strict=False):
+        for name, other in zip(own, group.get("param_names", ()), strict=False):
+            if other != name and not str(other).endswith("." + name):  # wrappers put a prefix before names
+                raise NormMapKeyError(f"the loaded state is of {other!r} where this optimizer has {name!r}")
+    for group in saved:
+        if missing := sorted(options - group.keys()):
+            raise NormMismatchError(
+                f"the loaded state is of another optimizer: its groups have no {', '.join(map(repr, missing))}, but "
+                f"{', '.join(sorted(map(repr, group.keys() - {'params', 'param_names'} - options))) or 'nothing else'}"
+            )
 
 
 def check_decay(m: Moving) -> None:

@@ -24,6 +24,7 @@ from thunder_norm.modular.moving import (
     check_foreign_options,
     check_gradient,
     check_options,
+    check_saved,
     projections,
     restore_momentum,
     shift,
@@ -365,12 +366,10 @@ class ModularOptimizer(torch.optim.Optimizer):
 
         Raises:
             NormMapKeyError: it is of other parameters, or of the same in another order; nothing was changed.
+            NormMismatchError: it is of an optimizer that has other options; nothing was changed.
         """
         groups = [[name for name, _ in self._named_in(group)] for group in self.param_groups]
-        for own, saved in zip(groups, state_dict["param_groups"], strict=False):
-            for name, other in zip(own, saved.get("param_names", ()), strict=False):
-                if other != name and not str(other).endswith("." + name):  # wrappers put a prefix before names
-                    raise NormMapKeyError(f"the loaded state is of {other!r} where this optimizer has {name!r}")
+        check_saved(state_dict["param_groups"], groups, self.defaults.keys() - {"noise_adaptation"})
         # one saved before there was noise adaptation says nothing of it
         kept = [{"noise_adaptation": group["noise_adaptation"]} for group in self.param_groups]
         saved_groups = [*map(dict.__or__, kept, state_dict["param_groups"]), *state_dict["param_groups"][len(kept) :]]
