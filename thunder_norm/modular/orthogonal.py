@@ -32,6 +32,7 @@ _QUINTICS = (
 _LEAST = 1e-17  # no matrix that is not 0 has such a norm: its largest entry is 1
 _FEW = 64  # rows whose singular values may be so large that the first step makes small ones of some, which drown in a Gram matrix
 _SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
+_LARGE = 2**15  # entries of a matrix of which several leave a CPU's cache before they are multiplied again
 _BLOCK = 64  # rows of a block that is worth a product of its own, on a CPU, where there are
 _BLOCKS = 4  # as many: of fewer the calls take longer than the products that are saved
 
@@ -74,7 +75,8 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
 
 def goes_alone(matrices: torch.Tensor) -> bool:
     """Whether matrices are orthogonalized one by one: on a CPU, unless they are small, a batch is no faster, and must be copied."""
-    return matrices.device.type == "cpu" and min(matrices.shape[-2:]) > _SMALL
+    m, n = matrices.shape[-2:]
+    return matrices.device.type == "cpu" and (min(m, n) > _SMALL or m * n >= _LARGE)
 
 
 def scaled(t: torch.Tensor, dims: int | tuple[int, ...]) -> torch.Tensor:
