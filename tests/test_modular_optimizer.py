@@ -244,11 +244,14 @@ def test_low_precision_parameters_move_in_their_own_dtype():
     model, i = made(dtype=torch.bfloat16)
     optimizer = ModularOptimizer(model, i, lr=1.0)
     backward(model, i)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2**-10)  # much shorter than the step, which 8 bits then have to 1 %
     before = values(model)
     optimizer.step()
     moved = {name: (p - before[name]).float() for name, p in values(model).items()}
     assert model.one.weight.dtype == optimizer.state[model.one.weight]["momentum_buffer"].dtype == torch.bfloat16
-    assert optimizer.norm(moved).item() == pytest.approx(1.0, rel=0.2)  # parameters have 8 bits
+    assert optimizer.norm(moved).item() == pytest.approx(1.0, rel=0.05)
 
 
 def test_tied_parameters_move_once():
@@ -290,3 +293,69 @@ def test_the_optimizer_of_a_compiled_model_moves_the_model_inside():
     before = values(model)
     optimizer.step()
     assert not torch.equal(model.one.weight, before["one.weight"])
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="a torch whose gradients have the dtype of their parameters")
+def test_momentum_is_in_the_dtype_of_the_gradients_and_saved_so():
+    model, i = made()
+    gradients = []
+    for step in range(3):
+        backward(model, i, step)
+        gradients.append({name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None})
+    model.bfloat16()
+    optimizer = ModularOptimizer(ModularNorm(model, i), lr=0.2, momentum=0.9, method="svd")
+    expected, past = values(model), {name: torch.zeros_like(g) for name, g in gradients[0].items()}
+
+    def stepped(model, optimizer, grads):
+        for name, p in model.named_parameters():
+            p.grad = None
+            p.grad_dtype, p.grad = torch.float32, grads.get(name)
+        optimizer.step()
+
+    for grads in gradients[:2]:
+        stepped(model, optimizer, grads)
+        for name, g in grads.items():
+            past[name] = 0.9 * past[name] + 0.1 * g
+            p, size = model.get_parameter(name), 0.2 * optimizer.norm.targets[name]
+            torch.testing.assert_close(optimizer.state[p]["momentum_buffer"], past[name], rtol=1e-5, atol=1e-8)
+            if name in ("head.weight", "norm.weight", "table.weight"):  # others have singular values that float32 does not know
+                step = size * torch.as_tensor(lmo(name, past[name].double().numpy()))
+                torch.testing.assert_close(p, (expected[name] - step).bfloat16(), rtol=2**-7, atol=size * 0.01)
+        expected = values(model)
+    other = copy.deepcopy(model)
+    again = ModularOptimizer(ModularNorm(other, i), lr=0.2, momentum=0.9, method="svd")
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for m, o in ((model, optimizer), (other, again)):
+        stepped(m, o, gradients[2])
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_model_goes_on_in_another_dtype_with_the_momentum_it_has():
+    model, i = made()
+    model.float()
+    optimizer = ModularOptimizer(ModularNorm(model, i), lr=0.2, momentum=0.9, method="svd")
+    backward(model, i)
+    before = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    model.double()
+    backward(model, i, 1)
+    optimizer.step()
+    for name, g in before.items():
+        p = model.get_parameter(name)
+        assert p.grad is not None
+        expected = 0.9 * 0.1 * g + 0.1 * p.grad
+        moved = optimizer.state[p]["momentum_buffer"]
+        torch.testing.assert_close(moved, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+
+
+def test_a_parameter_that_is_taken_out_of_its_group_stays_where_it_is():
+    (model, i), (same, _) = made(), made()
+    optimizers = [ModularOptimizer(m, i, lr=0.2, method="svd") for m in (model, same)]
+    taken = optimizers[0].param_groups[0]["params"].pop(1)
+    name = next(n for n, p in model.named_parameters() if p is taken)
+    start = taken.detach().clone()
+    for m, optimizer in zip((model, same), optimizers, strict=True):
+        backward(m, i)
+        optimizer.step()
+    for n, p in model.named_parameters():
+        assert torch.equal(p, start if n == name else same.get_parameter(n)), n

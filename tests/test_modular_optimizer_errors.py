@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from typing import Any
 
@@ -204,3 +205,17 @@ def test_a_group_has_no_options_of_other_optimizers():
     with pytest.raises(NormMismatchError, match="no option 'maximize'"):
         ModularOptimizer(model, torch.randn(2, 4), lr=0.1, params=[{"params": model.parameters(), "maximize": True}])
     ModularOptimizer(model, torch.randn(2, 4), lr=0.1, params=[{"params": model.parameters(), "algorithm": "muon"}])
+
+
+@pytest.mark.parametrize(
+    "other", [torch.optim.AdamW, functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)], ids=["AdamW", "SGD"]
+)
+def test_the_state_of_another_optimizer_is_refused_and_nothing_changes(other):
+    (model, i), (same, _) = made(), made()
+    loaded, fresh = (ModularOptimizer(m, i, lr=0.2) for m in (model, same))
+    with pytest.raises(NormMismatchError, match="the loaded state is of another optimizer: its groups have no .*'project'"):
+        loaded.load_state_dict(other(model.parameters()).state_dict())
+    for m, optimizer in ((model, loaded), (same, fresh)):
+        backward(m, i)
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), same.parameters(), strict=True))

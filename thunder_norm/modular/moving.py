@@ -6,19 +6,20 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import torch
 
-from thunder_norm.errors import GradientError, NormMismatchError, with_details
+from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.model_state.shards import local, placed
 from thunder_norm.modular.duality import Ball
 from thunder_norm.modular.wrappers import unwrapped
 
 
-@dataclass(frozen=True)
-class Moving:
+class Moving(NamedTuple):
     """A parameter that a step moves, by ``group["lr"] * target`` in its own norm; of one that is sharded, this rank's shard.
 
     Attributes:
@@ -120,6 +121,41 @@ def check_options(group: Mapping[str, Any]) -> None:
             raise NormMismatchError(f"{name} must be {what}, got {value!r}")
 
 
+def check_choice(value: Any, name: str, choices: Any) -> Any:
+    """The value of an option, one of the strings of a `Literal`.
+
+    Raises:
+        NormMismatchError: it is none of them.
+    """
+    if value not in get_args(choices):
+        raise NormMismatchError(f"{name} must be one of {', '.join(map(repr, get_args(choices)))}, got {value!r}")
+    return value
+
+
+def check_saved(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]], options: AbstractSet[str]) -> None:
+    """Refuse saved groups that are of other parameters, or of another optimizer.
+
+    Args:
+        saved: what a `state_dict` has for groups.
+        names: the names of this optimizer's parameters, by group.
+        options: that a group must have.
+
+    Raises:
+        NormMapKeyError: a parameter has another name.
+        NormMismatchError: a group has not all options.
+    """
+    for own, group in zip(names, saved, strict=False):
+        for name, other in zip(own, group.get("param_names", ()), strict=False):
+            if other != name and not str(other).endswith("." + name):  # wrappers put a prefix before names
+                raise NormMapKeyError(f"the loaded state is of {other!r} where this optimizer has {name!r}")
+    for group in saved:
+        if missing := sorted(options - group.keys()):
+            raise NormMismatchError(
+                f"the loaded state is of another optimizer: its groups have no {', '.join(map(repr, missing))}, but "
+                f"{', '.join(sorted(map(repr, group.keys() - {'params', 'param_names'} - options))) or 'nothing else'}"
+            )
+
+
 def check_decay(m: Moving) -> None:
     """Refuse a decay that would turn a parameter around.
 
@@ -154,6 +190,15 @@ def smoothed(group: Mapping[str, Any], gradients: list[torch.Tensor], past: list
         return gradients
     torch._foreach_lerp_(past, gradients, 1 - momentum)
     return list(torch._foreach_lerp(gradients, past, momentum)) if group["nesterov"] else past
+
+
+def restore_momentum(state: dict[str, Any], saved: Mapping[str, Any], p: torch.Tensor) -> None:
+    """Put a momentum buffer where its parameter is, as it was saved: torch gives what it loads the dtype of the parameter."""
+    if "momentum_buffer" in state:
+        buffer, kept = state["momentum_buffer"], saved.get("momentum_buffer")
+        if kept is not None and kept.dtype != buffer.dtype:
+            buffer = kept.to(local(p).device, copy=True)
+        state["momentum_buffer"] = placed(buffer, p)
 
 
 def shift(group: Mapping[str, Any], parameters: list[torch.Tensor], steps: list[torch.Tensor], sizes: list[float]) -> None:

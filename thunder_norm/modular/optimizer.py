@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -20,18 +19,21 @@ from thunder_norm.modular.masses import ATTENTION, LIGHT
 from thunder_norm.modular.moving import (
     Gradients,
     Moving,
+    check_choice,
     check_decay,
     check_foreign_options,
     check_gradient,
     check_options,
+    check_saved,
     projections,
+    restore_momentum,
     shift,
     smoothed,
 )
 from thunder_norm.modular.noise import Adaptation, adapt_everywhere, restore, unit_dims
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.orthogonal import Method
-from thunder_norm.modular.steepest import batches, nearest, nonfinite, steepest_steps
+from thunder_norm.modular.steepest import Batches, nearest, nonfinite, steepest_batch, steepest_steps
 
 OnBadGradient = Literal["error", "skip"]
 
@@ -145,9 +147,9 @@ class ModularOptimizer(torch.optim.Optimizer):
                 "blocks": blocks,
             }
             self.norm = ModularNorm(model, *example_args, **said, **example_kwargs)
-        self.missing_grads: OnBadGradient = _choice(missing_grads, "missing_grads", OnBadGradient)
-        self.nonfinite_grads: OnBadGradient = _choice(nonfinite_grads, "nonfinite_grads", OnBadGradient)
-        self.method: Method = _choice(method, "method", Method)
+        self.missing_grads: OnBadGradient = check_choice(missing_grads, "missing_grads", OnBadGradient)
+        self.nonfinite_grads: OnBadGradient = check_choice(nonfinite_grads, "nonfinite_grads", OnBadGradient)
+        self.method: Method = check_choice(method, "method", Method)
         self.skipped_steps = 0
         if process_group is not None:
             self.norm.process_group = process_group  # so that replicas also start from the same
@@ -177,6 +179,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                 _ = self.norm.roles  # found now, with its errors, rather than in the first step
         super().add_param_group(param_group)
         self._spread: Spread | None = None
+        self._batches = Batches()
         self._is_spread = self.norm.process_group is not None or any(is_spread(p) for g in self.param_groups for p in g["params"])
 
     def _named(self, given: Any) -> Any:
@@ -195,6 +198,10 @@ class ModularOptimizer(torch.optim.Optimizer):
             )
         check_placement(self._known[id(p)], p)
         return self._known[id(p)], p
+
+    def _named_in(self, group: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+        """(first name, parameter) of a group, from which some may have been taken by hand."""
+        return [(self._known.get(id(p)) or self._named(p)[0], p) for p in group["params"]]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move the parameters.
@@ -222,7 +229,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                 self._move_everywhere(self._spread, found.moving)
                 return loss
             moving = found.moving
-            for positions in batches([(m.ball, m.gradient) for m in moving], [id(m.group) for m in moving]):
+            for positions in self._batches.of([(m.ball, m.gradient) for m in moving], [id(m.group) for m in moving]):
                 self._move([moving[i] for i in positions])
         return loss
 
@@ -231,7 +238,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         moving, still, missing = [], [], []
         for group in self.param_groups:
             check_options(group)
-            for name, p in zip(group["param_names"], group["params"], strict=True):
+            for name, p in self._named_in(group):
                 target = self.norm.targets[name]
                 if p.grad is None:
                     if target > 0 and p.requires_grad:
@@ -243,11 +250,8 @@ class ModularOptimizer(torch.optim.Optimizer):
                         f"{name!r} was frozen when the norm was derived, and has mass 0: make a new optimizer now that it trains"
                     )
                 if target > 0:
-                    moving.append(
-                        Moving(
-                            name, p, local(p), local(p.grad), self.norm.balls[name], target, group, self._unit_dims(name, group)
-                        )
-                    )
+                    ball, units = self.norm.balls[name], self._unit_dims(name, group)
+                    moving.append(Moving(name, p, local(p), local(p.grad), ball, target, group, units))
                     check_decay(moving[-1])
                 else:
                     still.append(p)
@@ -256,7 +260,7 @@ class ModularOptimizer(torch.optim.Optimizer):
     def _gradients_everywhere(self) -> Gradients:
         """What any rank sees: a gradient that is missing or not finite on one counts for all, and so does an error."""
         if self._spread is None:
-            parameters = {name: p for g in self.param_groups for name, p in zip(g["param_names"], g["params"], strict=True)}
+            parameters = dict(chain.from_iterable(map(self._named_in, self.param_groups)))
             self._spread = Spread.of(parameters, self.norm.balls, self.norm.process_group)
         assert self._spread is not None
         found, error = Gradients([], [], [], []), None
@@ -267,7 +271,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         missing, bad = self._spread.agree(error, found.missing, found.nonfinite)
         # after they agreed, because to place a gradient as its parameter takes all ranks
         moving = [
-            replace(m, gradient=local(placed(m.parameter.grad, m.parameter))) for m in found.moving if m.name not in missing
+            m._replace(gradient=local(placed(m.parameter.grad, m.parameter))) for m in found.moving if m.name not in missing
         ]
         return Gradients(moving, found.still, missing, [name for name in bad if name not in missing])
 
@@ -303,20 +307,21 @@ class ModularOptimizer(torch.optim.Optimizer):
 
         Tables on a CPU go through all operations piece by piece: their pieces stay in its cache.
         """
-        group, pieces = moving[0].group, moving[0].ball.pieces
-        split = [pieces(m.data) for m in moving], [pieces(m.gradient) for m in moving]
-        adapted = [
-            (i, a, a.averages(split[1][i])) for i, m in enumerate(moving) if (a := Adaptation.of(m, self.state[m.parameter]))
-        ]
-        buffers = [pieces(self._buffer(m)) for m in moving] if group["momentum"] else split[1]
-        for at, of_each in enumerate(zip(*(zip(*tensors, strict=True) for tensors in (*split, buffers)), strict=True)):
+        group, ball, sizes = moving[0].group, moving[0].ball, [m.size for m in moving]
+        adaptations = [Adaptation.of(m, self.state[m.parameter]) for m in moving]
+        adapted = [(i, a, a.averages(ball.pieces(moving[i].gradient))) for i, a in enumerate(adaptations) if a is not None]
+        gradients = [m.gradient for m in moving]
+        whole = [m.data for m in moving], gradients, [self._buffer(m) for m in moving] if group["momentum"] else gradients
+        is_whole = len(ball.pieces(gradients[0])) == 1
+        rounds = [whole] if is_whole else zip(*(zip(*map(ball.pieces, some), strict=True) for some in whole), strict=True)
+        for at, of_each in enumerate(rounds):
             parameters, gradients, past = map(list, of_each)
             directions = smoothed(group, gradients, past)
-            steps = steepest_steps([(m.ball, d, m.size) for m, d in zip(moving, directions, strict=True)], self.method)
+            steps = steepest_batch(ball, directions, sizes, self.method)
             for i, a, averages in adapted:
                 factors = a.factors(averages[at], a.squares(gradients[i]), a.squares(directions[i]))
                 steps[i].mul_(factors.to(steps[i].dtype))  # first: a product with float64 takes three times as long
-            shift(group, parameters, steps, [m.size for m in moving])
+            shift(group, parameters, steps, sizes)
         for m, p in projections(moving, lambda outside: nearest([(m.ball, m.data) for m in outside])):
             m.data.copy_(p)
 
@@ -348,23 +353,23 @@ class ModularOptimizer(torch.optim.Optimizer):
             m.data.copy_(p)
 
     def _buffer(self, m: Moving) -> torch.Tensor:
-        """This process's part of the momentum buffer."""
+        """This process's part of the momentum buffer, in the dtype of the gradients, which is not always that of the parameter."""
         state = self.state[m.parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(m.parameter, memory_format=torch.preserve_format)
-        return local(state["momentum_buffer"])
+        buffer = state.get("momentum_buffer")
+        if buffer is None or buffer.dtype != m.gradient.dtype:
+            buffer = torch.zeros_like(m.parameter) if buffer is None else buffer
+            state["momentum_buffer"] = buffer = buffer.to(m.gradient.dtype)
+        return local(buffer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load buffers and options of groups, as saved by `state_dict`.
 
         Raises:
             NormMapKeyError: it is of other parameters, or of the same in another order; nothing was changed.
+            NormMismatchError: it is of an optimizer that has other options; nothing was changed.
         """
-        groups = [list(group["param_names"]) for group in self.param_groups]
-        for own, saved in zip(groups, state_dict["param_groups"], strict=False):
-            for name, other in zip(own, saved.get("param_names", ()), strict=False):
-                if other != name and not str(other).endswith("." + name):  # wrappers put a prefix before names
-                    raise NormMapKeyError(f"the loaded state is of {other!r} where this optimizer has {name!r}")
+        groups = [[name for name, _ in self._named_in(group)] for group in self.param_groups]
+        check_saved(state_dict["param_groups"], groups, self.defaults.keys() - {"noise_adaptation"})
         # one saved before there was noise adaptation says nothing of it
         kept = [{"noise_adaptation": group["noise_adaptation"]} for group in self.param_groups]
         saved_groups = [*map(dict.__or__, kept, state_dict["param_groups"]), *state_dict["param_groups"][len(kept) :]]
@@ -374,13 +379,10 @@ class ModularOptimizer(torch.optim.Optimizer):
         for group, names in zip(self.param_groups, groups, strict=True):
             group["param_names"] = names
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        own = (
-            (group, name, p) for group in self.param_groups for name, p in zip(group["param_names"], group["params"], strict=True)
-        )
+        own = ((group, name, p) for group in self.param_groups for name, p in self._named_in(group))
         for i, (group, name, p) in zip(saved, own, strict=True):  # saved by one process, or with other shards
             state = self.state[p] if p in self.state else {}
-            if "momentum_buffer" in state:
-                state["momentum_buffer"] = placed(state["momentum_buffer"], p)
+            restore_momentum(state, state_dict["state"].get(i, {}), p)
             restore(state, state_dict["state"].get(i, {}), p, self._unit_dims(name, group))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -393,11 +395,5 @@ class ModularOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group.setdefault("noise_adaptation", None)  # pickled before there was any
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
-        self._spread = None
+        self._spread, self._batches = None, Batches()
         self._is_spread = any(is_spread(p) for group in self.param_groups for p in group["params"])
-
-
-def _choice(value: Any, name: str, choices: Any) -> Any:
-    if value not in get_args(choices):
-        raise NormMismatchError(f"{name} must be one of {', '.join(map(repr, get_args(choices)))}, got {value!r}")
-    return value

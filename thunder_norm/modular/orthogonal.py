@@ -29,8 +29,10 @@ _QUINTICS = (
     (1.90558185, -1.29680374, 0.388660776),
 )
 
+_LEAST = 1e-17  # no matrix that is not 0 has such a norm: its largest entry is 1
 _FEW = 64  # rows whose singular values may be so large that the first step makes small ones of some, which drown in a Gram matrix
 _SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
+_LARGE = 2**15  # entries of a matrix of which several leave a CPU's cache before they are multiplied again
 _BLOCK = 64  # rows of a block that is worth a product of its own, on a CPU, where there are
 _BLOCKS = 4  # as many: of fewer the calls take longer than the products that are saved
 
@@ -73,15 +75,18 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
 
 def goes_alone(matrices: torch.Tensor) -> bool:
     """Whether matrices are orthogonalized one by one: on a CPU, unless they are small, a batch is no faster, and must be copied."""
-    return matrices.device.type == "cpu" and min(matrices.shape[-2:]) > _SMALL
+    m, n = matrices.shape[-2:]
+    return matrices.device.type == "cpu" and (min(m, n) > _SMALL or m * n >= _LARGE)
 
 
 def scaled(t: torch.Tensor, dims: int | tuple[int, ...]) -> torch.Tensor:
     """`t` with largest entry 1 along dims (or all zero): squares neither overflow nor vanish."""
     d = t.detach()
     if d.is_complex():
-        return t / _positive(d.abs().amax(dims, keepdim=True))
-    return t / _positive(torch.maximum(d.amax(dims, keepdim=True), -d.amin(dims, keepdim=True)))
+        largest = d.abs().amax(dims, keepdim=True)
+    else:
+        largest = torch.maximum(d.amax(dims, keepdim=True), -d.amin(dims, keepdim=True))
+    return t / largest.masked_fill_(largest == 0, 1)
 
 
 def at_least_float32(t: torch.Tensor) -> torch.Tensor:
@@ -105,7 +110,7 @@ def _by_products(x: torch.Tensor, size: float) -> torch.Tensor:
     for k in range(on_x):
         gram = _symmetric(x, x.mH)
         if k == 0:
-            norm = _positive(gram.diagonal(dim1=-2, dim2=-1).real.sum(-1).sqrt())[..., None, None]
+            norm = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1).sqrt().clamp(min=_LEAST)[..., None, None]
             gram = gram.div_(norm).div_(norm)
             x = _polynomial(gram, k).div_(norm) @ x
         else:
@@ -146,7 +151,7 @@ def _symmetric(
     blocks = m // _BLOCK
     if blocks < _BLOCKS or x.device.type != "cpu" or x.ndim > 2:
         if plus is None:
-            return x @ y
+            return torch.mm(x, y) if x.ndim == 2 else torch.bmm(x, y)
         return (torch.addmm if x.ndim == 2 else torch.baddbmm)(plus, x, y, beta=beta, alpha=alpha)
     found = x.new_empty(m, m) if plus is None else plus.clone()
     edges = [round(m * i / blocks) for i in range(blocks + 1)]

@@ -18,14 +18,21 @@ def steepest_steps(parts: Sequence[tuple[Ball, torch.Tensor, float]], method: Me
     """
     found: dict[int, torch.Tensor] = {}
     for positions in batches([(of_kind, g) for of_kind, g, _ in parts]):
-        of_kind, first, size = parts[positions[0]]
-        if len(positions) == 1:
-            found[positions[0]] = of_kind.lmo(first, method, size)
-            continue
-        steps = of_kind.lmo(torch.stack([parts[i][1] for i in positions]), method)
-        sizes = [parts[i][2] for i in positions]
-        found |= zip(positions, torch._foreach_mul(steps.unbind(), sizes), strict=True)
+        together = steepest_batch(
+            parts[positions[0]][0], [parts[i][1] for i in positions], [parts[i][2] for i in positions], method
+        )
+        found |= zip(positions, together, strict=True)
     return [found[i] for i in range(len(parts))]
+
+
+def steepest_batch(
+    of_kind: Ball, gradients: Sequence[torch.Tensor], sizes: Sequence[float], method: Method = "newton_schulz"
+) -> list[torch.Tensor]:
+    """``size * ball.lmo(g)`` for gradients of one batch (see `batches`), in order."""
+    if len(gradients) == 1:
+        return [of_kind.lmo(gradients[0], method, sizes[0])]
+    steps = of_kind.lmo(torch.stack(list(gradients)), method)
+    return list(torch._foreach_mul(steps.unbind(), list(sizes)))
 
 
 def nearest(parts: Sequence[tuple[Ball, torch.Tensor]]) -> list[torch.Tensor]:
@@ -48,6 +55,21 @@ def batches(tensors: Sequence[tuple[Ball, torch.Tensor]], apart: Sequence[Hashab
         alone = i if of_kind.goes_alone(t) else None
         groups.setdefault((of_kind, t.shape, t.dtype, t.device, alone, apart and apart[i]), []).append(i)
     return list(groups.values())
+
+
+class Batches:
+    """`batches`, found anew only when other tensors come than the last time."""
+
+    def __init__(self) -> None:
+        self._of: list[tuple] = []
+        self._found: list[list[int]] = []
+
+    def of(self, tensors: Sequence[tuple[Ball, torch.Tensor]], apart: Sequence[Hashable]) -> list[list[int]]:
+        """As `batches`, which looks at nothing of a tensor but these."""
+        key = [(of_kind, t.shape, t.dtype, t.device, by) for (of_kind, t), by in zip(tensors, apart, strict=True)]
+        if key != self._of:
+            self._of, self._found = key, batches(tensors, apart)
+        return self._found
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm import op_names
 from thunder_norm.core import by_data, context, conversions, dispatch, registry
-from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.ranges import fact_of_entries
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, describe
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
@@ -218,11 +218,14 @@ class Derived:
         """The tensors it was made from."""
         return list(flat_tensors((self.args, self.kwargs)))
 
-    @property
-    def wants_own_kinds(self) -> bool:
-        """Whether the kind wanted of it says nothing about theirs."""
+    def wants_own_kinds(self, kind: type[NormedTensor]) -> bool:
+        """Whether the kind wanted of it says nothing about theirs: an operator of them makes vectors of vectors (learned queries, projected)."""
         op = registry.find_op(registry.key_of(self.fn))
-        return op is not None and any(rule.wants_own_kinds for rule in op.rules)
+        if op is None or any(rule.wants_own_kinds for rule in op.rules):
+            return op is not None
+        found = None if issubclass(kind, RMSToRMSTensor) else op.find(self.args, self.kwargs)
+        slots = () if found is None else found[0].slots.values()
+        return any(slot.kinds and all(issubclass(k, RMSToRMSTensor) for k in slot.kinds) for slot in slots)
 
     def norm(self, lift: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         """What the operation's rule makes of the norms that `lift` gives its tensors."""
@@ -287,7 +290,7 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
 
     try:
         with by_data.by_rules_alone():
-            result = as_its_rule_wants() if derived.wants_own_kinds else _derived_in(derived, wanted, dims)
+            result = as_its_rule_wants() if derived.wants_own_kinds(wanted) else _derived_in(derived, wanted, dims)
     except (NormMismatchError, MissingNormRuleError) as first:
         result, why = None, first
         without = contextlib.nullcontext()  # at the data, where no rule bounds it

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 
 from thunder_norm.modular.following.attentions import Attention, Side
+from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
 from thunder_norm.modular.following.strands import Followed, Score, Use, added, head_rows, used
+
+Operand = tuple[torch.Tensor, Followed]
 
 SUMS = frozenset(["add", "sub", "rsub", "where", "masked_fill"])
 _PRODUCTS = frozenset(["mul", "div"])
@@ -47,11 +50,10 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
         return  # a comparison: a mask
     operands = [(t, state) for t, state in call.tensors if state is not None]
     active = [state for _, state in operands if not state.is_parameter]
-    shape = call.out.shape
     if call.name not in SUMS and len(active) > 1:
         for state, op in zip(active, _as_factors(notes, call, active), strict=True):
             notes.use(state, op)
-    spread = [_spread(notes, call, state, bool(active), shape) for _, state in operands]
+    spread = [_spread(notes, call, t, state, operands) for t, state in operands]
     if call.name in SUMS or len(active) < 2:
         strands = added(spread)
     else:  # factors: each goes on as it is
@@ -75,14 +77,40 @@ def _taken(notes: Notes, state: Followed) -> frozenset[Any]:
     return frozenset((u.name, axis, tuple(rows.tolist())) for u in uses if u.kind != "gain" for axis, rows in u.rows.items())
 
 
-def _spread(notes: Notes, call: Call, state: Followed, is_active: bool, shape: torch.Size) -> Followed:
-    """The state of an operand as one of the result; a parameter becomes a bias or a gain."""
+def _spread(notes: Notes, call: Call, operand: torch.Tensor, state: Followed, operands: Sequence[Operand]) -> Followed:
+    """The state of an operand as one of the result; a parameter becomes a bias or a gain, of activations or of a larger parameter."""
+    shape = call.out.shape
     spread = replace(state, score=None).mapped(lambda t: t.expand(shape) if t.ndim <= len(shape) else t.reshape(shape))
-    if not is_active or not state.is_parameter:
+    active = [t for t, other in operands if not other.is_parameter]
+    is_of_larger = not active and operand.numel() < shape.numel() and any(t.shape == shape for t, _ in operands)
+    if not state.is_parameter or not active and not is_of_larger:
         return spread
     kind = "bias" if call.name in SUMS else "gain"
-    notes.meet(replace(state, strands=tuple(s for s in state.strands if s.kind == "itself")), Meeting(kind))
-    return replace(spread, strands=tuple(replace(s, kind=kind) if s.kind == "itself" else s for s in spread.strands))
+    if kind == "gain" and active and _is_outer(operand, active):
+        return spread
+    # a number made from all of a parameter, its norm or its mean, is no gain
+    own = {s.name for s in state.strands if s.axes or not notes.shapes[s.name] or kind == "bias" and active}
+    notes.meet(replace(state, strands=tuple(s for s in state.strands if s.name in own)), Meeting(kind))
+    strands = (replace(s, kind=kind) if s.kind == "itself" else s for s in spread.strands if s.name in own)
+    return replace(spread, strands=tuple(strands))
+
+
+def _is_outer(parameter: torch.Tensor, active: Sequence[torch.Tensor]) -> bool:
+    """Whether a product is one of each entry of a parameter with each activation: a token that a mask puts in places."""
+    along = [d - parameter.ndim for d, size in enumerate(parameter.shape) if size > 1]
+    return bool(along) and all(t.ndim < -d or t.shape[d] == 1 for t in active for d in along)
+
+
+def weight_norm(notes: Notes, call: Call) -> None:
+    """``g v / |v|`` by torch's own operation: entries are those of v, and g is a gain."""
+    v, g = (call.state(t) for t in call.args[:2])
+    if not all(state is not None and state.is_parameter for state in (v, g)):
+        return mix(notes, call)
+    assert v is not None and g is not None
+    notes.meet(g, Meeting("gain"))
+    spread = g.mapped(lambda t: t.expand(call.out[0].shape))
+    gains = tuple(replace(s, kind="gain") if s.kind == "itself" else s for s in spread.strands)
+    notes.note(call.out[0], Followed((*v.strands, *gains), is_parameter=True))
 
 
 def _is_homogeneous(call: Call, operands: list[tuple[torch.Tensor, Followed]], active: list[Followed]) -> bool:
@@ -156,13 +184,11 @@ def softmax(notes: Notes, call: Call) -> None:
         return notes.note(call.out, replace(state, is_homogeneous=False))
     attention = Attention.of(score, call.args[0])
     notes.attentions.append(attention)
-    if score.problem:
-        return notes.note(call.out, Followed())
     for product in score.products:
         for uses, op, side in zip(product.uses, ("query", "key"), (attention.query, attention.key), strict=True):
             for use in uses:
                 use.op = op
-                use.heads = _heads(side, use)
+                use.heads = None if attention.problem else _heads(side, use)
     notes.note(call.out, Followed(score=replace(score, is_raw=False, is_probability=True)))
 
 
@@ -183,4 +209,5 @@ HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     **dict.fromkeys(_NORMALIZATIONS, normalize),
     **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), softmax),
     **dict.fromkeys(_LOSSES, lose),
+    "_weight_norm_interface": weight_norm,
 }

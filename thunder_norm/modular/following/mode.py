@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from thunder_norm.core.bodies import python_body
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.model_state.shards import is_spread, without_hooks
 from thunder_norm.modular.following import entries, moves, products
 from thunder_norm.modular.following.notes import Call, Notes
+from thunder_norm.modular.following.strands import Followed
 from thunder_norm.norms.eager import no_values
 from thunder_norm.norms.parameters import as_parameter, call_with, detached, tensor_names
 from thunder_norm.norms.undisturbed import undisturbed
@@ -40,11 +44,9 @@ class Following(TorchDispatchMode):
         is_in_place = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and bool(given)
         if is_in_place:
             self.notes.before_change(given[0])
-        tensors = [(t, self.notes.state(t)) for t in given]
-        is_dependent = any(map(self.notes.is_dependent, given))
+        tensors = self.notes.operands(given)
         out = func(*args, **kwargs)
-        if is_dependent:
-            self.notes.depend((*tree_leaves(out), *(given[:1] if is_in_place else ())))
+        self.notes.depend((*tree_leaves(out), *(given[:1] if is_in_place else ())), given)
         if any(state is not None for _, state in tensors):
             call = Call(_name(func), func, args, kwargs, tensors, out)
             self._handler(call)(self.notes, call)
@@ -73,15 +75,40 @@ def _name(func: Any) -> str:
     return name.removesuffix("_") if func._schema.is_mutable else name
 
 
-class _WrittenIndices(TorchFunctionMode):
-    """Lists of integers as indices have values, also where tensors have not: as tensors on the CPU."""
+class _Functions(TorchFunctionMode):
+    """What functions say that the operations inside of them do not.
+
+    Lists of integers as indices have values, also where tensors have not: as tensors on the CPU.  The input of `F.linear` is an
+    activation, also if it was made from parameters (learned queries) or constants: of the two factors of a product no one could tell.
+    """
+
+    def __init__(self, notes: Notes):
+        super().__init__()
+        self.notes = notes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function."""
+        kwargs = kwargs or {}
         if func is torch.Tensor.__getitem__:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             args = (args[0], tuple(map(_as_tensor, index)) if any(map(_is_indices, index)) else args[1])
-        return func(*args, **(kwargs or {}))
+        elif func is F.multi_head_attention_forward:
+            body = python_body(func)
+            assert body is not None
+            with self:  # its own calls of F.linear
+                return body(*args, **kwargs)
+        elif func is F.linear:
+            input, *others = args or (kwargs.pop("input"),)
+            args = (self._as_activation(input), *others)
+        return func(*args, **kwargs)
+
+    def _as_activation(self, t: Any) -> Any:
+        state = self.notes.state(t)
+        if not isinstance(t, torch.Tensor) or state is not None and not state.is_parameter:
+            return t
+        copy = t.clone()  # the parameter itself stays what it is elsewhere
+        self.notes.note(copy, Followed() if state is None else replace(state, is_parameter=False))
+        return copy
 
 
 def _is_indices(i: Any) -> bool:
@@ -135,7 +162,7 @@ def _followed(model: torch.nn.Module, args: tuple, kwargs: dict, tensors: Mappin
     is_meta = any(t.is_meta for t in (*leaves, *tensors.values()))
     notes = Notes(parameters, leaves)
     with undisturbed(model, args, kwargs), _decomposed(), without_hooks(model), torch.inference_mode(False), torch.no_grad():
-        with no_values() if is_meta else contextlib.nullcontext(), Following(notes), _WrittenIndices():
+        with no_values() if is_meta else contextlib.nullcontext(), Following(notes), _Functions(notes):
             outputs = call_with(model, tensors, args, kwargs)
         notes.finish(_tensors(outputs))
     return notes

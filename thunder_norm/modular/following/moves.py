@@ -118,7 +118,7 @@ def look_up(notes: Notes, call: Call) -> None:
         moved = replace(strand, labels=terms)
         if is_table:
             notes.meet(Followed((strand,)), Meeting("table"))
-            moved = replace(moved, kind="table")
+            moved = replace(moved, kind="table") if strand.kind == "itself" else moved
         elif moved.axes != strand.axes and not state.is_parameter:
             notes.use(Followed((strand,)), call.name)
         kept.append(moved)
@@ -165,13 +165,19 @@ def write(notes: Notes, call: Call) -> None:
 
 
 def mix(notes: Notes, call: Call) -> None:
-    """Any other operation: a use of all that it takes, and what it returns is of no parameter."""
+    """Any other operation: a use of all that it takes, and what it returns has no entries of theirs.
+
+    Of parameters alone it makes a parameter (positions that are interpolated, an orthogonal matrix of one that is not): what takes that
+    takes them.
+    """
     for state in call.states:
         notes.use(state, call.name)
     is_parameter = all(state.is_parameter for state in call.states)
+    names = dict.fromkeys(s.name for state in call.states for s in state.strands if s.kind == "itself") if is_parameter else ()
+    strands = tuple(Strand(name, "itself", ({},)) for name in names)
     for out in call.out if isinstance(call.out, list | tuple) else (call.out,):
         if isinstance(out, torch.Tensor) and (out.is_floating_point() or out.is_complex()):
-            notes.note(out, Followed(is_parameter=is_parameter))
+            notes.note(out, Followed(strands, is_parameter=is_parameter))
 
 
 def ignore(notes: Notes, call: Call) -> None:

@@ -63,6 +63,26 @@ class Call:
         return [state for _, state in self.tensors if state is not None]
 
 
+class _Reached:
+    """Memory that was reached: what is in it depends on something."""
+
+    def __init__(self) -> None:
+        self._memory: dict[Any, StorageWeakRef] = {}
+        self._next_look = 64
+
+    def __contains__(self, t: torch.Tensor) -> bool:
+        memory = self._memory.get(t.untyped_storage()._cdata) if t.layout == torch.strided else None
+        return memory is not None and not memory.expired()
+
+    def add(self, t: Any) -> None:
+        """A tensor, and all that share memory with it."""
+        if isinstance(t, torch.Tensor) and t.layout == torch.strided:
+            self._memory[t.untyped_storage()._cdata] = StorageWeakRef(t.untyped_storage())
+        if len(self._memory) > self._next_look:
+            self._memory = {key: memory for key, memory in self._memory.items() if not memory.expired()}
+            self._next_look = 2 * len(self._memory) + 64
+
+
 class Notes:
     """What is known of tensors, and what was seen.
 
@@ -86,10 +106,11 @@ class Notes:
         self._memory: dict[Any, StorageWeakRef] = {}
         self._next_look = 64
         self._written: dict[Any, list[Written]] = {}
-        self._dependent: dict[Any, StorageWeakRef] = {}
-        self._next_dependent = 64
-        self.depend(parameters.values())
+        self._of_parameters, self._of_inputs = _Reached(), _Reached()
+        for t in parameters.values():
+            self._of_parameters.add(t)
         for t in inputs:
+            self._of_inputs.add(t)
             if t.is_floating_point() or t.is_complex():
                 self.note(t, Followed())
         for name, t in parameters.items():
@@ -109,19 +130,29 @@ class Notes:
         # a part of what is known, that nothing was noted of
         return assembled(t, self._written[key[0]]) if key[0] in self._written else Followed()
 
-    def depend(self, tensors: Iterable[Any]) -> None:
-        """From now on these, and all that share memory with them, depend on parameters."""
-        for t in tensors:
-            if isinstance(t, torch.Tensor) and t.layout == torch.strided:
-                self._dependent[t.untyped_storage()._cdata] = StorageWeakRef(t.untyped_storage())
-        if len(self._dependent) > self._next_dependent:
-            self._dependent = {key: memory for key, memory in self._dependent.items() if not memory.expired()}
-            self._next_dependent = 2 * len(self._dependent) + 64
+    def depend(self, results: Iterable[Any], given: Sequence[torch.Tensor]) -> None:
+        """What an operation made depends on parameters, and on inputs, if something that it was given does."""
+        for reached in (self._of_parameters, self._of_inputs):
+            if any(t in reached for t in given):
+                for t in results:
+                    reached.add(t)
 
     def is_dependent(self, t: torch.Tensor) -> bool:
         """Whether a tensor depends on parameters."""
-        memory = self._dependent.get(t.untyped_storage()._cdata) if t.layout == torch.strided else None
-        return memory is not None and not memory.expired()
+        return t in self._of_parameters
+
+    def operands(self, given: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, Followed | None]]:
+        """What is known of the tensors that an operation is given.
+
+        Numbers that were integers or comparisons of the inputs (one-hot tokens, bytes, masks) are activations to parameters.
+        """
+        found = [(t, self.state(t)) for t in given]
+        if all(state is None or state.is_parameter for _, state in found) and any(state is not None for _, state in found):
+            return [(t, Followed() if state is None and self._is_of_inputs(t) else state) for t, state in found]
+        return found
+
+    def _is_of_inputs(self, t: torch.Tensor) -> bool:
+        return (t.is_floating_point() or t.is_complex()) and t in self._of_inputs
 
     def before_change(self, t: torch.Tensor) -> None:
         """A tensor is about to change in place: the scores that it has are kept."""
@@ -167,9 +198,10 @@ class Notes:
         return found
 
     def meet(self, state: Followed, meeting: Meeting) -> None:
-        """Parameters meet activations."""
+        """Parameters meet activations; those that are gains or biases of others already have met these."""
         for strand in state.strands:
-            self.met.setdefault(strand.name, []).append(meeting)
+            if strand.kind == "itself":
+                self.met.setdefault(strand.name, []).append(meeting)
 
     def finish(self, outputs: Any) -> None:
         """The program returns this."""

@@ -10,7 +10,9 @@ import torch
 
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import Followed, Product, Score, Strand, added, head_rows, survived
+from thunder_norm.modular.following.strands import Followed, Product, Score, Strand, added, head_rows, is_constant_along, survived
+
+Operand = tuple[torch.Tensor, Followed | None]
 
 # operation -> which arguments are multiplied
 _FACTORS = {
@@ -31,7 +33,7 @@ def multiply(notes: Notes, call: Call) -> None:
     a, b = (call.args[i] for i in _FACTORS[call.name])
     of_a, of_b = call.state(a), call.state(b)
     is_parameter = all(state.is_parameter for state in call.states)
-    score, is_homogeneous, is_attended = _mixed(of_a, of_b), False, False
+    score, is_homogeneous, is_attended = _mixed(call, (a, of_a), (b, of_b)), False, False
     if of_b is not None and of_b.is_parameter:
         strands, is_homogeneous = _product(notes, call, a, of_b, lambda t: _right(t, call)), True
     elif of_a is not None and of_a.is_parameter:
@@ -47,11 +49,18 @@ def multiply(notes: Notes, call: Call) -> None:
     notes.note(call.out, state)
 
 
-def _mixed(of_a: Followed | None, of_b: Followed | None) -> Score | None:
-    """Scores that a matrix mixes before their softmax (talking heads)."""
-    for one, other in ((of_a, of_b), (of_b, of_a)):
-        if one is not None and one.score is not None and not one.score.is_probability and (other is None or other.is_parameter):
-            return replace(one.score, problem="a matrix mixes products of queries and keys before the softmax")
+def _mixed(call: Call, a: Operand, b: Operand) -> Score | None:
+    """Scores, or their softmax, that a matrix mixes (talking heads): whose they are is known no more, but what they are."""
+    for (t, one), (_, other), summed in ((a, b, -1), (b, a, -2)):
+        score = None if one is None else one.score
+        if score is None or other is not None and not other.is_parameter:
+            continue
+        if not score.is_probability:
+            return replace(score, problem="a matrix mixes products of queries and keys before the softmax")
+        # a sum over keys is one of learned values
+        is_of_heads = not is_constant_along(score.ids, t.ndim + summed) if not score.problem else t.shape == call.out.shape
+        if is_of_heads:
+            return replace(score, problem="a matrix mixes the probabilities of heads")
     return None
 
 
@@ -106,9 +115,6 @@ def _with_added(notes: Notes, call: Call, state: Followed) -> Followed:
     )
 
 
-Operand = tuple[torch.Tensor, Followed | None]
-
-
 def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score | None:
     """A product of activations: scores of an attention, perhaps, or probabilities times values."""
     of_a, of_b = a[1], b[1]
@@ -131,7 +137,7 @@ def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score |
 
 def _is_of_probabilities(state: Followed | None) -> bool:
     score = None if state is None else state.score
-    return score is not None and score.is_probability and not score.problem
+    return score is not None and score.is_probability
 
 
 def _heads(strand: Strand, t: torch.Tensor) -> torch.Tensor | None:
@@ -178,7 +184,16 @@ def embed(notes: Notes, call: Call) -> None:
     notes.note(out, Followed(survived(state, "table", [0], lambda t: t[0].expand(out.shape)), True))
 
 
+def bilinear(notes: Notes, call: Call) -> None:
+    """``x W y`` of `F.bilinear`: a matrix for each output."""
+    weight = call.state(call.args[1])
+    if weight is not None and weight.is_parameter:
+        notes.meet(weight, Meeting("matrix", is_first=not any(map(notes.is_dependent, (call.args[0], call.args[2])))))
+    mix(notes, call)
+
+
 HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
+    "_trilinear": bilinear,
     **dict.fromkeys(_FACTORS, multiply),
     "convolution": convolve,
     "_convolution": convolve,

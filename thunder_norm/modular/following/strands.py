@@ -225,7 +225,7 @@ def survived(
         terms = tuple(
             {a: moved(t) for a, t in labels.items() if all(is_constant_along(t, d) for d in dims)} for labels in strand.labels
         )
-        found.append(Strand(strand.name, kind, terms))
+        found.append(Strand(strand.name, kind if strand.kind == "itself" else strand.kind, terms))
     return tuple(found)
 
 
