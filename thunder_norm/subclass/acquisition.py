@@ -181,8 +181,7 @@ class Acquisition:
     @property
     def _follows_plain(self) -> bool:
         """Whether plain tensors have more to them than Thunder knows: gradients of wrappers, or a value that was replaced."""
-        fakes = self.fakes
-        return self.autograd.is_running or fakes.follows_memory or bool(fakes.replaced) or fakes.has_plain_names
+        return self.autograd.is_running or self.fakes.follows_plain
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""

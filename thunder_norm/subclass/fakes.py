@@ -187,6 +187,11 @@ class Fakes:
         self._inside.update(t.untyped_storage()._cdata for t in leaves)
         self.has_plain_names |= any(map(self.is_held, leaves))
 
+    @property
+    def follows_plain(self) -> bool:
+        """Whether plain tensors have more to them than Thunder knows: memory, or a value that was replaced."""
+        return self.follows_memory or bool(self.replaced) or self.has_plain_names
+
     def is_inside(self, fake: torch.Tensor) -> bool:
         """Whether a plain tensor lies in the memory of what is inside of a wrapper, met by now or given."""
         storage = fake.untyped_storage()._cdata

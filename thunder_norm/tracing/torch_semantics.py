@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.tracing import replaced_memory, slices, tensor_methods, torch_neural, views_in_place
+from thunder_norm.tracing import replaced_memory, slices, tensor_methods, torch_losses, torch_neural, views_in_place
 from thunder_norm.tracing.activity import depending_on_gradients
 from thunder_norm.tracing.fake_norms import over_positive
 from thunder_norm.tracing.lookasides import look_up
@@ -30,7 +30,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy, pyval
 from thunder.core.symbol import Symbol
 from thunder.core.trace import get_tracectx
 
-_AS_TORCH: dict[Callable, Callable] = dict(torch_neural.ENTRIES)
+_AS_TORCH: dict[Callable, Callable] = {**torch_neural.ENTRIES, **torch_losses.ENTRIES}
 
 
 def lookaside(fn: Callable, args: Sequence[WrappedValue] = ()) -> Callable | None:
