@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing import snapshots
+from thunder_norm.tracing import snapshots, stored
 from thunder_norm.tracing.classes import in_classes
 from thunder_norm.tracing.conditions import compiled, holds
 from thunder_norm.tracing.replacement import Replacement, Replacements
@@ -64,7 +64,7 @@ _GUARDED_BY_THUNDER = (
     ModuleType,
     *_OPAQUE,
 )
-_CONTAINERS = (list, tuple, dict, collections.OrderedDict)
+CONTAINERS = (list, tuple, dict, collections.OrderedDict)
 # functions in C that Thunder's own helpers give containers to, and that do not look at what is in them
 _LOOK_INTO_NOTHING = frozenset(
     {
@@ -82,7 +82,6 @@ _OPAQUE_NAMES = ("cython_function_or_method", "_lru_cache_wrapper")
 _COMPARE = frozenset("__contains__ __getitem__ get pop index count remove discard".split())  # methods of containers
 _NUMBERS = (int, float, complex, str, bytes)  # which of equal ones an object is nobody knows
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # which torch keeps of a module
-_MOST_KEYS = 256
 
 
 @dataclass
@@ -145,7 +144,7 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
             note(wrapped, "same", None, snapshots.same_as(value))
     elif kind == _AS_OTHERS:
         path = path_of(wrapped.provenance)
-        if path is not None and (path[0][0] != "fn" or type(value) not in _CONTAINERS):  # of those the length is guarded, or keys
+        if path is not None and (path[0][0] != "fn" or type(value) not in CONTAINERS):  # of those the length is guarded, or keys
             note(wrapped, "type", None, type(value))
     return result
 
@@ -238,26 +237,15 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
     elif not isinstance(value, _STAND_ANYWHERE):
         path, other = path_of(provenance), path_of(found.provenance)
         if guards is not None and path is not None and other is not None and path != other:
-            if isinstance(value, _CONTAINERS) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
+            if isinstance(value, CONTAINERS) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
                 guards.meetings[path, other] = True
     return found
-
-
-def _populate_item_wrappers(obj: WrappedValue) -> None:
-    if not obj.has_item_tracking and type(obj.value) in _CONTAINERS:
-        if not isinstance(obj.value, dict):
-            note(obj, "length", None, (type(obj.value), len(obj.value)))
-        elif not obj.value:
-            note(obj, "no keys", None, type(obj.value))
-        elif len(obj.value) <= _MOST_KEYS:
-            note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
-    _original_populate(obj)
 
 
 def look_into(args: tuple[Any, ...]) -> None:
     """Guard all that is in the containers among some values, which are given to something that looks at it natively."""
     for a in args:
-        if isinstance(a, WrappedValue) and type(a.value) in _CONTAINERS and path_of(a.provenance) is not None:
+        if isinstance(a, WrappedValue) and stored.is_container(type(a.value)) and path_of(a.provenance) is not None:
             a.track_items()
             look_into(tuple(a.item_wrappers.values() if isinstance(a.item_wrappers, dict) else a.item_wrappers))
 
@@ -286,7 +274,7 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     for a in args[1:] if getattr(fn, "__name__", None) in _COMPARE else ():
         if _is_compared(type(a.value)):
             note(a, "own state", None, snapshots.same_as(vars(a.value)))
-    if any(type(a.value) in _CONTAINERS for a in args) and not _looks_into_nothing(fn) and not is_known(fn):
+    if any(stored.is_container(type(a.value)) for a in args) and not _looks_into_nothing(fn) and not is_known(fn):
         look_into(args)
 
 
@@ -302,11 +290,11 @@ def _is_compared(kind: type) -> bool:
 def _note_key(mapping: WrappedValue, key: str | int, *, is_asked: bool) -> None:
     """Note whether a key is there; of one that is looked up and there, the item is guarded."""
     try:
-        is_there = key in mapping.value
+        is_there = stored.contains(mapping.value, key)
     except Exception:  # noqa: BLE001 - of a key that it is compared with; the program is about to meet it
         return
     if is_asked or not is_there:
-        note(mapping, "contains", key, is_there)
+        note(mapping, "stored key" if stored.has_own(type(mapping.value), "__contains__") else "contains", key, is_there)
 
 
 def _looks_into_nothing(fn: Callable) -> bool:
@@ -377,7 +365,6 @@ def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path, bool]]:
 
 
 _original_wrap_callback = jit_ext._general_jit_wrap_callback
-_original_populate = thunders.populate_item_wrappers
 _original_wrap = thunders.wrap
 _original_run_function = thunders._setup_frame_and_run_python_function
 
@@ -385,9 +372,6 @@ REPLACEMENTS = Replacements(
     (
         Replacement(
             jit_ext.general_jit_callbacks, INTERPRETER_CALLBACKS.WRAP_CALLBACK, _wrap_callback, "_general_jit_wrap_callback"
-        ),
-        Replacement(
-            thunders, "populate_item_wrappers", _populate_item_wrappers, "populate_item_wrappers, which looks into a container"
         ),
         Replacement(thunders, "wrap", _wrap, "wrap, which finds the wrapper of an object that it has seen elsewhere"),
         Replacement(

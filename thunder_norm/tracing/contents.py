@@ -1,0 +1,63 @@
+"""Guards of which elements a container has, noted when the interpreter looks into it: how many, or under which keys."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from thunder_norm.tracing import stored
+from thunder_norm.tracing.guards import CONTAINERS, note
+from thunder_norm.tracing.replacement import Replacement, Replacements
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import WrappedValue
+
+_MOST_KEYS = 256
+_with_own_methods: contextvars.ContextVar[list[type] | None] = contextvars.ContextVar("thunder_norm_contents", default=None)
+
+
+@contextmanager
+def noted() -> Iterator[list[type]]:
+    """Note it meanwhile; yields a list of the classes that have methods of their own where the builtin class has one."""
+    found: list[type] = []
+    token = _with_own_methods.set(found)
+    try:
+        with _REPLACEMENTS.in_place(), stored.IN_INTERPRETER.in_place():
+            yield found
+    finally:
+        _with_own_methods.reset(token)
+
+
+def _populate_item_wrappers(obj: WrappedValue) -> None:
+    if not obj.has_item_tracking:
+        _note(obj)
+    if not stored.has_own_methods(type(obj.value)):
+        _original_populate(obj)
+        return
+    found = _with_own_methods.get()
+    if found is not None:
+        found.append(type(obj.value))
+    stored.populate(obj)
+
+
+def _note(obj: WrappedValue) -> None:
+    if type(obj.value) not in CONTAINERS:
+        looked_at = stored.as_it_is(obj.value)
+        if looked_at is not None:
+            note(obj, "stored", None, looked_at)
+    elif not isinstance(obj.value, dict):
+        note(obj, "length", None, (type(obj.value), len(obj.value)))
+    elif not obj.value:
+        note(obj, "no keys", None, type(obj.value))
+    elif len(obj.value) <= _MOST_KEYS:
+        note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
+
+
+_original_populate = thunders.populate_item_wrappers
+_REPLACEMENTS = Replacements(
+    (
+        Replacement(
+            thunders, "populate_item_wrappers", _populate_item_wrappers, "populate_item_wrappers, which looks into a container"
+        ),
+    )
+)
