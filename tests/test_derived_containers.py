@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.seeds import seeded
+from thunder_norm.tracing import native
 from thunder_norm.transforms import CheckpointTransform, NormTransform
 import thunder
 
@@ -236,6 +237,41 @@ def test_methods_of_their_own_run_where_the_program_asks(base, methods, use, nam
 
     x = torch.tensor([1.0, 2.0])
     assert _outcome(thunder.jit(program, transforms=[CheckpointTransform()]), x) == _outcome(program, x)
+
+
+def test_and_without_native_equivalents_of_the_interpreter():
+    cls = _class(list, OF_LISTS, ("__getitem__", "__iter__"))
+
+    def program(x):
+        made = cls([6, 8])
+        return _use_of_list(x, made), made
+
+    x = torch.tensor([1.0, 2.0])
+    with native.switched_off():
+        assert _outcome(thunder.jit(program, transforms=[CheckpointTransform()]), x) == _outcome(program, x)
+
+
+class Odd(set):
+    def add(self, v):
+        super().add(v * 2)
+
+    def __contains__(self, v):
+        return not super().__contains__(v)
+
+    def __iter__(self):
+        return iter([v * 3 for v in super().__iter__()])
+
+
+def test_sets():
+    def program(x, s):
+        s.add(2)
+        return x * len(s) + (4 in s) + sum(s) + len({*s}) + sum([v for v in s])
+
+    jitted, x = thunder.jit(program, transforms=[CheckpointTransform()]), torch.ones(2)
+    for v in (1, 5):
+        mine, theirs = Odd([v]), Odd([v])
+        torch.testing.assert_close(jitted(x, mine), program(x, theirs))
+        assert set.__eq__(mine, theirs)
 
 
 class AttrDict(dict):

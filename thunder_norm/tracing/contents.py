@@ -53,11 +53,22 @@ def _note(obj: WrappedValue) -> None:
         note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
 
 
+def _args(given: WrappedValue) -> list[WrappedValue]:
+    """What ``f(*given)`` takes from a list or tuple, by iteration; native equivalents of the interpreter have an own."""
+    if stored.has_own_methods(type(given.value)):
+        given = thunders._interpret_call(lambda given: [*given], given)  # type: ignore[assignment]
+        if given is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            raise thunders.get_interpreterruntimectx().curexc  # type: ignore[misc]
+    return _original_args(given)
+
+
+_original_args = thunders.wrap_args_from_list
 _original_populate = thunders.populate_item_wrappers
 _REPLACEMENTS = Replacements(
     (
         Replacement(
             thunders, "populate_item_wrappers", _populate_item_wrappers, "populate_item_wrappers, which looks into a container"
         ),
+        Replacement(thunders, "wrap_args_from_list", _args, "_call_function_ex_handler: args = wrap_args_from_list(args)"),
     )
 )
