@@ -121,7 +121,7 @@ class Reachable:
         if isinstance(value, dict | list | set | collections.deque):
             return self._enter_container(value)
         if isinstance(value, tuple | frozenset):
-            return value
+            return tuple.__iter__(value) if isinstance(value, tuple) else frozenset.__iter__(value)
         if isinstance(value, types.FunctionType):
             return self._enter_function(value) if self.follows_code else ()
         if isinstance(value, type):
@@ -221,7 +221,8 @@ def contents(container: Any) -> Any:
         return dict(collections.OrderedDict.items(container))
     if isinstance(container, dict):
         return dict(dict.items(container))
-    return set(set.__iter__(container)) if isinstance(container, set) else list(container)
+    base = next(base for base in (set, list, collections.deque) if isinstance(container, base))
+    return (set if base is set else list)(base.__iter__(container))
 
 
 def refill(owner: Any, held: Any) -> None:
@@ -331,7 +332,8 @@ def ways_to(roots: dict[str, Any]) -> dict[int, tuple[tuple[str, Any], ...]]:
         if isinstance(value, dict):
             pending.extend((v, (*way, ("item", k))) for k, v in dict.items(value) if type(k) in (str, int))
         elif isinstance(value, list | tuple | collections.deque):
-            pending.extend((v, (*way, ("item", i))) for i, v in enumerate(value))
+            base = next(base for base in (list, tuple, collections.deque) if isinstance(value, base))
+            pending.extend((v, (*way, ("item", i))) for i, v in enumerate(base.__iter__(value)))
         if isinstance(value, types.ModuleType | types.FunctionType):
             continue
         own = getattr(value, "__dict__", None)

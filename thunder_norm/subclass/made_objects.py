@@ -152,7 +152,7 @@ class Recipe:
         return lambda call: call.given[p.name]
 
     def _tuple(self, value: tuple) -> Step:
-        cls, items = type(value), [self.of(v) for v in value]
+        cls, items = type(value), [self.of(v) for v in tuple.__iter__(value)]
         if cls.__module__ == "torch.return_types":
             return lambda call: cls([item(call) for item in items])  # pyright: ignore[reportCallIssue]
         if base_of(cls) is not tuple:

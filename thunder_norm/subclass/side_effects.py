@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import enum
 import functools
+import types
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -302,7 +303,8 @@ class _Same:
 
 
 def _described(owner: Any) -> str:
-    return f"{type(owner).__name__} {getattr(owner, '__qualname__', '')}".strip()
+    name = owner.__qualname__ if isinstance(owner, type | types.FunctionType) else ""
+    return f"{type(owner).__name__} {name}".strip()
 
 
 def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:

@@ -235,7 +235,7 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
         is_member = issubclass(getattr(value.value, "python_typ", value.python_typ), (torch.nn.Module, torch.nn.Parameter))
         if is_member or any(name.value in members for members in (owner._parameters, owner._buffers, owner._modules)):
             return None
-    elif fn is setattr and isinstance(type(owner).__setattr__, FunctionType):
+    elif fn is setattr and (isinstance(type(owner).__setattr__, FunctionType) or _is_of_a_container(owner)):
         return _by_setattr
     found = _of_class(owner, name.value)
     if isinstance(found, property):
@@ -247,6 +247,11 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
     if fn is setattr or type(owner) in jit_ext._TORCH_DYNAMIC_TYPES or not hasattr(owner, "__dict__"):
         return None
     return _on_new if is_new else _into_dict
+
+
+def _is_of_a_container(owner: Any) -> bool:
+    """Whether assigning an attribute is what a list or dict does by a method of another name: ``__setattr__ = dict.__setitem__``."""
+    return isinstance(owner, list | dict) and type(owner).__setattr__ is not object.__setattr__
 
 
 def _is_its_own_parameter(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> bool:

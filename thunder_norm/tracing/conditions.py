@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.tracing import stored
 from thunder_norm.tracing.surroundings import Surroundings
 from thunder_norm.tracing.ways import Path, Ways
 from thunder_norm.tracing.written_code import code_of
@@ -32,7 +33,8 @@ _CONDITIONS = {
     "keys": "type({value}) is {expected}[0] and tuple({value}) == {expected}[1]",
     "no keys": "type({value}) is {expected} and not {value}",
     "contains": "({detail!r} in {value}) is {expected}",
-    "own item": "{expected}(dict.__getitem__({value}, {detail!r}))",
+    "stored": "{expected}({value})",
+    "stored key": "dict.__contains__({value}, {detail!r}) is {expected}",
     "own attribute": "{expected}(object.__getattribute__({value}, {detail!r}))",
     "own state": "{expected}(vars({value}))",
     "not own": "{detail!r} not in {value}.__dict__",
@@ -76,7 +78,11 @@ def compiled(
             if step == "attribute" and _is_of_instance(ways.end(path[:-1]), key):
                 before, step = entries(path[:-1], before), "item"
             names[path] = name = f"v{len(names)}"
-            lines.append(f"{name} = {before}[{written(key)}]" if step == "item" else f"{name} = {_attribute(before, key)}")
+            if step == "item":
+                reader = stored.reader(type(ways.end(path[:-1])))
+                lines.append(f"{name} = {reader}({before}, {written(key)})" if reader else f"{name} = {before}[{written(key)}]")
+            else:
+                lines.append(f"{name} = {_attribute(before, key)}")
         return names[path]
 
     def written(key: Any) -> str:

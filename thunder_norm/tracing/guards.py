@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing import snapshots
+from thunder_norm.tracing import snapshots, stored
 from thunder_norm.tracing.classes import in_classes, saying_themselves
 from thunder_norm.tracing.conditions import compiled, holds
 from thunder_norm.tracing.replacement import Replacement, Replacements
@@ -251,7 +251,7 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
 def look_into(args: tuple[Any, ...]) -> None:
     """Guard all that is in the containers among some values, which are given to something that looks at it natively."""
     for a in args:
-        if isinstance(a, WrappedValue) and type(a.value) in CONTAINERS and path_of(a.provenance) is not None:
+        if isinstance(a, WrappedValue) and stored.is_container(type(a.value)) and path_of(a.provenance) is not None:
             a.track_items()
             look_into(tuple(a.item_wrappers.values() if isinstance(a.item_wrappers, dict) else a.item_wrappers))
 
@@ -286,7 +286,7 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     for a in args[1:] if getattr(fn, "__name__", None) in _COMPARE else ():
         if _is_compared(type(a.value)):
             note(a, "own state", None, snapshots.same_as(vars(a.value)))
-    if any(type(a.value) in CONTAINERS for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
+    if any(stored.is_container(type(a.value)) for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
         look_into(args)
 
 
@@ -302,11 +302,11 @@ def _is_compared(kind: type) -> bool:
 def _note_key(mapping: WrappedValue, key: str | int, *, is_asked: bool) -> None:
     """Note whether a key is there; of one that is looked up and there, the item is guarded."""
     try:
-        is_there = key in mapping.value
+        is_there = stored.contains(mapping.value, key)
     except Exception:  # noqa: BLE001 - of a key that it is compared with; the program is about to meet it
         return
     if is_asked or not is_there:
-        note(mapping, "contains", key, is_there)
+        note(mapping, "stored key" if stored.has_own(type(mapping.value), "__contains__") else "contains", key, is_there)
 
 
 def _looks_into_nothing(fn: Callable) -> bool:

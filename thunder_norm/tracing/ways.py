@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from thunder_norm.tracing import stored
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 
 Path = tuple[tuple[str, Any], ...]
@@ -101,7 +102,7 @@ def _item(value: Any, key: Any) -> Any:
     if not isinstance(value, (dict, list)) and type(value) is not tuple:
         return LEFT_OUT
     try:
-        return value[key]
+        return stored.item(value, key)
     except (KeyError, IndexError):
         return LEFT_OUT
 

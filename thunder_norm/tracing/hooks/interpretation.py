@@ -33,7 +33,7 @@ from thunder_norm.tracing.hooks.participants import functions_inside, has_part, 
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
-from thunder_norm.tracing.python import callbacks, conversions
+from thunder_norm.tracing.python import callbacks, conversions, derived
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue
 from thunder.core.trace import TraceCtx
@@ -87,6 +87,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             about_python
             or standard_library.lookaside(fn)
             or cached_calls.lookaside(fn, args, kwargs)
+            or derived.lookaside(fn, args)
             or callbacks.lookaside(fn, args, kwargs)
             or conversions.lookaside(fn, args, kwargs)
             or constructors.lookaside(fn, args, kwargs)
@@ -98,7 +99,9 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         about_python = about_python or modules.making(fn, args, kwargs)
         if about_python is replaced_memory.data_assigned:
             return asked.giving_memory(about_python)
-        return about_python or named_results.with_fields(asked.lookaside(fn, args, kwargs), fn)
+        return about_python or named_results.with_fields(
+            derived.as_torch_reads(asked.lookaside(fn, args, kwargs), fn, args, kwargs), fn
+        )
     if is_inside:
         return named_results.with_fields(lookaside_for(fn, *args, **kwargs), fn)
     return lookasides.of_thunder_norm(fn) or thunders_lookaside(fn, *args, **kwargs)

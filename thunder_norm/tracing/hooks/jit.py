@@ -13,6 +13,7 @@ from thunder_norm.tracing import (
     aliases,
     autocast,
     containers,
+    contents,
     contexts,
     guards,
     modules,
@@ -20,6 +21,7 @@ from thunder_norm.tracing import (
     proxy_names,
     python,
     replaced_memory,
+    stored_reads,
     whereabouts,
 )
 from thunder_norm.tracing.calls.differentiated import Backward, connect
@@ -84,6 +86,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         stack.enter_context(guards.noted(fn, args, kwargs))
         stack.enter_context(containers.KEPT.in_place())
         stack.enter_context(python.AS_IT_IS.in_place())
+        with_own_methods = stack.enter_context(contents.noted())
         stack.enter_context(proxy_names.noted())
         if options.get("sharp_edges") is SHARP_EDGES_OPTIONS.ALLOW:  # otherwise Thunder speaks of values of its own helpers too
             stack.enter_context(native.interpreter())
@@ -104,6 +107,8 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
             autocast.end()
         if may_begin_again and asked.begins_again(found):
             raise _Again
+        if with_own_methods:
+            found.prologue_trace = stored_reads.reading_stored(found.prologue_trace, fn, args, kwargs)
         found.prologue_trace = modules.asking_users(found.prologue_trace)
         found.computation_trace = replaced_memory.resolved(found.computation_trace)
         replaced_memory.guard(found.prologue_trace, found.computation_trace)

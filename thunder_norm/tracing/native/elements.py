@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from thunder_norm.tracing import stored
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (
@@ -78,10 +79,13 @@ _original_store_subscr = _handlers["STORE_SUBSCR"]
 _original_unpack = _handlers["UNPACK_SEQUENCE"]
 _original_list_extend = _handlers["LIST_EXTEND"]
 _original_dict_merge = _handlers["DICT_MERGE"]
+_original_dict_update = _handlers["DICT_UPDATE"]
+_original_set_update = _handlers["SET_UPDATE"]
 
 
 def _args(lst: Any) -> list[Any]:
-    if not isinstance(unwrap(lst), list | tuple):  # f(*generator), of which Thunder asks the length
+    given = unwrap(lst)  # f(*generator), of which Thunder asks the length
+    if not isinstance(given, list | tuple) or stored.has_own_methods(type(given)):
         lst = thunders._interpret_call(lambda given: [*given], lst)
         if lst is _EXCEPTION_RAISED:
             raise thunders.get_interpreterruntimectx().curexc
@@ -141,6 +145,12 @@ def _list_extend(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
 
 
 def _dict_merge(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
+    if stored.has_own_methods(type(stack.getitem_wrapped(-1).value)):
+        copied = thunders._interpret_call(dict, stack.getitem_wrapped(-1))
+        if copied is _EXCEPTION_RAISED:
+            return copied
+        stack.pop_wrapped()
+        stack.append(copied)
     added, merged = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
     if type(added.value) is not dict or type(merged.value) is not dict or merged.value.keys() & added.value:
         return _original_dict_merge(inst, stack=stack, **state)
@@ -153,10 +163,27 @@ def _dict_merge(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
             value = thunders._interpret_call(dict.__getitem__, added, added.key_wrappers[key])
             if value is _EXCEPTION_RAISED:
                 return value
-        stored = thunders._interpret_call(dict.__setitem__, merged, added.key_wrappers[key], handed_on(value))
-        if stored is _EXCEPTION_RAISED:
-            return stored
+        done = thunders._interpret_call(dict.__setitem__, merged, added.key_wrappers[key], handed_on(value))
+        if done is _EXCEPTION_RAISED:
+            return done
     return None
+
+
+def _dict_update(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
+    if not stored.has_own_methods(type(stack.getitem_wrapped(-1).value)):
+        return _original_dict_update(inst, stack=stack, **state)
+    added = stack.pop_wrapped()
+    return thunders.check_signal(thunders._interpret_call(dict.update, stack.getitem_wrapped(-inst.arg), added))
+
+
+def _set_update(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
+    if stored.has_own(type(stack.getitem_wrapped(-1).value), "__iter__"):
+        listed = thunders._interpret_call(list, stack.getitem_wrapped(-1))
+        if listed is _EXCEPTION_RAISED:
+            return listed
+        stack.pop_wrapped()
+        stack.append(listed)
+    return _original_set_update(inst, stack=stack, **state)
 
 
 REPLACEMENTS = (
@@ -168,4 +195,6 @@ REPLACEMENTS = (
     Replacement(_handlers, "UNPACK_SEQUENCE", _unpack_sequence, "iter and next, of a SequenceIter, in _unpack_sequence_handler"),
     Replacement(_handlers, "LIST_EXTEND", _list_extend, "`lambda l1, l2: l1.extend(l2)` in _list_extend_handler"),
     Replacement(_handlers, "DICT_MERGE", _dict_merge, "`lambda a, b: b.update(a)` and impl_other_keys of the mapping's update"),
+    Replacement(_handlers, "DICT_UPDATE", _dict_update, "b.update(a) in _dict_update_handler"),
+    Replacement(_handlers, "SET_UPDATE", _set_update, "s.update(tos) in _set_update_handler"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from thunder_norm.tracing import stored
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import INTERPRETER_CALLBACKS, InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue
@@ -25,7 +26,7 @@ def _post_init(self: ProvenanceRecord) -> None:
     self.ext_flag = flags
 
 
-_ITEMS, _UNKNOWN_ITEMS, _KEYS = "items", "unknown items", "keys"
+_ITEMS, _STORED_ITEMS, _UNKNOWN_ITEMS, _KEYS = "items", "stored items", "unknown items", "keys"
 _kinds: dict[type, str] = {}
 
 
@@ -37,7 +38,10 @@ def forget_types() -> None:
 def _kind(value: Any) -> str:
     found = _kinds.get(type(value))
     if found is None:
-        found = _ITEMS if isinstance(value, (list, tuple)) else _UNKNOWN_ITEMS if isinstance(value, Sequence) else _KEYS
+        if isinstance(value, (list, tuple)):
+            found = _STORED_ITEMS if stored.has_own(type(value), "__len__") else _ITEMS
+        else:
+            found = _UNKNOWN_ITEMS if isinstance(value, Sequence) else _KEYS
         if value.__class__ is type(value):  # otherwise each may say something else of itself
             _kinds[type(value)] = found
     return found
@@ -52,6 +56,8 @@ def _wrapped_init(self: WrappedValue, value: Any, /, *, provenance: ProvenanceRe
     if kind is _KEYS:
         self.item_wrappers = {}
         self.key_wrappers = {}
+    elif kind is _STORED_ITEMS:
+        self.item_wrappers = [None] * stored.length(value)
     else:
         self.item_wrappers = [None] * len(value) if kind is _ITEMS else None
     self.attribute_wrappers = {}

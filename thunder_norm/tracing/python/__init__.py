@@ -12,6 +12,10 @@ from thunder_norm.tracing.python import (
     callbacks,
     comparisons,
     constructors,
+    derived,
+    derived_mappings,
+    derived_merging,
+    derived_sequences,
     lists,
     mappings,
     natively,
@@ -20,7 +24,17 @@ from thunder_norm.tracing.python import (
 )
 from thunder_norm.tracing.replacement import Replacements
 
-__all__ = ["AS_IT_IS", "callbacks", "constructors", "lists", "natively"]
+__all__ = [
+    "AS_IT_IS",
+    "callbacks",
+    "constructors",
+    "derived",
+    "derived_mappings",
+    "derived_merging",
+    "derived_sequences",
+    "lists",
+    "natively",
+]
 
 AS_IT_IS = Replacements(
     (

@@ -120,6 +120,39 @@ def _zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[A
         yield tuple(values)
 
 
+@instead_of(functools.cmp_to_key)
+def _cmp_to_key(mycmp: WrappedValue) -> Any:
+    """What ``functools.cmp_to_key(f)`` makes is C, and takes nothing but its own objects."""
+    return thunders._interpret_call(_key_of, mycmp)
+
+
+def _key_of(compare: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    return lambda obj: _Compared(compare, obj)
+
+
+class _Compared:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, compare: Callable[[Any, Any], Any], obj: Any):
+        self.compare = compare
+        self.obj = obj
+
+    def __lt__(self, other: _Compared) -> Any:
+        return self.compare(self.obj, other.obj) < 0
+
+    def __gt__(self, other: _Compared) -> Any:
+        return self.compare(self.obj, other.obj) > 0
+
+    def __eq__(self, other: object) -> Any:
+        return self.compare(self.obj, other.obj) == 0  # type: ignore[attr-defined]
+
+    def __le__(self, other: _Compared) -> Any:
+        return self.compare(self.obj, other.obj) <= 0
+
+    def __ge__(self, other: _Compared) -> Any:
+        return self.compare(self.obj, other.obj) >= 0
+
+
 def _attributes(paths: tuple[tuple[str, ...], ...], value: Any) -> Any:
     found = []
     for path in paths:

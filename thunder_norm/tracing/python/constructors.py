@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from thunder_norm.tracing import stored
 from thunder_norm.tracing.lookasides import instead_of
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     ProvenanceRecord,
     PseudoInst,
     WrappedValue,
+    _interpret_call,
     _tuple_new_provenance_tracking_lookaside,
     do_raise,
+    populate_attribute_wrapper,
     wrap,
     wrap_const,
 )
+from thunder.core.proxies import Proxy
 
 
 def _native(base: type, cls: WrappedValue) -> Any:
@@ -49,6 +53,11 @@ def _new_tuple(cls: WrappedValue, iterable: WrappedValue | None = None) -> Any:
     if made is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         return made
     iterable = wrap_const(()) if iterable is None else iterable
+    if stored.has_own_methods(type(iterable.value)):  # Thunder takes the elements of any list or tuple by index
+        listed: Any = _interpret_call(list, iterable)
+        if listed is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            return listed
+        iterable = listed
     if cls.value is tuple or _has_fields_alone(cls.value):
         return _tuple_new_provenance_tracking_lookaside(cls, iterable)
     plain = _tuple_new_provenance_tracking_lookaside(wrap_const(tuple), iterable)
@@ -57,6 +66,24 @@ def _new_tuple(cls: WrappedValue, iterable: WrappedValue | None = None) -> Any:
     found = wrap(tuple.__new__(cls.value, plain.value), provenance=plain.provenance)
     found.item_wrappers = plain.item_wrappers
     return found
+
+
+@instead_of(type.__call__)
+def _instance(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """``cls(...)``: what ``__new__`` makes is initialized only if it is an instance of the class."""
+    made = _interpret_call(cls.value.__new__, cls, *args, **kwargs)
+    if made is INTERPRETER_SIGNALS.EXCEPTION_RAISED or not (_is_instance(made.value, cls.value)):
+        return made
+    initialize = _interpret_call(getattr, made, wrap_const("__init__"))
+    if initialize is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return initialize
+    populate_attribute_wrapper(initialize, "__self__", made)
+    done = _interpret_call(initialize, *args, **kwargs)
+    return done if done is INTERPRETER_SIGNALS.EXCEPTION_RAISED else made
+
+
+def _is_instance(made: Any, cls: type) -> bool:
+    return isinstance(made, Proxy) or cls in type(made).__mro__
 
 
 def _has_fields_alone(kind: type) -> bool:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType
 from typing import Any
 
 from thunder_norm.tracing.lookasides import instead_of
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import MutSequenceWrapperMethods, WrappedValue, do_raise, wrap_const
+from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
 
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _COMPARED_BY_VALUE = frozenset({int, float, bool, str, bytes, type(None)})
@@ -27,14 +26,16 @@ def is_plain(value: Any) -> bool:
 # -- looking for elements -----------------------------------------------------------------------------------------------------
 
 
-def _first(values: Sequence[Any], value: Any, start: int, stop: int) -> int | None:
+def first_of(values: Sequence[Any], value: Any, start: int, stop: int) -> int | None:
+    """The index of the first element between `start` and `stop` that is `value`."""
     for i in range(start, stop):
         if i < len(values) and (values[i] is value or values[i] == value):
             return i
     return None
 
 
-def _number_of(values: Iterable[Any], value: Any) -> int:
+def number_of(values: Iterable[Any], value: Any) -> int:
+    """How many elements are `value`."""
     found = 0
     for v in values:
         if v is value or v == value:
@@ -50,8 +51,8 @@ def _place(seq: WrappedValue, value: WrappedValue, start: Any = None, stop: Any 
     except Exception as e:
         return do_raise(e)
     if is_plain(value.value) and all(map(is_plain, seq.value)):
-        return wrap_const(_first(seq.value, value.value, first, last))
-    return thunders._interpret_call(_first, seq, value, wrap_const(first), wrap_const(last))
+        return wrap_const(first_of(seq.value, value.value, first, last))
+    return thunders._interpret_call(first_of, seq, value, wrap_const(first), wrap_const(last))
 
 
 def _unwrapped(x: Any) -> Any:
@@ -79,7 +80,7 @@ def _index(seq: WrappedValue, value: WrappedValue, *bounds: WrappedValue) -> Any
 @instead_of(tuple.count)
 def _count(seq: WrappedValue, value: WrappedValue) -> Any:
     seq.track_items()
-    return thunders._interpret_call(_number_of, seq, value)
+    return thunders._interpret_call(number_of, seq, value)
 
 
 # -- changing a list ----------------------------------------------------------------------------------------------------------
@@ -112,17 +113,6 @@ def _insert(seq: WrappedValue, index: WrappedValue, value: WrappedValue) -> None
 def _clear(seq: WrappedValue) -> None:
     list.clear(seq.value)
     seq.item_wrappers.clear()
-
-
-@instead_of(list.append)
-def _append(seq: WrappedValue, value: WrappedValue) -> Any:
-    """``super().append(value)`` in a subclass with an ``append`` of its own, which Thunder's calls once more."""
-    if not isinstance(getattr(type(seq.value), "append", None), FunctionType):
-        return MutSequenceWrapperMethods.append(seq, value)
-    seq.track_items()
-    list.append(seq.value, value.value)
-    seq.item_wrappers.append(value)
-    return wrap_const(None)
 
 
 @instead_of(list.remove)
@@ -170,10 +160,20 @@ def _order(keys: Sequence[Any], reverse: Any) -> list[int]:
 @instead_of(list.sort)
 def _sort(seq: WrappedValue, *, key: WrappedValue | None = None, reverse: WrappedValue | None = None) -> Any:
     seq.track_items()
-    keys = list(seq.item_wrappers)
+    order = order_of(list(seq.item_wrappers), key, reverse)
+    if order is _EXCEPTION_RAISED:
+        return order
+    seq.value[:] = [seq.value[i] for i in order]
+    seq.item_wrappers[:] = [seq.item_wrappers[i] for i in order]
+    return wrap_const(None)
+
+
+def order_of(items: list[WrappedValue], key: WrappedValue | None, reverse: WrappedValue | None) -> Any:
+    """The places of elements in their order, by what the program says of it, or the signal of its error."""
+    keys = items
     if key is not None and key.value is not None:
         keys = []
-        for item in list(seq.item_wrappers):
+        for item in items:
             found = thunders._interpret_call(key, item)
             if found is _EXCEPTION_RAISED:
                 return found
@@ -182,18 +182,12 @@ def _sort(seq: WrappedValue, *, key: WrappedValue | None = None, reverse: Wrappe
     values = [k.value for k in keys]
     if all(map(is_plain, values)):
         try:
-            order = sorted(range(len(values)), key=values.__getitem__, reverse=is_reversed)
+            return sorted(range(len(values)), key=values.__getitem__, reverse=is_reversed)
         except Exception as e:
             return do_raise(e)
-    else:
-        given = thunders.wrapped_build_tuple(keys)
-        found = thunders._interpret_call(_order, given, wrap_const(is_reversed))
-        if found is _EXCEPTION_RAISED:
-            return found
-        order = list(found.value)
-    seq.value[:] = [seq.value[i] for i in order]
-    seq.item_wrappers[:] = [seq.item_wrappers[i] for i in order]
-    return wrap_const(None)
+    given = thunders.wrapped_build_tuple(keys)
+    found = thunders._interpret_call(_order, given, wrap_const(is_reversed))
+    return found if found is _EXCEPTION_RAISED else list(found.value)
 
 
 @instead_of(sorted)

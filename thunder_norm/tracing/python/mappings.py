@@ -38,7 +38,7 @@ class _SetOfView(Set):
         return set(it)
 
     def __len__(self) -> int:
-        return len(self._mapping)
+        return dict.__len__(self._mapping)  # type: ignore[arg-type]
 
 
 class Keys(MappingKeysView, _SetOfView):
@@ -48,7 +48,7 @@ class Keys(MappingKeysView, _SetOfView):
         return iter(self._mapping)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._mapping
+        return dict.__contains__(self._mapping, key)  # type: ignore[arg-type]
 
 
 class Items(MappingItemsWrapper, _SetOfView):
@@ -56,9 +56,9 @@ class Items(MappingItemsWrapper, _SetOfView):
 
     def __contains__(self, item: Any) -> bool:
         key, value = item
-        if key not in self._mapping:
+        if not dict.__contains__(self._mapping, key):  # type: ignore[arg-type]
             return False
-        found = self._mapping[key]
+        found = dict.__getitem__(self._mapping, key)  # type: ignore[arg-type]
         return found is value or found == value
 
     def __reversed__(self) -> Iterator[Any]:
@@ -69,7 +69,7 @@ class Values(MappingValuesWrapper):
     """What ``d.values()`` is."""
 
     def __len__(self) -> int:
-        return len(self._mapping)
+        return dict.__len__(self._mapping)  # type: ignore[arg-type]
 
     def __contains__(self, value: object) -> bool:
         return any(v is value or v == value for v in self)
@@ -89,6 +89,13 @@ REPLACEMENTS = (
     Replacement(thunders, "MappingValuesWrapper", Values, "MutMappingWrapperMethods.values"),
     Replacement(thunders, "MappingItemsWrapper", Items, "MutMappingWrapperMethods.items"),
 )
+
+
+@instead_of(dict.__init__)
+@instead_of(OrderedDict.__init__)
+def _init(mapping: WrappedValue, *other: WrappedValue, **named: WrappedValue) -> Any:
+    """Thunder's drops errors of what it is given."""
+    return MutMappingWrapperMethods.update(mapping, *other, **named)
 
 
 @instead_of(dict.clear)
@@ -127,25 +134,6 @@ def _move_to_end(mapping: WrappedValue, key: WrappedValue, last: WrappedValue | 
     except Exception as e:
         return do_raise(e)
     return wrap_const(None)
-
-
-@instead_of(dict.get)
-def _get(mapping: WrappedValue, key: WrappedValue, default: WrappedValue | None = None) -> Any:
-    """``d.get(key)``, which does not ask ``__missing__`` as ``d[key]`` does: of a defaultdict or a Counter."""
-    if not hasattr(type(mapping.value), "__missing__"):
-        return _thunders_get(mapping, key) if default is None else _thunders_get(mapping, key, default)
-    try:
-        has_key = dict.__contains__(mapping.value, key.value)
-    except Exception as e:
-        return do_raise(e)
-    MutMappingWrapperMethods.__contains__(mapping, key)
-    if not has_key:
-        return wrap_const(None) if default is None else default
-    thunders.populate_single_dict_item_wrapper(dict.__getitem__(mapping.value, key.value), mapping, key.value)
-    return mapping.item_wrappers[key.value]
-
-
-_thunders_get = MutMappingWrapperMethods.get
 
 
 @instead_of(dict.fromkeys)
