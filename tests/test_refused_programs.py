@@ -34,22 +34,14 @@ def _gradient_past_a_write(x):
     return torch.autograd.grad(y.sum(), x)[0] * 2
 
 
-def _data_set(x):
-    x.data = torch.ones_like(x)
-    return x * 2
-
-
-OF_WRAPPERS = "attribute 'data'"  # of plain tensors it is run
-
 PLAIN = {
     ".backward()": _backward,
     "torch.autograd.backward": _backward_of_several,
     ".backward() to a leaf of the program": _backward_to_a_leaf_of_its_own,
     "torch.autograd.grad past a write": _gradient_past_a_write,
-    OF_WRAPPERS: _data_set,
 }
-WRAPPED = (".backward()", "torch.autograd.backward", ".backward() to a leaf of the program", OF_WRAPPERS)
-CASES = [(name, t, False) for name in PLAIN if name != OF_WRAPPERS for t in (SubclassTransform, NormTransform)]
+WRAPPED = (".backward()", "torch.autograd.backward", ".backward() to a leaf of the program")
+CASES = [(name, t, False) for name in PLAIN for t in (SubclassTransform, NormTransform)]
 CASES += [(name, SubclassTransform, True) for name in WRAPPED]
 
 

@@ -218,15 +218,14 @@ _THE_SAME = {
 
 
 @pytest.mark.parametrize("same", _THE_SAME)
-def test_out_is_not_given_what_may_be_another_tensor(same):
+def test_out_is_given_what_may_be_the_same_tensor(same):
     def f(x):
         y = x * 2
         v = _THE_SAME[same](y)
         torch.add(v, 1, out=v)
         return y
 
-    with pytest.raises(ThunderNormError, match="add.out(.|\n)*test_written_views.py"):
-        thunder.jit(f, transforms=[NormTransform()])(torch.ones(3))
+    torch.testing.assert_close(thunder.jit(f, transforms=[NormTransform()])(torch.ones(3)), f(torch.ones(3)))
 
 
 def test_a_copy_into_a_view_of_a_differentiated_input_is_refused():

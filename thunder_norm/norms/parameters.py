@@ -221,9 +221,16 @@ class Derived:
     def wants_own_kinds(self, kind: type[NormedTensor]) -> bool:
         """Whether the kind wanted of it says nothing about theirs: an operator of them makes vectors of vectors (learned queries, projected)."""
         op = registry.find_op(registry.key_of(self.fn))
-        if op is None or any(rule.wants_own_kinds for rule in op.rules):
-            return op is not None
-        found = None if issubclass(kind, RMSToRMSTensor) else op.find(self.args, self.kwargs)
+        if op is None:
+            return False
+        may_want = [rule for rule in op.rules if rule.wants_own_kinds]
+        if any(rule.when is None for rule in may_want):
+            return True
+        found = None if issubclass(kind, RMSToRMSTensor) and not may_want else op.find(self.args, self.kwargs)
+        if found is not None and found[0].wants_own_kinds:
+            return True
+        if issubclass(kind, RMSToRMSTensor):
+            return False
         slots = () if found is None else found[0].slots.values()
         return any(slot.kinds and all(issubclass(k, RMSToRMSTensor) for k in slot.kinds) for slot in slots)
 

@@ -105,7 +105,8 @@ def _origin(target: TensorProxy, earlier: Sequence[BoundSymbol]) -> str:
 def _is_used(names: set[str], later: Sequence[BoundSymbol]) -> bool:
     """Whether a tensor of one of the `names` is read, or returned to the program."""
     for bsym in later:
-        args = bsym.args[0]["output"] if bsym.sym.id == prims.PrimIDs.RETURN else bsym.flat_proxy_args
+        is_finished = bsym.sym.id == prims.PrimIDs.RETURN and isinstance(bsym.args[0], dict)
+        args = bsym.args[0]["output"] if is_finished else bsym.flat_proxy_args
         if names.isdisjoint(p.name for p in args if isinstance(p, TensorProxy)):
             continue
         if bsym.sym.id != prims.PrimIDs.UPDATE_ALIASES:
