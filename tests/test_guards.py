@@ -3,6 +3,7 @@
 import collections
 import enum
 import functools
+import gc
 import random
 import re
 from types import SimpleNamespace
@@ -392,3 +393,18 @@ def test_a_view_that_an_input_of_other_strides_has_not_is_torchs_error(f, transf
         else:
             assert torch.equal(jf(x), expected)
     assert thunder.cache_hits(jf) >= 1
+
+
+def test_a_function_of_the_call_that_is_gone_has_no_defaults_to_compare():
+    def program(x):
+        def scaled(y, k=2):  # refers to itself: it lives until garbage is looked for
+            return y * k if y.ndim < 5 else scaled(y[0])
+
+        return scaled(x)
+
+    x = torch.ones(3)
+    jitted = thunder.jit(program, transforms=[NormTransform()])
+    for _ in range(2):
+        torch.testing.assert_close(jitted(x), 2 * x)
+        gc.collect()
+    assert thunder.cache_misses(jitted) == 1

@@ -176,7 +176,8 @@ class Surroundings:
             what = f"{function.__qualname__} is"
             yield f"{read}.__code__ is {name(code)}", what
             if function.__defaults__ or function.__kwdefaults__:
-                yield f"{name(are_same)}({name(_defaults)}({'f' if is_local else name(function)}))", f"the defaults of {what}"
+                compared = f"{name(are_same)}({name(_defaults)}({'f' if is_local else name(function)}))"
+                yield f"f is None or {compared}" if is_local else compared, f"the defaults of {what}"
         for (owner, key), found in self.attributes.items():
             if in_classes(owner.__mro__, key, _nothing) is found:
                 yield _read(name(owner), key, found, name), f"{owner.__qualname__}.{key} is"
