@@ -15,7 +15,7 @@ import torch
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.arguments import value_of
 from thunder_norm.subclass.data_sizes import UnknownValueError
-from thunder_norm.subclass.values import NUMBERS_ALONE, is_unknown, is_unknown_number, symbols_of
+from thunder_norm.subclass.values import INDEXING, NUMBERS_ALONE, is_unknown, is_unknown_number, symbols_of
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.python.comparisons import COMPARISONS
@@ -42,9 +42,7 @@ def _of_numbers(fn: Callable) -> Callable:
 
 def _taking_numbers() -> dict[Any, Callable | None]:
     """Functions that take numbers, and what makes one of a tensor among their arguments."""
-    found: dict[Any, Callable | None] = {
-        fn: operator.index for fn in (range, list.__getitem__, tuple.__getitem__, TensorProxy.__getitem__)
-    }
+    found: dict[Any, Callable | None] = {fn: operator.index for fn in (range, list.__getitem__, tuple.__getitem__, *INDEXING)}
     found |= {name: torch.Tensor.item for name in (torch.arange, *symbols_of(torch.arange))}
     return found | dict.fromkeys((max, min, sorted)) | {all: bool}
 
@@ -122,7 +120,7 @@ def _with_numbers(
 ) -> Any:
     """Call `fn` with numbers for what is unknown among its arguments."""
     of_tensor = _TAKING_NUMBERS[fn]
-    is_index = fn is TensorProxy.__getitem__  # to which tensors may belong, but not as ends of slices
+    is_index = fn in INDEXING  # to which tensors may belong, but not as ends of slices
 
     def known(v: Any, in_slice: bool = False) -> Any:
         v = v.value if isinstance(v, WrappedValue) else v

@@ -47,7 +47,7 @@ def needed_for(fn: Callable, args: tuple[WrappedValue, ...]) -> str | None:
 
 def asks_for_size(fn: Callable, args: tuple[WrappedValue, ...]) -> bool:
     """Whether what `fn` would need a value for is the size of its result alone; see `data_sizes`."""
-    if fn not in _INDEXING:
+    if fn not in INDEXING:
         return fn in _SIZED
     key = args[1].value if len(args) > 1 else None
     keys = key if type(key) is tuple else (key,)
@@ -109,7 +109,7 @@ def _index_unknown(values: list) -> bool:
     return type(values[0]) in (list, tuple) and len(values) > 1 and is_unknown(values[1])
 
 
-_INDEXING = (TensorProxy.__getitem__, torch.Tensor.__getitem__)
+INDEXING = (TensorProxy.__getitem__, torch.Tensor.__getitem__)
 
 
 def _readers() -> dict[Any, tuple[str, Callable[[list], bool]]]:
@@ -125,7 +125,7 @@ def _readers() -> dict[Any, tuple[str, Callable[[list], bool]]]:
     for fn in (list.__getitem__, tuple.__getitem__):
         found[fn] = "an index of a sequence", _index_unknown
     indexed = "the shape of a tensor: it is indexed with a mask, or with a slice from or to a value"
-    found |= dict.fromkeys(_INDEXING, (indexed, _mask_or_bounds))
+    found |= dict.fromkeys(INDEXING, (indexed, _mask_or_bounds))
     for fn in (torch.nonzero, torch.argwhere, torch.masked_select, torch.unique, torch.unique_consecutive, torch.bincount):
         for name in {fn, getattr(torch.Tensor, fn.__name__, fn), *symbols_of(fn)}:
             found[name] = f"the shape of what torch.{fn.__name__} returns", _any_unknown
