@@ -57,47 +57,7 @@ def sums(iterator) -> Callable:
     return f
 
 
-def taken_from_a_list() -> Callable:
-    left = [3, 2]
-
-    def f(x):
-        while left:
-            x = x * left.pop()
-        return x
-
-    return f
-
-
-def taken_from_a_dict() -> Callable:
-    """A registry whose entries are made when they are asked for first."""
-    waiting, made = {"a": [("one", lambda: 2.0)], "b": [("two", lambda: 3.0)]}, {}
-
-    def f(x):
-        for key in ("a", "b", "c"):
-            if key in waiting:
-                for name, make in waiting[key]:
-                    made[name] = make()
-                del waiting[key]
-        return x * made["two"]
-
-    return f
-
-
-def cleared() -> Callable:
-    numbers = {"a": 5}
-
-    def f(x):
-        total = sum(numbers.values()) if numbers else 1
-        numbers.clear()
-        return x * total
-
-    return f
-
-
 MAKES = {
-    "taken from a list": taken_from_a_list,
-    "taken from a dict": taken_from_a_dict,
-    "cleared": cleared,
     "a counter in a closure": in_a_closure,
     "a counter in a global": in_a_global,
     "a word in a closure": of_words,

@@ -1,4 +1,4 @@
-"""Variables that a program reads and changes itself: counters in globals and closures, and what it takes out of lists and dicts there.
+"""Variables that a program reads and changes itself: counters in globals and closures.
 
 Python changes them once, while the trace is acquired, before the prologue looks at them.  The trace holds the number of one call, and the
 next one is acquired anew.
@@ -56,6 +56,4 @@ def _variable(constraint: tuple) -> Path | None:
 
 
 def _is_another(now: Any, then: Any) -> bool:
-    if now is LEFT_OUT:  # the program has taken it out: of a list or dict
-        return True
-    return type(now) in _NUMBERS_AND_WORDS and (type(now) is not type(then) or now != then) and now == now
+    return now is not LEFT_OUT and type(now) in _NUMBERS_AND_WORDS and (type(now) is not type(then) or now != then) and now == now
