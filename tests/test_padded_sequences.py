@@ -95,3 +95,12 @@ def test_a_model_of_texts_has_a_modular_norm_and_a_report():
     jitted = thunder.jit(model, transforms=[NormTransform()])
     torch.testing.assert_close(jitted(*texts), model(*texts))
     assert norm_report(jitted, *texts).rows[-1].tightness <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("make", [RMSTensor.of, lambda t: t], ids=["normed", "plain"])
+def test_a_side_that_there_is_not_is_torchs_error(make):
+    with pytest.raises(RuntimeError, match="padding_side to be one of left or right") as expected:
+        pad_sequence(sequences(4), padding_side="middle")
+    with pytest.raises(RuntimeError, match="padding_side to be one of left or right") as found:
+        thunder.jit(lambda *ts: pad_sequence(ts, padding_side="middle"), transforms=[NormTransform()])(*map(make, sequences(4)))
+    assert type(found.value) is type(expected.value)

@@ -15,7 +15,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up: a room imports from those before it, and from itself.
 _LAYERS = (
-    ("errors", "user_code", "op_names", "trees"),
+    ("errors", "user_code", "op_names", "trees", "padded_sequences"),
     ("_thunder", "progress", "tables"),
     ("_versions", "first_calls", "wrapper_classes"),
     ("model_state", "tracing"),

@@ -71,6 +71,18 @@ def functional(func: Callable) -> Callable | None:
     return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
 
 
+def refused(func: Callable, args: tuple, kwargs: dict) -> UnsupportedOpError:
+    """The error for an in-place call that has no rule, or a target that none may write into."""
+    return UnsupportedOpError(
+        with_details(
+            f"in-place {op_name(func)} with a NormedTensor",
+            called_with=describe_call(args, kwargs),
+            at=current_environment().user_location(),
+            instead="use the out-of-place operation and assign its result",
+        )
+    )
+
+
 def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, run_rule: RunRule) -> Any:
     """Run an in-place call by the rule of its out-of-place `operation`.
 
@@ -84,14 +96,7 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
         return func(*plain_args, **plain_kwargs)
     op = None if operation is None else find_op(key_of(operation))
     if not isinstance(target, NormedTensor) or operation is None or op is None or not op.rules:
-        raise UnsupportedOpError(
-            with_details(
-                f"in-place {op_name(func)} with a NormedTensor",
-                called_with=describe_call(args, kwargs),
-                at=current_environment().user_location(),
-                instead="use the out-of-place operation and assign its result",
-            )
-        )
+        raise refused(func, args, kwargs)
     aliases = target.aliases()
     before = target._aliases
     result = run_rule(op, operation, args, kwargs)

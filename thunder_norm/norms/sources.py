@@ -69,19 +69,20 @@ class OfAttribute:
         found = vars(self.model.get_submodule(path)).get(attribute)
         if found is self.tensor:
             return found
-        if not isinstance(found, torch.Tensor) or _type_of(found) != _type_of(self.tensor):
+        if not isinstance(found, torch.Tensor) or type_of(found) != type_of(self.tensor):
             raise NormMismatchError(
                 with_details(
                     f"the attribute {self.name!r} of the model is no longer the tensor that the norm map was acquired with",
-                    acquired=_type_of(self.tensor),
-                    now=_type_of(found) if isinstance(found, torch.Tensor) else type(found).__name__,
+                    acquired=type_of(self.tensor),
+                    now=type_of(found) if isinstance(found, torch.Tensor) else type(found).__name__,
                     instead="build the norm map anew",
                 )
             )
         return found
 
 
-def _type_of(t: torch.Tensor) -> str:
+def type_of(t: torch.Tensor) -> str:
+    """Dtype, shape and device in words."""
     return f"{t.dtype}{list(t.shape)} on {t.device}"
 
 

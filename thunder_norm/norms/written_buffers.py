@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_environment
-from thunder_norm.core.tensors import NormedTensor, describe_call
-from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
+from thunder_norm.core.in_place import refused
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import ThunderNormError
 from thunder_norm.norms.lifting import Lifting
 from thunder_norm.norms.written_parameters import has_memory, sharing_memory, values_after, write_of
-from thunder_norm.op_names import op_name
 from thunder_norm.trees import map_tensors
 
 
@@ -77,24 +76,13 @@ class WrittenBuffers:
         tensors = [target, *sharing_memory(target, [*lifting.plain_tensors(), *lifting.written.made()])]
         try:
             if write is None:
-                raise _refused(func, args, kwargs)
+                raise refused(func, args, kwargs)
             after = values_after(write, tensors, tensors, run, _backing, None)
         except ThunderNormError:
             if not self._is_buffer(target):
                 raise
             return []
         return list(zip(tensors, after, strict=True))
-
-
-def _refused(func: Callable, args: tuple, kwargs: dict) -> UnsupportedOpError:
-    return UnsupportedOpError(
-        with_details(
-            f"in-place {op_name(func)} with a NormedTensor",
-            called_with=describe_call(args, kwargs),
-            at=current_environment().user_location(),
-            instead="use the out-of-place operation and assign its result",
-        )
-    )
 
 
 def _value(t: torch.Tensor, by_now: torch.Tensor) -> torch.Tensor:

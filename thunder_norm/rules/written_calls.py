@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.tensors import has_norm
+from thunder_norm.padded_sequences import pad_sequence
 
 
 @written_as(torch.Tensor.__rtruediv__)
@@ -84,18 +85,7 @@ def chain_matmul(*matrices: torch.Tensor, out: None = None) -> torch.Tensor:
     return multi_dot(matrices)
 
 
-@written_as(torch._C._nn.pad_sequence)  # type: ignore[attr-defined]
-def pad_sequence(
-    sequences: Sequence[torch.Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
-) -> torch.Tensor:
-    """Sequences [length, ...] one beside the other, [longest, batch, ...] or [batch, longest, ...]: each is padded, then they are stacked."""
-    longest = max(s.shape[0] for s in sequences)
-    padded = []
-    for s in sequences:
-        missing = longest - s.shape[0]
-        places = (missing, 0) if padding_side == "left" else (0, missing)
-        padded.append(F.pad(s, (*[0, 0] * (s.ndim - 1), *places), value=padding_value) if missing else s)
-    return torch.stack(padded, 0 if batch_first else 1)
+written_as(torch._C._nn.pad_sequence)(functools.partial(pad_sequence, F.pad, torch.stack))  # type: ignore[attr-defined]
 
 
 @written_as(F.gumbel_softmax)

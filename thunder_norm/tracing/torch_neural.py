@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
+from thunder_norm.padded_sequences import pad_sequence
 import thunder.torch as ltorch
 from thunder.core import dtypes
 from thunder.core.interpreter import WrappedValue, _interpret_call
@@ -91,19 +92,9 @@ for _function in (F.max_pool3d, torch.max_pool3d):
 
 
 @_instead_of(torch._C._nn.pad_sequence)
-def _pad_sequence(
-    sequences: Sequence[TensorProxy], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right"
-) -> TensorProxy:
+def _pad_sequence(*args: Any, **kwargs: Any) -> TensorProxy:
     """Thunder hands its proxies to torch's own."""
-    if padding_side not in ("left", "right"):
-        raise RuntimeError(f"Expected padding_side to be one of left or right, but got {padding_side}.")
-    longest = max(s.shape[0] for s in sequences)
-    padded = []
-    for s in sequences:
-        missing = longest - s.shape[0]
-        places = (missing, 0) if padding_side == "left" else (0, missing)
-        padded.append(ltorch.pad(s, (*[0, 0] * (s.ndim - 1), *places), value=padding_value) if missing else s)
-    return ltorch.stack(padded, 0 if batch_first else 1)
+    return pad_sequence(ltorch.pad, ltorch.stack, *args, **kwargs)
 
 
 # -- attention --------------------------------------------------------------------------------------------------------

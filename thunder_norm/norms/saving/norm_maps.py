@@ -19,7 +19,7 @@ from thunder_norm.norms.outputs import NormOutput, PlainOutput, SavedEpilogue, d
 from thunder_norm.norms.parameters import tensor_names
 from thunder_norm.norms.saving import programs, values
 from thunder_norm.norms.scalars import Scalars
-from thunder_norm.norms.sources import OfArgument, OfAttribute, OfModel, Source, plain_attributes
+from thunder_norm.norms.sources import OfArgument, OfAttribute, OfModel, Source, plain_attributes, type_of
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -281,7 +281,7 @@ def fitting(own: Tensors, wanted: Tensors) -> dict[str, torch.Tensor]:
 
 
 def _described(t: torch.Tensor) -> str:
-    return f"{t.dtype}{list(t.shape)} on {t.device}" + (", requires_grad" if t.requires_grad else "")
+    return type_of(t) + (", requires_grad" if t.requires_grad else "")
 
 
 def or_none(encode: Callable[[], dict]) -> dict | None:

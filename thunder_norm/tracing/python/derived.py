@@ -94,7 +94,7 @@ _ITERATE = dict.fromkeys(
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of a function in C that iterates over a container by a method of the program's."""
-    if not any(stored.has_own(type(a.value), "__iter__") for a in args) or lookasides.look_up(_ITERATE, fn) is None:
+    if lookasides.look_up(_ITERATE, fn) is None or not any(stored.has_own(type(a.value), "__iter__") for a in args):
         return None
     return functools.partial(_iterating, fn)
 
