@@ -28,6 +28,7 @@ from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.torch_semantics import unfold
 from thunder_norm.tracing.writes import copies_in
 from thunder_norm.trees import flat_tensors
+import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
@@ -156,12 +157,14 @@ class _Memory:
             source, target = copy.args[:2]
             value, is_detached = as_written(self.now(source), target), self._is_detaching(copy)
             is_of_another = self.is_of_another(source) and not is_detached
-            keeps_history = not is_recorded(copy) and not is_detached and is_differentiable(value)
+            is_apart = not is_recorded(copy) or (self.plain is not None and self._is_detached(target))
+            keeps_history = is_apart and not is_detached and is_differentiable(value)
             whole = self._whole(target)
             before = self.now(whole) if keeps_history else None
             self.write(target, prims.clone(value) if is_of_another else self.kept(value), bsym)
             if before is not None and self._root(target) == whole.name:
-                # what is written without autograd, maybe through a view from there, changes nothing of where gradients go
+                # what is written without autograd, maybe through a view from there, or into what is detached, changes nothing of
+                # where gradients go
                 self.values[whole.name] = current(before, self.values[whole.name])
                 self.versions[whole.name] += 1
             if is_detached:
@@ -271,8 +274,15 @@ class _Memory:
             raise refused_writes.unclear(self.writers.get(root, view.bsym), view.bsym)
         outs = flat_proxies(view.again(self.now(view.base)))
         for out, value in zip(flat_proxies(view.bsym.output), outs, strict=True):
-            self.values[out.name] = value
+            self.values[out.name] = ltorch.detach(value) if self._stays_without_history(out, root) else value
             self.seen[out.name] = self.versions.get(root, 0)
+
+    def _stays_without_history(self, view: TensorProxy, root: str) -> bool:
+        """Whether a view was taken without autograd, and does not notice the last change: it gets a history by one it notices."""
+        writer = self.writers.get(root)
+        if ProxyTag.DETACHED_AUTOGRAD_GRAPH not in view.tags or self.plain is None or writer is None:
+            return False
+        return all(self.plain.counter(c.args[1]) != self.plain.counter(view) for c in copies_in(writer))
 
     def write(self, target: TensorProxy, value: TensorProxy, bsym: BoundSymbol) -> None:
         """Let a tensor be `value`, and what it is a view of be what it is after that."""

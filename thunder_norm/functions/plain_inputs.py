@@ -70,6 +70,10 @@ class PlainInputs:
     def _root(self, name: str) -> str:
         return end_of(name, self._bases)
 
+    def counter(self, p: TensorProxy) -> str:
+        """The name of the version counter of a tensor."""
+        return self._counters.of(p.name)
+
     def enter(self, bsym: BoundSymbol) -> None:
         """Come to an operation.
 

@@ -72,6 +72,7 @@ class Fakes:
         self._held: dict[int, torch.Tensor] = {}  # those that the program may hold as plain tensors
         self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
         self._first: dict[int, TensorProxy] = {}
+        self._detached: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # those made by ``detach``, and views of these
         self._fake_of: dict[str, FakeTensor] = {}
         self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
 
@@ -172,6 +173,20 @@ class Fakes:
         return self._fake_of | {new: self._fake_of[old] for new, old in original.items() if old in self._fake_of}
 
     # -- memory -------------------------------------------------------------------------------------------------------
+
+    def note_views(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], *, are_detached: bool) -> None:
+        """Remember of what an operation returned whether it, or what it is a view of, was detached."""
+        sources = [t for t in inputs if id(t) in self._detached]
+        for t in outputs if are_detached or sources else ():
+            storage = t.untyped_storage()._cdata
+            source = next((s for s in sources if s.untyped_storage()._cdata == storage), None)
+            if are_detached or source is not None:
+                self._detached[id(t)] = (t, t if are_detached or source is None else self._detached[id(source)][1])
+
+    def detached_at(self, fake: torch.Tensor) -> torch.Tensor | None:
+        """The result of ``detach`` that a fake is a view of, or is itself: autograd takes others in its memory for other tensors."""
+        found = self._detached.get(id(fake))
+        return found[1] if found is not None else None
 
     def hold(self, fake: torch.Tensor) -> None:
         """The program got hold of `fake` as a plain tensor."""

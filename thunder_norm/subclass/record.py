@@ -272,6 +272,9 @@ class Recorder(Writing):
         self, func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...], result: Any, is_in_place: bool = False
     ) -> None:
         self.acquisition.sizes.note(func, args, kwargs, outputs)
+        if not is_in_place:
+            is_detach = func is aten.detach.default
+            self.acquisition.fakes.note_views(outputs, flat_tensors((args, kwargs)), are_detached=is_detach)
         self.log.append(Recorded(func, args, kwargs, outputs, result, is_in_place))
 
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:

@@ -174,34 +174,37 @@ class Writing(TorchDispatchMode):
         return not (self.acquisition.autograd.is_running or self.acquisition.beyond_no_grad())
 
     def _is_detached(self, target: torch.Tensor, alias: torch.Tensor) -> bool:
-        """Whether autograd takes `target` for another tensor than `alias`, which requires grad."""
-        if not self.is_differentiated or not self.acquisition.requires_grad(alias):
-            return False
-        if self.acquisition.fakes.proxy_of(target) is None:
-            return self._was_detached(target)
-        return not self.acquisition.requires_grad(target)
-
-    def _was_detached(self, t: torch.Tensor) -> bool:
-        """Whether what the operation at hand made is a view of a detached tensor."""
-        made = next((r for r in reversed(self.log) if not r.is_in_place and any(t is out for out in r.outputs)), None)
-        if made is None or not made.inputs:
-            return False
-        return made.func is aten.detach.default or self._was_detached(made.inputs[0])
+        """Whether autograd takes `target`, which was written into, for another tensor than `alias`, which keeps its own history."""
+        if not self.is_differentiated or self.acquisition.fakes.detached_at(target) is not self.acquisition.fakes.detached_at(
+            alias
+        ):
+            return self.is_differentiated
+        is_known = self.acquisition.fakes.proxy_of(target) is not None
+        return is_known and self.acquisition.requires_grad(alias) and not self.acquisition.requires_grad(target)
 
     def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         """Record what tensors became that share memory with `target`, which was changed."""
+        detached = [alias for alias in aliases if self._is_detached(target, alias)]
+        attached = [alias for alias in aliases if all(alias is not t for t in detached)]
+        self._renew_from(attached, target, attached, are_detached=False)
+        self._renew_from(detached, target, aliases, are_detached=True)
+
+    def _renew_from(
+        self, aliases: Sequence[torch.Tensor], target: torch.Tensor, known: Sequence[torch.Tensor], *, are_detached: bool
+    ) -> None:
+        """Record what `aliases` became, by what is `known` of the memory of `target`; they keep their history if they `are_detached`."""
         for alias in aliases:
             if aliasing.is_reshaped(alias, target):
-                self._become(alias, aten.view.default, (target, list(alias.shape)), is_detached=self._is_detached(target, alias))
+                self._become(alias, aten.view.default, (target, list(alias.shape)), is_detached=are_detached)
         others = [alias for alias in aliases if not aliasing.is_reshaped(alias, target)]
         if not others:
             return
-        base = aliasing.whole((target, *aliases))
+        base = aliasing.whole((target, *known))
         if base is None:
             places = {id(t): tuple(aliasing.place(t)) for t in (target, *others)}
             for alias in others:
                 arguments = (alias, places[id(alias)], target, places[id(target)])
-                self._become(alias, aliasing.written_over, arguments, is_detached=self._is_detached(target, alias))
+                self._become(alias, aliasing.written_over, arguments, is_detached=are_detached)
             return
         with torch.no_grad():
             if base is target or aliasing.is_reshaped(base, target):
@@ -209,7 +212,7 @@ class Writing(TorchDispatchMode):
             else:
                 found = self.call(aliasing.with_written, (base, aliasing.order(base), target, *aliasing.place(target)), {})
         for alias in others:
-            self._become(alias, aliasing.taken_out, (found, *aliasing.place(alias)), is_detached=self._is_detached(target, alias))
+            self._become(alias, aliasing.taken_out, (found, *aliasing.place(alias)), is_detached=are_detached)
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor, operands: Iterable[torch.Tensor]) -> None:
         why = None
