@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.seeds import seeded
-from thunder_norm.errors import AcquiredAnewWarning
+from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad
 import thunder
 
@@ -408,3 +408,20 @@ def test_a_function_of_the_call_that_is_gone_has_no_defaults_to_compare():
         torch.testing.assert_close(jitted(x), 2 * x)
         gc.collect()
     assert thunder.cache_misses(jitted) == 1
+
+
+def test_hooks_of_all_modules_are_seen_when_they_come_and_go():
+    inner = nn.Linear(2, 2)
+    f = thunder.jit(lambda x: inner(x), transforms=[NormTransform()])
+    jitted = thunder.jit(inner, transforms=[NormTransform()])
+    jitted(X)
+    torch.testing.assert_close(f(X), inner(X))
+    hook = nn.modules.module.register_module_forward_hook(lambda module, args, out: out * 2)
+    try:
+        torch.testing.assert_close(f(X), inner(X))
+        with pytest.raises(UnsupportedOpError, match="a hook for all modules"):
+            jitted(X)
+    finally:
+        hook.remove()
+    torch.testing.assert_close(f(X), inner(X))
+    torch.testing.assert_close(jitted(X), inner(X))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
+import warnings
+from collections import Counter, deque
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 import thunder_norm
-from thunder_norm.errors import AcquiredAnewWarning
+from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
 
@@ -57,7 +61,106 @@ def sums(iterator) -> Callable:
     return f
 
 
+def taken_from_a_list() -> Callable:
+    left = [3, 2]
+
+    def f(x):
+        while left:
+            x = x * left.pop()
+        return x
+
+    return f
+
+
+def taken_from_a_dict() -> Callable:
+    """A registry whose entries are made when they are asked for first."""
+    waiting, made = {"a": [("one", lambda: 2.0)], "b": [("two", lambda: 3.0)]}, {}
+
+    def f(x):
+        for key in ("a", "b", "c"):
+            if key in waiting:
+                for name, make in waiting[key]:
+                    made[name] = make()
+                del waiting[key]
+        return x * made["two"]
+
+    return f
+
+
+def cleared() -> Callable:
+    numbers = {"a": 5}
+
+    def f(x):
+        total = sum(numbers.values()) if numbers else 1
+        numbers.clear()
+        return x * total
+
+    return f
+
+
+def appended() -> Callable:
+    history = []
+
+    def f(x):
+        history.append(2)
+        return x * sum(history) * len(history)
+
+    return f
+
+
+def put_into(kept, put) -> Callable:
+    def f(x):
+        put(kept)
+        return x * len(kept)
+
+    return f
+
+
+def counted() -> Callable:
+    times = Counter()
+
+    def f(x):
+        times["calls"] += 1
+        return x * times["calls"]
+
+    return f
+
+
+def of_a_class() -> Callable:
+    class Layer:
+        times = 0
+
+        def __call__(self, x):
+            type(self).times += 1
+            return x * self.times
+
+    layer = Layer()
+    return lambda x: layer(x)
+
+
+def kept_after_the_first_call() -> Callable:
+    kept = {}
+
+    def f(x):
+        if "size" not in kept:
+            kept["size"] = x.shape[0]
+            return x * 10
+        return x * kept["size"]
+
+    return f
+
+
 MAKES = {
+    "taken from a list": taken_from_a_list,
+    "taken from a dict": taken_from_a_dict,
+    "cleared": cleared,
+    "appended": appended,
+    "put into a set": lambda: put_into(set(), lambda kept: kept.add(len(kept))),
+    "put into a queue": lambda: put_into(deque(maxlen=2), lambda kept: kept.append(1)),
+    "put into a dict": lambda: put_into({}, lambda kept: kept.update({len(kept): 1})),
+    "counted": counted,
+    "a counter of a class": of_a_class,
+    "kept after the first call": kept_after_the_first_call,
     "a counter in a closure": in_a_closure,
     "a counter in a global": in_a_global,
     "a word in a closure": of_words,
@@ -85,6 +188,52 @@ def test_each_call_moves_on(make, way):
         results = [jitted(x) for _ in range(3)]
     for result in results:
         torch.testing.assert_close(result, eager(x))
+
+
+def test_what_changes_nothing_any_more_is_acquired_once_more():
+    jitted, x = thunder.jit(kept_after_the_first_call(), transforms=[NormTransform()]), torch.arange(3.0)
+    with pytest.warns(AcquiredAnewWarning):
+        results = [jitted(x) for _ in range(4)]
+    torch.testing.assert_close(results, [x * 10, x * 3, x * 3, x * 3])
+    assert thunder.cache_misses(jitted) == 2
+
+
+def test_what_is_put_there_anew_with_the_same_in_it_is_no_change():
+    class Config:
+        def __init__(self, size):
+            self.size, self.scale, self.itself = size, [2.0, {"a": (1, lambda: size)}], self
+
+    kept = SimpleNamespace(config=None)
+
+    def f(x):
+        kept.config = Config(3)
+        return x * kept.config.scale[0]
+
+    jitted, x = thunder.jit(f, transforms=[NormTransform()]), torch.arange(3.0)
+    with pytest.warns(AcquiredAnewWarning):
+        assert all(torch.equal(jitted(x), x * 2) for _ in range(4))
+    assert thunder.cache_misses(jitted) == 2
+
+
+def test_caches_of_installed_packages_are_filled_in_one_acquisition(monkeypatch):
+    """As those of einops and einx: a global variable of theirs has another entry after the first call, and lacks one."""
+    package = ModuleType("a_package_with_a_cache")
+    package.__file__ = "/somewhere/site-packages/a_package_with_a_cache.py"
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    source = "waiting, made = {'a': 2.0}, {}\ndef scale(x):\n    if 'a' in waiting:\n        made['a'] = waiting.pop('a')\n    return x * made['a']"
+    exec(source, vars(package))
+    jitted, x = thunder.jit(lambda x: package.scale(x), transforms=[NormTransform()]), torch.arange(3.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AcquiredAnewWarning)
+        assert all(torch.equal(jitted(x), x * 2) for _ in range(3))
+    assert thunder.cache_misses(jitted) == 1
+
+
+@pytest.mark.parametrize("take", [lambda kept: kept.pop(0), lambda kept: kept.pop()])
+def test_a_tensor_that_is_taken_out_of_a_list_is_refused(take):
+    kept = [torch.ones(3), torch.zeros(3)]
+    with pytest.raises(UnsupportedOpError, match="taken out of a list"), pytest.warns(AcquiredAnewWarning):
+        thunder.jit(lambda x: x + take(kept), transforms=[NormTransform()])(torch.ones(3))
 
 
 def test_what_asks_an_iterator_for_nothing_is_acquired_once():

@@ -15,7 +15,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Place:
         read: what it holds now, in the same form.
         write: makes it hold such values.
         at: the same place of another owner, if it is one of an object or a container.
+        is_of_others: whether it is a global variable or a class of an installed package, or only found in one.
     """
 
     owner: Any
@@ -43,11 +44,20 @@ class Place:
     read: Callable[[], Any]
     write: Callable[[Any], None]
     at: Callable[[Any], Place] | None = None
+    is_of_others: bool = False
 
     @property
     def is_changed(self) -> bool:
         """Whether it holds other objects now, or in another order."""
         return not is_same(self.held, self.read())
+
+    def named(self, key: Any) -> str:
+        """What it holds under a key, for the program's author."""
+        if isinstance(self.owner, types.FunctionType):
+            is_global = isinstance(self.held, dict)
+            return f"{key!r}, a variable" if is_global else f"a variable that {self.owner.__name__} closes over"
+        is_container = isinstance(self.owner, dict | list | set | collections.deque) and self.at is not None
+        return f"a {type(self.owner).__name__} that was there before" if is_container else f"{key!r} of {described(self.owner)}"
 
     def restore(self) -> None:
         """Let it hold what it held."""
@@ -62,6 +72,12 @@ def is_same(a: Any, b: Any) -> bool:
     if isinstance(a, set):
         return a == b
     return all(map(operator.is_, a, b)) and (not isinstance(a, dict) or all(map(operator.is_, a.values(), b.values())))
+
+
+def described(owner: Any) -> str:
+    """What holds something, for the program's author."""
+    name = owner.__qualname__ if isinstance(owner, type | types.FunctionType) else ""
+    return f"{type(owner).__name__} {name}".strip()
 
 
 def place_of_contents(value: Any) -> Place:
@@ -100,7 +116,13 @@ class Reachable:
         self._seen: dict[int, Any] = {}  # kept alive: an id stays its object's
         self._named: set[str] = {"forward", "__call__"}  # by code that may run
         self._methods: dict[str, list[Any]] = {}  # that no code has named so far
-        pending = list(roots)
+        self._of_others: list[Any] = []  # what global variables of installed packages hold: followed last
+        self._is_among_others = False
+        self._follow(list(roots))
+        self._is_among_others = True
+        self._follow(self._of_others)
+
+    def _follow(self, pending: list[Any]) -> None:
         while pending:
             value = pending.pop()
             if isinstance(value, ATOMS) or id(value) in self._seen:
@@ -143,10 +165,13 @@ class Reachable:
         return self._enter_object(value)
 
     def _note(self, owner: Any, held: Any, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
-        self.places.append(Place(owner, held, read, write))
+        self._add(Place(owner, held, read, write, is_of_others=_is_installed(owner)))
+
+    def _add(self, place: Place) -> None:
+        self.places.append(replace(place, is_of_others=True) if self._is_among_others else place)
 
     def _enter_container(self, value: Any) -> Iterable[Any]:
-        self.places.append(place_of_contents(value))
+        self._add(place_of_contents(value))
         held = self.places[-1].held
         return [*(held.values() if isinstance(held, dict) else held), *self._attributes(value)]
 
@@ -161,10 +186,10 @@ class Reachable:
         own = getattr(value, "__dict__", None)
         found: list[Any] = []
         if type(own) is dict:
-            self.places.append(place_of_attributes(value))
+            self._add(place_of_attributes(value))
             found.extend(own.values())
         if any(True for cls in type(value).__mro__ if not is_of_library(cls) for _ in slots_of(cls)):
-            self.places.append(place_of_slots(value))
+            self._add(place_of_slots(value))
             found.extend(v for v in self.places[-1].held.values() if v is not _UNBOUND)
         return found
 
@@ -198,7 +223,9 @@ class Reachable:
         names = [n for n in _names(fn.__code__) if n in fn.__globals__ or n in _stored_globals(fn.__code__)]
         read = functools.partial(_read_globals, fn.__globals__, names)
         self._note(fn, read(), read, functools.partial(_write_globals, fn.__globals__))
-        found = [v for v in read().values() if v is not _UNBOUND]
+        variables = [v for v in read().values() if v is not _UNBOUND]
+        found: list[Any] = [] if _is_installed(fn) else variables
+        self._of_others.extend(variables if _is_installed(fn) else ())
         for cell in fn.__closure__ or ():
             self._note(fn, _read_cell(cell), functools.partial(_read_cell, cell), functools.partial(_write_cell, cell))
             found.extend(_read_cell(cell))
@@ -208,6 +235,12 @@ class Reachable:
 def is_of_library(value: Any) -> bool:
     """Whether a class or function is of the standard library, torch or another that the walk does not follow."""
     return (getattr(value, "__module__", None) or "builtins").partition(".")[0] in _LIBRARIES
+
+
+def _is_installed(value: Any) -> bool:
+    """Whether a class or function is of an installed package."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    return "site-packages" in (getattr(module, "__file__", None) or "")
 
 
 def _is_generator(value: Any) -> bool:

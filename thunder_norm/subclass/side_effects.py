@@ -2,7 +2,8 @@
 
 Thunder's interpreter runs Python on the user's own objects: a dict that caches a tensor would hold a proxy from then on, and attributes
 of the jitted module itself are forgotten.  Both are taken out of the user's objects and written by the epilogue, with the tensors of the
-call at hand; a guard sees that the places hold what they held.  What has no tensor in it stays as Python did it, once.
+call at hand; a guard sees that the places hold what they held.  What has no tensor in it stays as Python did it, and if another call
+would do it again, its trace is for one call.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import contextvars
 import enum
 import functools
-import types
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +20,11 @@ import torch
 
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.escapes import escape
-from thunder_norm.model_state.reachable import Place, Reachable, ways_to
+from thunder_norm.model_state.reachable import Place, Reachable, described, ways_to
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
 from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.bindable import bindable, guard, guard_arguments
 from thunder_norm.tracing.provenances import provenance_of, walked
 from thunder_norm.tracing.translation import proxy_like
@@ -220,6 +221,8 @@ class SideEffects:
         # what was there stays what is there in the call at hand
         values = [_Same(position[id(v)]) if id(v) in position else v for v in (after.get(k, _ABSENT) for k in touched)]
         if not is_of_argument and not holds_proxies(values):
+            if not place.is_of_others:  # their caches: what they do is taken to be the same in each call
+                own_changes.note(place.named(touched[0]), {k: (before.get(k, _ABSENT), after.get(k, _ABSENT)) for k in touched})
             return
         place.write(held)
 
@@ -233,7 +236,7 @@ class SideEffects:
             current = place.read()
             return {k: current.get(k, _ABSENT) for k in touched} if is_map else current
 
-        what = f"what {_described(place.owner)} holds"
+        what = f"what {described(place.owner)} holds"
         if not is_of_argument:
             self._write(epilogue, acquisition, values, what, lambda new: put_at(place, new))
             self._guard(acquisition, looked_at(place), lambda: looked_at(place))
@@ -300,11 +303,6 @@ class _Same:
     """What is held at a place already, under a key or at a position."""
 
     key: Any
-
-
-def _described(owner: Any) -> str:
-    name = owner.__qualname__ if isinstance(owner, type | types.FunctionType) else ""
-    return f"{type(owner).__name__} {name}".strip()
 
 
 def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:

@@ -42,7 +42,7 @@ from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
 from thunder_norm.tracing.surroundings import ITERATORS, Surroundings
 from thunder_norm.tracing.value_kinds import ValueKinds
-from thunder_norm.tracing.ways import LEFT_OUT, Path, Ways, path_of
+from thunder_norm.tracing.ways import GONE, LEFT_OUT, Path, Ways, path_of
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_CALLBACKS, ProvenanceRecord, WrappedValue
@@ -89,9 +89,9 @@ class Guards:
     """What one acquisition has looked at: for each way, what was there, and of two ways whether they led to one object."""
 
     roots: dict[str, Any]
+    surroundings: Surroundings
     conditions: dict[tuple[Path, str, Any], Any] = field(default_factory=dict)
     meetings: dict[tuple[Path, Path], bool] = field(default_factory=dict)
-    surroundings: Surroundings = field(default_factory=Surroundings)
 
 
 _current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunder_norm_guards", default=None)
@@ -101,7 +101,7 @@ _current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunde
 def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
     """Note what the jitted function looks at meanwhile."""
     _KINDS.forget()
-    token = _current.set(Guards({"fn": fn, "args": args, "kwargs": kwargs}))
+    token = _current.set(Guards({"fn": fn, "args": args, "kwargs": kwargs}, Surroundings(fn)))
     try:
         with REPLACEMENTS.in_place():
             yield
@@ -365,7 +365,7 @@ def _kept(guards: Guards, ways: Ways) -> list[tuple[Path, str, Any, Any]]:
     for (path, kind, detail), expected in guards.conditions.items():
         is_code = kind == "is" and not isinstance(expected, (type(None), torch.dtype, enum.Enum))
         found = ways.end_of_code(path) if is_code else ways.end(path)
-        if found is not LEFT_OUT and holds(found, kind, detail, expected):
+        if found is not LEFT_OUT and found is not GONE and holds(found, kind, detail, expected):
             kept.append((path, kind, detail, expected))
     return kept
 
@@ -376,7 +376,7 @@ def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path, bool]]:
     return [
         (a, b, is_one)
         for a, b, is_one, one, other in found
-        if one is not LEFT_OUT and other is not LEFT_OUT and (one is other) is is_one
+        if all(v is not LEFT_OUT and v is not GONE for v in (one, other)) and (one is other) is is_one
     ]
 
 

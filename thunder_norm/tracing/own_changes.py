@@ -1,18 +1,24 @@
-"""Variables that a program reads and changes itself: counters in globals and closures.
+"""What a program reads and changes itself: counters in variables and classes, lists that it appends to, entries that it takes out of dicts.
 
-Python changes them once, while the trace is acquired, before the prologue looks at them.  The trace holds the number of one call, and the
-next one is acquired anew.
+Python changes them once, while the trace is acquired, before the prologue looks at them.  The trace holds the numbers of one call, and the
+next one is acquired anew, until a call changes nothing any more: one that finds in a cache what the one before has put there.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
 import warnings
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
-from thunder_norm.errors import AcquiredAnewWarning, with_details
-from thunder_norm.tracing import guards
-from thunder_norm.tracing.ways import LEFT_OUT, Path, Ways, path_of
-from thunder.core.proxies import Proxy
+import torch
+
+from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
+from thunder_norm.tracing import guards, snapshots
+from thunder_norm.tracing.aliases import is_given_as
+from thunder_norm.tracing.ways import GONE, LEFT_OUT, Path, Ways, path_of
+from thunder.core.proxies import Proxy, TensorProxy
 
 _OF_VARIABLES = (("attribute", "__globals__"), ("attribute", "cell_contents"))
 _NUMBERS_AND_WORDS = (bool, int, float, complex, str)
@@ -24,21 +30,40 @@ def let_be(ctx: Any, roots: dict[str, Any]) -> None:
     Args:
         ctx: Thunder's, of the acquisition.
         roots: what ways to variables begin at.
+
+    Raises:
+        UnsupportedOpError: the program uses a tensor that it has taken out of where a prologue would look for it.
     """
-    ways, kept, changed = Ways(roots), [], []
-    for constraint in ctx._constraints:
-        path = _variable(constraint)
-        if path is not None and _is_another(ways.end(path), constraint[2]):
-            changed.append(str(path[-1][1] if path[-1][1] != "cell_contents" else "a variable of a closure"))
-        else:
-            kept.append(constraint)
-    if not changed:
+    ways = Ways(roots)
+    changed = [c for c in ctx._constraints if _is_changed_variable(c, ways)]
+    if changed:
+        name = path_of(changed[0][1].history)[-1][1]  # type: ignore[index]
+        _acquire_anew("a variable of a closure" if name == "cell_contents" else str(name))
+    is_changing = guards.is_of_one_call()
+    used = {p.name for b in ctx.computation_trace.bound_symbols for p in b.flat_proxy_args}
+    ctx._constraints[:] = [c for c in ctx._constraints if not _is_outdated(c, ways, used, is_changing)]
+
+
+def note(what: str, changes: dict[Any, tuple[Any, Any]]) -> None:
+    """Note that the program has changed something, which stays as Python changed it.
+
+    Where the same change leaves things as they are when it is made again, what is acquired next holds for all calls.
+
+    Args:
+        what: it is, in words.
+        changes: what was under each key, and what is now.
+    """
+    if not all(_is_alike(then, now) for then, now in changes.values()):
+        _acquire_anew(what)
+
+
+def _acquire_anew(what: str) -> None:
+    if guards.is_of_one_call():
         return
-    ctx._constraints[:] = kept
     guards.use_for_one_call()
     warnings.warn(
         with_details(
-            f"the jitted function changes {changed[0]}, which it reads: its trace is acquired anew in each call",
+            f"the jitted function changes {what}, as each call does in eager mode: its trace is acquired anew in each call that changes it",
             why="what it reads goes into the trace as a number, which the next call must not have",
             instead="keep it as a tensor, or as an attribute of a module; or give it as an argument and return it",
         ),
@@ -47,12 +72,66 @@ def let_be(ctx: Any, roots: dict[str, Any]) -> None:
     )
 
 
-def _variable(constraint: tuple) -> Path | None:
-    """The way to the number or word that a constraint is of, if it is a variable of a function."""
-    if len(constraint) != 3 or not isinstance(constraint[1], Proxy) or type(constraint[2]) not in _NUMBERS_AND_WORDS:
-        return None
-    path = path_of(constraint[1].history) if constraint[1].history is not None else None
-    return path if path is not None and any(step in _OF_VARIABLES for step in path) else None
+def _is_alike(then: Any, now: Any, seen: frozenset[tuple[int, int]] = frozenset()) -> bool:
+    """Whether a program that finds one where the other was does the same."""
+    if now is then or (id(then), id(now)) in seen:
+        return True
+    if type(now) is not type(then) or isinstance(now, torch.Tensor):
+        return False
+    are_alike = functools.partial(_is_alike, seen=seen | {(id(then), id(now))})
+    if isinstance(now, FunctionType):
+        return now.__code__ is then.__code__ and are_alike(_made_of(then), _made_of(now))
+    if type(now) in (list, tuple, collections.deque):
+        return len(now) == len(then) and all(map(are_alike, then, now))
+    if isinstance(now, dict):
+        return tuple(now) == tuple(then) and all(map(are_alike, then.values(), now.values()))
+    if snapshots.same_as(then)(now):
+        return True
+    own = getattr(now, "__dict__", None)
+    return type(own) is dict and not isinstance(now, type | ModuleType) and are_alike(vars(then), own)
+
+
+def _made_of(function: FunctionType) -> tuple[Any, ...]:
+    cells = [c.cell_contents for c in function.__closure__ or () if c != CellType()]
+    return (*cells, function.__defaults__, function.__kwdefaults__)
+
+
+def _way(constraint: tuple) -> Path | None:
+    """The way to what a constraint is of."""
+    history = getattr(constraint[1], "history", None) if len(constraint) > 1 else None
+    return None if history is None else path_of(history)
+
+
+def _is_changed_variable(constraint: tuple, ways: Ways) -> bool:
+    """Whether a constraint is of a number or word that is a variable of a function, and another by now."""
+    path = _way(constraint) if _is_of_number(constraint) else None
+    return path is not None and any(step in _OF_VARIABLES for step in path) and _is_another(ways.end(path), constraint[2])
+
+
+def _is_of_number(constraint: tuple) -> bool:
+    return len(constraint) == 3 and isinstance(constraint[1], Proxy) and type(constraint[2]) in _NUMBERS_AND_WORDS
+
+
+def _is_outdated(constraint: tuple, ways: Ways, used: set[str], is_changing: bool) -> bool:
+    """Whether a constraint does not hold any more where the program has changed what it is of."""
+    path = _way(constraint)
+    if path is None or (now := ways.end(path)) is LEFT_OUT or (now is not GONE and not is_changing):
+        return False
+    if not isinstance(constraint[1], TensorProxy):
+        return now is GONE or (_is_of_number(constraint) and _is_another(now, constraint[2]))
+    is_moved = path[-1][0] == "item" and ("attribute", "_parameters") not in path and ("attribute", "_buffers") not in path
+    if not is_moved or (now is not GONE and (not isinstance(now, torch.Tensor) or is_given_as(constraint[1], now))):
+        return False
+    if constraint[1].name not in used:
+        return True
+    raise UnsupportedOpError(
+        with_details(
+            f"a tensor of shape {list(constraint[1].shape)} is taken out of a list or dict that was there before the call, and used",
+            name=constraint[1].name,
+            why="a prologue would look for it where it was, and there is another by then, or none",
+            instead="take it out before, and give it as an argument",
+        )
+    )
 
 
 def _is_another(now: Any, then: Any) -> bool:

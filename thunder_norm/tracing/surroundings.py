@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thunder_norm.errors import AcquiredAnewWarning, with_details
+from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
 from thunder_norm.tracing.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.snapshots import same_as
@@ -62,6 +62,7 @@ ITERATORS = (
 _ASK_FOR_NO_ITEM = (isinstance, callable, hasattr, getattr, id)
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _PYTHONS = random.random.__self__
+_CALLING_A_MODULE = torch.nn.Module._call_impl.__code__
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -70,12 +71,14 @@ class Surroundings:
     """What one acquisition has met.
 
     Attributes:
+        jitted: the function or module.
         functions: each function that was interpreted, with its code and what its defaults were.
         attributes: each function, property or method that was looked up in a class, by class and name.
         states: of functions that read the state of the process, by function and arguments, whether they say the same.
         is_of_one_call: whether a function was called whose result is another in each call.
     """
 
+    jitted: Any
     functions: dict[int, tuple[weakref.ref, Any, Callable[[Any], bool]]] = field(default_factory=dict)
     attributes: dict[tuple[type, str], Any] = field(default_factory=dict)
     states: dict[tuple[Callable, tuple], Callable[[Any], bool]] = field(default_factory=dict)
@@ -85,6 +88,16 @@ class Surroundings:
         """Note a function that is about to be interpreted."""
         if function.__code__ is _ENVIRONMENT.__getitem__.__code__ and len(args) == 2 and type(_value(args[1])) is str:
             self._note_state(os.environ.get, (_value(args[1]),))
+        if function.__code__ is _CALLING_A_MODULE:
+            self._note_state(_hooks_of_all_modules, ())
+            if isinstance(self.jitted, torch.nn.Module) and _hooks_of_all_modules() != (None,):
+                raise UnsupportedOpError(
+                    with_details(
+                        "a hook for all modules (torch.nn.modules.module.register_module_forward_hook) beside a jitted module",
+                        why="torch runs it around the jitted module too, once more than in eager mode",
+                        instead="jit a function that calls the module, or register the hook with the modules that it is for",
+                    )
+                )
         if id(function) not in self.functions and not is_of_others(function.__globals__):
             reference = weakref.ref(function)  # some are made by the program
             self.functions[id(function)] = reference, function.__code__, same_as(_defaults(function))
@@ -185,6 +198,12 @@ class Surroundings:
             if are_same(function(*given)):
                 args = ", ".join(map(repr, given)) if all(isinstance(a, str | int) for a in given) else f"*{name(given)}"
                 yield f"{name(are_same)}({name(function)}({args}))", f"{getattr(function, '__name__', function)} is"
+
+
+def _hooks_of_all_modules() -> tuple[Any, ...]:
+    """Those that torch runs around the forward of each module, in their order."""
+    found = torch.nn.modules.module
+    return (*found._global_forward_pre_hooks.values(), None, *found._global_forward_hooks.values())
 
 
 def _of_class(owner: type, name: str) -> Any:

@@ -17,6 +17,7 @@ from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 Path = tuple[tuple[str, Any], ...]
 
 LEFT_OUT = object()
+GONE = object()
 _KEY = "_thunder_norm_key"  # of the provenance of an item
 _KEYS = (str, int)
 # of dicts alone: another that is equal finds the same item
@@ -79,7 +80,7 @@ class Ways:
         self._passed: dict[Path, Any] = {}
 
     def end(self, path: Path) -> Any:
-        """What is at the end of a way; LEFT_OUT if user code runs on it."""
+        """What is at the end of a way; LEFT_OUT if user code runs on it, GONE if an item that was on it has been taken out."""
         return self._step(path, is_last=True, is_code=False)
 
     def end_of_code(self, path: Path) -> Any:
@@ -93,8 +94,8 @@ class Ways:
         if before not in self._passed:
             self._passed[before] = self._step(before, is_last=False, is_code=False)
         value, (step, key) = self._passed[before], path[-1]
-        if value is LEFT_OUT:
-            return LEFT_OUT
+        if value is LEFT_OUT or value is GONE:
+            return value
         return _item(value, key) if step == "item" else _attribute(value, key, len(path), is_last=is_last, is_code=is_code)
 
 
@@ -104,7 +105,7 @@ def _item(value: Any, key: Any) -> Any:
     try:
         return stored.item(value, key)
     except (KeyError, IndexError):
-        return LEFT_OUT
+        return LEFT_OUT if stored.has_own_methods(type(value)) else GONE
 
 
 def _attribute(value: Any, key: str, length: int, *, is_last: bool, is_code: bool) -> Any:
