@@ -145,6 +145,9 @@ SHARES = {
     "exp of what is bounded": lambda x, v: (lambda p: p / p.sum((1, 2), keepdim=True))(torch.exp(torch.tanh(x) * 2)),
     "products": lambda x, v: (lambda p: p / p.sum(-1).unsqueeze(-1))(torch.exp(x) * F.softplus(v)),
     "without keepdim": lambda x, v: (lambda p: p / p.sum(1)[:, None])(F.softplus(x, beta=2.0)),
+    "slots": lambda x, v: (lambda p: p / p.sum(-1, keepdim=True))(x.softmax(1) + 1e-8),
+    "softmax again": lambda x, v: (lambda p: p / p.sum(1, keepdim=True))(x.softmax(-1)),
+    "twice a number": lambda x, v: (lambda p: p / p.sum(1, keepdim=True))(0.5 + (torch.sigmoid(4 * x) + 1e-3)),
 }
 
 
@@ -229,6 +232,22 @@ def test_modes_without_a_guarantee_have_the_size_of_what_is_averaged(mode):
     with norm_mode(mode):
         for name in ("by_einsum", "scores", "pooled"):
             assert MEANS[name](t, v).norm_size.item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("weights", [lambda x: x.softmax(1) + 1e-8, lambda x: torch.relu(x) + 1e-6, lambda x: x.square() + 1e-7])
+def test_an_epsilon_does_not_say_how_small_weights_typically_are(weights):
+    """Slot attention: its slots had targets of 1e-23, as if each weight were the epsilon."""
+    torch.manual_seed(seeded())
+
+    def shares(x):
+        w = weights(x)
+        return w / w.sum(-1, keepdim=True)
+
+    at, by = torch.randn(50, 3, 16, dtype=D), torch.randn(50, 3, 16, dtype=D)
+    moved = torch.func.jvp(shares, (at,), (by,))[1].abs().sum(-1).square().mean().sqrt()
+    with norm_mode("typical"):
+        claimed = shares(RMSTensor(1.0, backing=at, perturbation_size=1.0)).perturbation_size
+    assert 0.3 * moved < claimed < 10 * moved
 
 
 def over_edges_by_scatter(x, v, index=TO):

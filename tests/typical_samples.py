@@ -149,12 +149,12 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
         Sampled(lambda x, y: torch.scatter_add(x, -1, _onto(x, [0, 2, 2, 1]), y), ((3,), (5,)), slots=(0, 1)),
     ],
     "reductions._vector_norm": [Sampled(lambda x: x.norm(dim=-1), ((8,),))],
-    "range_bounds._smallest": [
+    "_least_moduli.smallest": [
         Sampled(lambda x, y: x / (y.norm(dim=-1, keepdim=True) + 1e-9), ((4,), (16,)), sizes=((1.0, 2.0), (0.5, 0.5))),
     ],
     "written_out_exponentials.exp": [Sampled(lambda x: torch.exp(-x.abs()))],
     # what is not that of Gaussians, whose inverse has no second moment: tests/test_rules_typical_quotients.py
-    "range_bounds._is_guarded": [],
+    "_least_moduli.is_guarded": [],
     # what moves a softmax: tests/test_typical_attention.py
     "attention._attention": [],
     "softmax._softmax": [],

@@ -100,6 +100,8 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
     aliases = target.aliases()
     before = target._aliases
     result = run_rule(op, operation, args, kwargs)
+    if op_key(func) in _VIEWS and isinstance(result, NormedTensor):
+        return _turned(target, result)
     if not isinstance(result, NormedTensor) or (result.shape, result.dtype) != (target.shape, target.dtype):
         raise UnsupportedOpError(f"in-place {op_name(func)} would turn {describe(target)} into {describe(result)}")
     for x in (target, *aliases):  # the result may be the target itself, of which it is then no alias
@@ -119,6 +121,20 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
         x._assign(new[id(x)])
         x._aliases = before
     return target
+
+
+_VIEWS = frozenset(
+    "squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split()
+)  # they change no entry, nor what others see of them
+
+
+def _turned(target: NormedTensor, view: NormedTensor) -> NormedTensor:
+    """The target as another view of its own storage; what shares it stays as it is."""
+    if view.backing is target.backing:
+        return target
+    if target._is_leaf_value:
+        raise _refused(target, "was given from outside")
+    return target._assign(view)
 
 
 def _changed(

@@ -228,6 +228,10 @@ class NormedTensor(torch.Tensor):
     def _assign(self, result: NormedTensor) -> NormedTensor:
         """Take over `result`: what an in-place operation means."""
         self.__class__ = type(result)
+        if self.shape != result.shape or self.stride() != result.stride():
+            # of the wrapper, which has no entries
+            with unwatched(), torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+                torch.Tensor.as_strided_(self, result.shape, result.stride())
         self.backing, self.elem_dims = result.backing, result.elem_dims
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
         self._facts, self._range, self._spread = result._facts, result._range, result._spread

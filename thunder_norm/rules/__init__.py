@@ -56,6 +56,7 @@ from thunder_norm.rules import (
     diagonals,
     joining,
     kept_exponentials,
+    set_aside,
     kept_away,  # after what knows more of an exponential or of a softmax
     masking,
     casts,
@@ -118,6 +119,7 @@ __all__ = [
     "joining",
     "kept_away",
     "kept_exponentials",
+    "set_aside",
     "likelihoods",
     "limits",
     "linear",

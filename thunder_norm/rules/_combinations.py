@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +11,13 @@ from typing import Any
 import torch
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.kinds import L1Tensor, RMSTensor
 from thunder_norm.core.known_ranges import range_of
+from thunder_norm.core.ranges import Range
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _weights as terms
 from thunder_norm.rules._facts import Source, fact
+from thunder_norm.rules._least_moduli import smallest
 from thunder_norm.rules._shared import Constant, maximum, own_dims, refined, spread, times
 from thunder_norm.rules._weights import ZERO, Term
 from thunder_norm.rules.written_out_exponentials import Exponential
@@ -21,15 +25,16 @@ from thunder_norm.rules.written_out_exponentials import Exponential
 
 @dataclass(frozen=True, eq=False)
 class Relative:
-    """How far weights move, as a share of themselves: that of a tensor, or of a product of some, or of a sum of some."""
+    """How far weights move, as a share of themselves: that of a tensor, or of a product of some, or of a sum of some; or by each of some."""
 
     source: Source | None = None
-    factor: float = 1.0
+    factor: Constant = 1.0
     product: tuple[Relative, ...] = ()
     sum: tuple[Relative, ...] = ()
+    each: tuple[Relative, ...] = ()
 
     def size(self, known: dict[int, Constant]) -> Constant:
-        """The largest share; in a product shares add, and in a sum the largest counts."""
+        """The largest share; in a product shares add, in a sum the largest counts, and of several that hold the least."""
         if id(self) not in known:
             known[id(self)] = self._size(known)
         return known[id(self)]
@@ -37,10 +42,12 @@ class Relative:
     def _size(self, known: dict[int, Constant]) -> Constant:
         if self.source is not None and self.source.perturbation_size is not None:
             return times(self.source.perturbation_size, self.factor)
-        parts = [r.size(known) for r in (*self.product, *self.sum)]
+        parts = [r.size(known) for r in (*self.product, *self.sum, *self.each)]
         moving = [p for p in parts if isinstance(p, torch.Tensor)]
-        if not moving:
+        if not moving or self.each and len(moving) < len(parts):
             return 0.0
+        if self.each:
+            return functools.reduce(torch.minimum, moving)
         return maximum(moving) if self.sum else torch.stack(moving).sum() if len(moving) > 1 else moving[0]
 
 
@@ -106,11 +113,12 @@ class InverseOfWeights:
 
 
 Sums = Weights | Combination | InverseOfWeights
+KINDS = RMSTensor, L1Tensor  # of tensors that may be weights
 
 
 def facts(x: Any) -> tuple[Sums, ...]:
     """What is known about a tensor."""
-    return x._sums if isinstance(x, RMSTensor) else ()
+    return x._sums if isinstance(x, KINDS) else ()
 
 
 def is_zero(x: Any) -> bool:
@@ -121,7 +129,7 @@ def is_zero(x: Any) -> bool:
 
 def weights_of(x: Any, exactly: bool = True) -> Iterator[Weights]:
     """A tensor as weights, if its entries are not negative: as what is known of it, and as itself."""
-    if not isinstance(x, RMSTensor) or x.backing.is_complex():
+    if not isinstance(x, KINDS) or x.backing.is_complex():
         return
     if is_zero(x):
         yield Weights(ZERO, STILL)
@@ -132,7 +140,7 @@ def weights_of(x: Any, exactly: bool = True) -> Iterator[Weights]:
         yield Weights(terms.of_tensor(x), _relative(x, found.low))
 
 
-def _relative(x: RMSTensor, least: float) -> Relative | None:
+def _relative(x: NormedTensor, least: float) -> Relative | None:
     """An exponential moves by the share by which its exponent moves; else by what it moves over its least entry."""
     if x.perturbation_size is None:
         return STILL
@@ -140,7 +148,17 @@ def _relative(x: RMSTensor, least: float) -> Relative | None:
     if found is not None and found.argument.perturbation_size is not None:
         exponent = found.argument.tensor()
         return Relative(found.argument, refined(exponent, ()))
-    return Relative(Source.of(x), refined(x, ()) / least) if least > 0 else None
+    return Relative(Source.of(x), refined(x, ()) / smallest(x)) if least > 0 and isinstance(x, RMSTensor) else None
+
+
+def with_number(x: NormedTensor, out: NormedTensor) -> Iterator[Weights]:
+    """Weights plus a number that is not negative: they move by no larger a share of themselves than before."""
+    for w in weights_of(x, exactly=False):
+        yield replace(w, is_exact=False)
+    before = next((w.relative for w in weights_of(x) if w.relative is not None), None)
+    if before is not None:
+        now = None if before is STILL else _relative(out, (range_of(out) or Range()).low)
+        yield Weights(terms.of_tensor(out), before if now is None else Relative(each=(before, now)))
 
 
 def combinations_of(x: Any) -> Iterator[Combination]:

@@ -19,6 +19,7 @@ from thunder_norm.core.context import current_sensitivity
 from thunder_norm.core.conversions import factor
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_within
+from thunder_norm.core.perturbations import perturbation_of
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
@@ -42,6 +43,10 @@ class Source:
     def of(x: NormedTensor) -> Source:
         """The tensor as it is now."""
         return Source(type(x), x.backing, x.norm_size, x.perturbation_size, x.elem_dims, x._least)
+
+    def moving(self) -> Any:
+        """It again, without facts, and how far it moves."""
+        return self.kind._wrap(self.backing, self.norm_size, self.perturbation_size, self.elem_dims)
 
     def is_same(self, other: Source) -> bool:
         """Whether both are the same values with the same claims."""
@@ -102,10 +107,15 @@ class Alternatives(tuple):
     """Several facts about one tensor, those about where it comes from first."""
 
 
+def every_fact(x: Any) -> Alternatives:
+    """The facts about x; none if x is no normed tensor."""
+    found = x._facts if isinstance(x, NormedTensor) else None
+    return found if isinstance(found, Alternatives) else Alternatives(() if found is None else (found,))
+
+
 def fact(x: Any, kind: type[F]) -> F | None:
     """The first fact of that kind about x, if x is a normed tensor and there is one."""
-    found = x._facts if isinstance(x, NormedTensor) else None
-    return next((f for f in (found if isinstance(found, Alternatives) else (found,)) if isinstance(f, kind)), None)
+    return next((f for f in every_fact(x) if isinstance(f, kind)), None)
 
 
 def with_fact(result: NormedTensor, what: Any) -> NormedTensor:
@@ -128,6 +138,18 @@ def unconditional(op: Callable, *args: Any, **kwargs: Any) -> Any:
         if isinstance(y, NormedTensor) and y._sensitivity is not None:
             y._sensitivity = {name: _times(c, factors.get(name, 1.0)) for name, c in y._sensitivity.items()}
     return result
+
+
+def ruled(op: Callable, args: tuple, kwargs: dict[str, Any]) -> tuple[NormedTensor, torch.Tensor | None] | None:
+    """What the rules without a condition say, and how far the result moves; None if there is none for these kinds."""
+    known = normed_op(op)
+    found = known.find(args, kwargs, with_conditions=False)
+    if found is None:
+        return None
+    own, bound = found
+    prepared = own.prepare(bound)
+    result = own.run(prepared)
+    return result, perturbation_of(known, own, prepared, result)
 
 
 def _converted_by(x: Any, prepared: Any) -> Any:

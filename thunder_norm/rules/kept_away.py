@@ -24,10 +24,11 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, is_complex
+from thunder_norm.rules._least_moduli import least_modulus, says_less_than_values
 from thunder_norm.rules._shared import SAME_DIMS, Number, like, maximum, refined, rms, times
 from thunder_norm.rules.binary import product_dims
 from thunder_norm.rules.powers import reach
-from thunder_norm.rules.range_bounds import least_modulus, says_less_than_values, times_logarithm
+from thunder_norm.rules.range_bounds import times_logarithm
 
 
 def _is_kept(name: str, low: float = 0.0, high: float = math.inf) -> Callable[[dict[str, Any]], bool]:

@@ -22,10 +22,10 @@ from thunder_norm.core.context import current_mode, run_real
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.local import is_local
-from thunder_norm.core.perturbations import perturbation_of
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Alternatives, Source, fact, moves_with, unconditional
+from thunder_norm.rules import set_aside
+from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact, moves_with, ruled, unconditional
 from thunder_norm.rules._forms import ENTRY, Form, own_form
 from thunder_norm.rules._shared import times
 from thunder_norm.rules.ranges import argument
@@ -44,8 +44,7 @@ def _of(x: Source, out: NormedTensor, size: torch.Tensor, moved: torch.Tensor | 
     if fact(out, Exponential) is not None:
         return out._facts
     argument = Source(x.kind, run_real(torch.log, (out.backing,), {}), size, moved, dims)
-    before = out._facts if isinstance(out._facts, Alternatives) else () if out._facts is None else (out._facts,)
-    return Alternatives((*before, Exponential(argument, (), argument, None)))
+    return Alternatives((*every_fact(out), Exponential(argument, (), argument, None)))
 
 
 def _logistic(x: Any) -> tuple[Gate, Form] | None:
@@ -59,27 +58,21 @@ def _logistic(x: Any) -> tuple[Gate, Form] | None:
 
 def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
     """The argument's entries change their places as those of the exponential do."""
-    known = normed_op(op)
     # a method takes sizes one by one as well; the rule of expand, with an argument of its own, is that of broadcast_to
     method = torch.Tensor.expand if op is torch.broadcast_to else getattr(torch.Tensor, op.__name__)
 
     def argument_of(x: Source, args: tuple, kwargs: dict[str, Any]) -> tuple[NormedTensor, torch.Tensor | None] | None:
         """What the operation makes of x, and how far that moves."""
-        tensor = x.kind._wrap(x.backing, x.norm_size, x.perturbation_size, x.elem_dims)
-        found = known.find((tensor, *args[1:]), kwargs, with_conditions=False)
-        if found is None:
-            return None
-        own, bound = found
-        prepared = own.prepare(bound)
-        result = own.run(prepared)
-        return result, perturbation_of(known, own, prepared, result)
+        return ruled(op, (x.moving(), *args[1:]), kwargs)
 
     def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
         x = _exponential(args[0]) if args else None
         if x is not None and (moved := argument_of(x, args, kwargs)) is not None:
             return _of(x, out, moved[0].norm_size, moved[1], moved[0].elem_dims)
         found = _logistic(args[0]) if args and out._facts is None else None
-        if found is None or (moved := argument_of(found[1].x, args, kwargs)) is None:
+        if found is None:
+            return set_aside.moved(op, method, args, kwargs, out)
+        if (moved := argument_of(found[1].x, args, kwargs)) is None:
             return out._facts
         gate, form = found
         others = () if op is torch.squeeze and args[1:] == (None,) else args[1:]  # it says None by not being given

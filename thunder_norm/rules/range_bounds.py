@@ -8,21 +8,19 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import are_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import TINY
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import unconditional
-from thunder_norm.rules._shared import SAME_DIMS, Constant, Number, is_moving, refined, rms, scalar, times
+from thunder_norm.rules._least_moduli import is_guarded, says_less_than_values, smallest
+from thunder_norm.rules._shared import SAME_DIMS, Number, refined, rms, scalar, times
 from thunder_norm.rules.binary import product_dims
 from thunder_norm.rules.powers import reach
 from thunder_norm.rules.weighted_means import quotient_at_most
-
-_GUARD = 2e-2  # below, a range is there to keep a program from dividing by 0, and no typical entry is as small
 
 
 def _away_from_zero(name: str) -> Callable[[dict[str, Any]], bool]:
@@ -34,38 +32,6 @@ def _away_from_zero(name: str) -> Callable[[dict[str, Any]], bool]:
 
 def _above_zero(name: str) -> Callable[[dict[str, Any]], bool]:
     return lambda args: known_range(args[name]).low > TINY and not are_local(args)
-
-
-def _smallest(x: RMSTensor) -> Constant:
-    """The least modulus of an entry; in mode "typical" what counts in its place where entries are means of many of one sign.
-
-    A length of N Gaussians, of RMS n, has ``E 1 / l^2 = N / ((N - 2) n^2)``, and other means of many are as close to their size.  Where
-    nothing but an epsilon keeps entries from 0 (``x.clamp(min=1e-7)``) they have the size of the norm, as in `typical_quotients`.  In mode
-    "modula" all do.
-    """
-    found = known_range(x)
-    if current_mode() == "bound":
-        return least_modulus(x)
-    if current_mode() == "modula" or _is_guarded(x):
-        return x.norm_size.clamp(min=found.smallest_modulus)
-    if current_mode() != "typical" or found.averaged <= 2:
-        return found.smallest_modulus
-    share = 1.0 if math.isinf(found.averaged) else math.sqrt(1 - 2 / found.averaged)
-    return (x.norm_size * share).clamp(min=found.smallest_modulus)
-
-
-def least_modulus(x: RMSTensor) -> Constant:
-    """Of an entry of x, all of one sign: by what made x and, where they say more, by the norms at hand."""
-    found = known_range(x)
-    kept = found if found.is_above(0.0) else found.negative()
-    return found.smallest_modulus if kept.least is None else kept.least_of(x.norm_size)
-
-
-def _is_guarded(x: RMSTensor) -> bool:
-    """Whether sizes are typical ones, and the least modulus of x is an epsilon."""
-    found = known_range(x)
-    is_typical = current_mode() == "typical" and current_sensitivity() == "global"
-    return is_typical and found.averaged <= 2 and found.smallest_modulus < _GUARD
 
 
 def _is_bounded_product(args: dict[str, Any]) -> bool:
@@ -96,12 +62,6 @@ def mul_by_range(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     return rms(size, dims, sensitivity=sensitivity)
 
 
-def says_less_than_values(x: Any) -> bool:
-    """Whether it is a constant that an epsilon alone keeps away from 0 (``mask.sum() + eps``): its values are further away."""
-    is_constant = isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and not is_moving(x)
-    return is_constant and known_range(x).smallest_modulus < _GUARD
-
-
 def _divides_by_range(args: dict[str, Any]) -> bool:
     return args["rounding_mode"] is None and _away_from_zero("other")(args) and not says_less_than_values(args["other"])
 
@@ -117,7 +77,7 @@ def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | Non
     Source:      |d(1 / b)| = |db| / b^2
     Gap:         the norm of b does not count
     """
-    c = _smallest(other)
+    c = smallest(other)
     dims, k = product_dims(input, other)
     ca = refined(input, dims)
     result = rms(input.norm_size * (ca / c), dims, sensitivity={"input": ca / c, "other": input.norm_size * (k * c**-2)})
@@ -141,7 +101,7 @@ def reciprocal(input: RMSTensor) -> RMSTensor:
     Typical:     c as in `div_by_range`
     Gap:         the norm of x does not count
     """
-    c = _smallest(input)
+    c = smallest(input)
     return rms(bounded(1 / c, input.norm_size), input.elem_dims, sensitivity={"input": c**-2})
 
 
@@ -154,7 +114,7 @@ def rsqrt(input: RMSTensor) -> RMSTensor:
     Typical:     c as in `div_by_range`
     Gap:         the norm of x does not count
     """
-    c = _smallest(input)
+    c = smallest(input)
     return rms(bounded(c**-0.5, input.norm_size), input.elem_dims, sensitivity={"input": 0.5 * c**-1.5})
 
 
@@ -166,7 +126,7 @@ def sqrt(input: RMSTensor) -> RMSTensor:
     Sensitivity: c^(-1/2) / 2
     Typical:     c as in `div_by_range`
     """
-    return rms(input.norm_size.sqrt(), input.elem_dims, sensitivity={"input": 0.5 * _smallest(input) ** -0.5})
+    return rms(input.norm_size.sqrt(), input.elem_dims, sensitivity={"input": 0.5 * smallest(input) ** -0.5})
 
 
 @normed_op(torch.log).register_norm(when=_above_zero("input"))
@@ -180,7 +140,7 @@ def log(input: RMSTensor) -> RMSTensor:
     Gap:         from RMS, where all entries are as large as the reach of one; at c, where no entry is as small
     """
     c = known_range(input).low
-    if _is_guarded(input):
+    if is_guarded(input):
         n = input.norm_size.clamp(min=c)
         return rms((n.log().square() + 1).sqrt(), input.elem_dims, sensitivity={"input": n.reciprocal()})
     by_slope = input.norm_size / c + (abs(math.log(c)) + 1)

@@ -23,13 +23,11 @@ from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _weights as terms
-from thunder_norm.rules._combinations import Combination, InverseOfWeights, Relative, Sums, Weights, facts, weights_of
+from thunder_norm.rules._combinations import KINDS, Combination, InverseOfWeights, Relative, Sums, Weights, facts, weights_of
 from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import rms, times
 from thunder_norm.rules.einsum import equation_labels
 from thunder_norm.rules.weighted_places import placed
-
-_KINDS = RMSTensor, L1Tensor
 
 Match = tuple[Combination, Weights, float]  # and the factor of their quotient
 
@@ -131,7 +129,7 @@ def mul(input: RMSTensor, other: RMSTensor) -> NormedTensor:
 def _share_of_sum(args: Mapping[str, Any]) -> tuple[ed.Dims, float, list[Relative]] | None:
     """Over which dimensions weights are divided by their sum, by what their shares are multiplied, and by which share they move."""
     a, b = args["input"], args["other"]
-    if args["rounding_mode"] is not None or not (isinstance(a, _KINDS) and isinstance(b, _KINDS)) or a.ndim < b.ndim:
+    if args["rounding_mode"] is not None or not (isinstance(a, KINDS) and isinstance(b, KINDS)) or a.ndim < b.ndim:
         return None
     dims = tuple(d for d in range(-a.ndim, 0) if a.shape[d] != 1 and (-d > b.ndim or b.shape[d] == 1))
     for w in weights_of(a) if dims else ():
@@ -145,7 +143,7 @@ def _share_of_sum(args: Mapping[str, Any]) -> tuple[ed.Dims, float, list[Relativ
 
 
 @normed_op(torch.div).register_norm(when=lambda args: _share_of_sum(args) is not None)
-def div_by_own_sum(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> NormedTensor:
+def div_by_own_sum(input: RMSTensor | L1Tensor, other: RMSTensor | L1Tensor, *, rounding_mode: str | None = None) -> NormedTensor:
     """Weights over their sum.
 
     Value:       1, L1 over the dimensions of the sum      (an equality, or less where something is added to the sum)

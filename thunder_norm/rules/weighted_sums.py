@@ -32,6 +32,7 @@ from thunder_norm.rules._combinations import (
     joined,
     weighted,
     weights_of,
+    with_number,
 )
 from thunder_norm.rules._facts import Source
 from thunder_norm.rules._shared import dims_tuple, refined
@@ -85,6 +86,7 @@ def _by_share(factor: Callable[..., float]) -> Rule:
 
 register(_by_share(lambda args, kwargs: 1.0), torch.sigmoid)
 register(_by_share(lambda args, kwargs: float(argument(args, kwargs, 1, "beta", default=1.0))), F.softplus)
+register(_by_share(lambda args, kwargs: 2.0), F.softmax)  # d log p_j = dx_j - sum p dx
 
 
 # -- products and sums ----------------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def _sum(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
         return ()
     for x, c in ((a, b), (b, a)):
         if isinstance(c, int | float) and not isinstance(c, bool):
-            return few(replace(w, is_exact=False) for w in weights_of(x, exactly=False)) if c >= 0 else ()
+            return few(with_number(x, out)) if c >= 0 and isinstance(x, NormedTensor) else ()
         if (
             (is_zero(x) or isinstance(x, torch.Tensor) and is_zero_constant(x))
             and isinstance(c, NormedTensor)

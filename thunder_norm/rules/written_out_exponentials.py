@@ -32,7 +32,17 @@ from thunder_norm.core.ranges import OfEntries, Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._derived import are_of_one, with_facts
-from thunder_norm.rules._facts import Masked, SoftmaxOf, Source, fact, moves_with, unconditional, with_fact
+from thunder_norm.rules._facts import (
+    Alternatives,
+    Masked,
+    SoftmaxOf,
+    Source,
+    every_fact,
+    fact,
+    moves_with,
+    unconditional,
+    with_fact,
+)
 from thunder_norm.rules._forms import Form
 from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._shared import Number, dims_tuple, rms
@@ -43,11 +53,15 @@ Dim = int | Sequence[int] | None
 
 @dataclass(frozen=True, eq=False)
 class Bounding:
-    """A fact: for each group over `dims` a number that no entry of x exceeds: the largest, or, if `is_log_sum`, log sum exp x."""
+    """A fact: for each group over `dims` a number that no entry of x exceeds: the largest, or more; log sum exp x if `is_log_sum`.
+
+    The dimensions are still there with size 1, but for one that `is_reduced`.
+    """
 
     x: Source
     dims: ed.Dims
     is_log_sum: bool
+    is_reduced: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,27 +135,36 @@ def _entries(masked: Masked, x: NormedTensor) -> NormedTensor:
 @normed_op(torch.amax).register_norm(when=_is_rms)
 def amax(input: RMSTensor, dim: Dim = None, keepdim: bool = False) -> NormedTensor:
     """The largest entry: as ever, and of what."""
-    result = unconditional(torch.amax, _unmasked(input, dims_tuple(dim, input.ndim)), dim, keepdim)
-    return with_fact(result, Bounding(Source.of(input), dims_tuple(dim, input.ndim), False)) if keepdim else result
+    dims = dims_tuple(dim, input.ndim)
+    result = unconditional(torch.amax, _unmasked(input, dims), dim, keepdim)
+    return _bounds(result, input, dims, keepdim)
 
 
 @normed_op(torch.max).register_norm(when=lambda args: isinstance(args["dim"], int))
 def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
     """The largest entry: as ever, and of what."""
-    result, index = unconditional(torch.max, _unmasked(input, dims_tuple(dim, input.ndim)), dim, keepdim)
-    return (with_fact(result, Bounding(Source.of(input), dims_tuple(dim, input.ndim), False)) if keepdim else result), index
+    dims = dims_tuple(dim, input.ndim)
+    result, index = unconditional(torch.max, _unmasked(input, dims), dim, keepdim)
+    return _bounds(result, input, dims, keepdim), index
 
 
 @normed_op(torch.logsumexp).register_norm(when=_is_rms)
 def logsumexp(input: RMSTensor, dim: Any, keepdim: bool = False) -> NormedTensor:
     """log sum exp x: as ever, and of what."""
-    result = unconditional(torch.logsumexp, input, dim, keepdim)
-    return with_fact(result, Bounding(Source.of(input), dims_tuple(dim, input.ndim), True)) if keepdim else result
+    return _bounds(unconditional(torch.logsumexp, input, dim, keepdim), input, dims_tuple(dim, input.ndim), keepdim, True)
+
+
+def _bounds(result: NormedTensor, x: NormedTensor, dims: ed.Dims, keepdim: bool, is_log_sum: bool = False) -> NormedTensor:
+    if not keepdim and len(dims) > 1:
+        return result
+    return with_fact(result, Alternatives((Bounding(Source.of(x), dims, is_log_sum, not keepdim),)))
 
 
 def _bounding(x: Any, of: Any) -> Bounding | None:
-    found = fact(x, Bounding)
-    return found if found is not None and isinstance(of, NormedTensor) and found.x.is_same(Source.of(of)) else None
+    if not isinstance(of, NormedTensor):
+        return None
+    own = Source.of(of)
+    return next((f for f in every_fact(x) if isinstance(f, Bounding) and not f.is_reduced and f.x.is_same(own)), None)
 
 
 @normed_op(torch.detach).register_norm(when=_knows(Bounding, "input"))
