@@ -27,7 +27,6 @@ EAGER, TRACED, META, MODULAR, REPORT = "eager", "traced", "meta", "modular", "re
 NORMED = (EAGER, TRACED, META, MODULAR, REPORT)
 # What cannot be, and the words that say why: in these ways to norms ("real": plain tensors too).
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "packed sequence": ("padded sequence", ("real", *NORMED)),
     "VAE": ("normal distribution is unbounded", (EAGER, TRACED, META, MODULAR)),
     "spectral_norm": ("division by a normed tensor", (TRACED, META, MODULAR)),
     "EMA buffer": ("'ema', which is on the meta device", (META,)),

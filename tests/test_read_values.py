@@ -18,7 +18,7 @@ from tests.seeds import seeded
 from thunder_norm import RMSTensor, normed
 from thunder_norm.errors import AcquiredAnewWarning, DataDependentError, UnsupportedOpError
 from thunder_norm.subclass import data_sizes
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform, grad
 import thunder
 
 INPUTS = [torch.tensor(v) for v in ([1.0, 2.0, 0.5], [-1.0, 2.0, -3.5], [0.25, 4.0, 3.0], [-2.0, -1.0, -3.0])]
@@ -308,3 +308,48 @@ def test_sizes_that_are_given_as_tensors_are_eagers(name: str, kind: type) -> No
         else:
             compare(opened(jf(TwoTensor(x.clone(), x.clone()), n)), opened(f(TwoTensor(x.clone(), x.clone()), n)))
     assert thunder.cache_misses(jf) == 2
+
+
+# -- texts of values ------------------------------------------------------------------------------------------------------------
+
+TEXTS = {
+    "a number, formatted": lambda y: f"{y.sum().item():.2f}",
+    "a number": lambda y: f"{y.sum().item()} {y.sum().item()!r}",
+    "a tensor of one entry": lambda y: f"{y.sum():.1f}",
+    "a tensor": lambda y: f"{y}",
+    "str and repr": lambda y: str(2 * y) + repr(y[0]) + str(y[0].item()),
+    "%": lambda y: "%s %.2f %d" % (y, y[0].item(), 3),  # noqa: UP031
+    "str.format": lambda y: "{:.3f} {}".format(y[0], y[1].item()),  # noqa: UP032
+    "of a list": lambda y: f"{[y[0], 2.0]}",
+    "of numbers alone": lambda y: f"{torch.ones(2) * 2}",
+    "a key": lambda y: {"1": y + 1, "3": y}[f"{y[0].item():.0f}"],
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+def test_texts_of_values_are_those_of_the_call(transform, name):
+    jf = thunder.jit(TEXTS[name], transforms=[transform()])
+    for y in (torch.tensor([1.25, 2.0]), torch.tensor([3.0, 4.5])):
+        assert repr(jf(y)) == repr(TEXTS[name](y))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f, y: thunder.jit(f, transforms=[CheckpointTransform()])(y),
+        lambda f, y: thunder.jit(f, transforms=[NormTransform()])(y.requires_grad_()),  # torch writes what made it
+        lambda f, y: thunder.jit(f, transforms=[SubclassTransform()])(TwoTensor(y, y)),
+        lambda f, y: grad(lambda y: (f(y), y.sum())[1])(y),
+    ],
+    ids=["without values", "of what requires grad", "of a wrapper", "in a function under a transform"],
+)
+def test_texts_that_are_not_known_are_refused(call):
+    with pytest.raises((DataDependentError, UnsupportedOpError), match="the text of a"):
+        call(lambda y: f"{3 * y:}", torch.tensor([1.25, 2.0]))
+
+
+def test_what_cannot_be_iterated_over_is_pythons_error():
+    for f in (lambda x: dict([1]), lambda x: [a for a, b in [(1, 2), 3]]):  # noqa: C406
+        with pytest.raises(TypeError):
+            thunder.jit(f, transforms=[NormTransform()])(torch.ones(2))

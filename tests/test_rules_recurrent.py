@@ -12,7 +12,6 @@ from tests.seeds import seeded
 from tests.within_norms import actual_norm
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.audit import Ball, Case
-from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.rules.recurrent import _blocks, geometric, gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
 
 D = torch.float64
@@ -114,11 +113,6 @@ def test_a_cell_is_a_layer_of_one_step(cell, layer):
     out = whole(x.unsqueeze(0))[0][0]
     torch.testing.assert_close(state.backing, out.backing)
     assert state.norm_size.item() == pytest.approx(out.norm_size.item())
-
-
-def test_packed_sequences_are_refused():
-    with pytest.raises(UnsupportedOpError, match="padded sequence"):
-        nn.utils.rnn.pack_padded_sequence(RMSTensor.of(torch.randn(4, 2, 3)), torch.tensor([4, 2]))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 16])

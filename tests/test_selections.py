@@ -75,9 +75,55 @@ PROGRAMS = {
     "numbers in tensors": lambda x: _set(_start(x), x > 0, x[x > 0] * torch.tensor(3) + torch.tensor([0.5]) + torch.tensor(2.0)),
     "sum and mean": lambda x: _start(x)[_start(x) > 0].mean() + (x[x < 0] ** 2).sum(),
     "functions that write": lambda x: _written(x, lambda t: F.elu_(t)),
+    "means of rows": lambda x: x[x[:, 0] > -0.2].mean(0) + x[x > 0].logsumexp(0) + x[x[:, 0] > -0.2].sum(dim=0),
+    "softmax of rows": lambda x: _set(
+        _start(x), x[:, 0] > -0.2, x[x[:, 0] > -0.2].softmax(1) - x[x[:, 0] > -0.2].amax(-1, keepdim=True)
+    ),
+    "a contrast of rows": lambda x: (y := x[x[:, 0] > -0.2]).logsumexp(-1).mean() - y.mean(1).sum(),
     "farthest points": _farthest_points,
     "projected distributions": _projected,
 }
+
+
+LABELS, ROWS = torch.tensor([[1, 9, 3], [-1, 2, 0]]), torch.tensor([[True, False, True], [False, True, True]])
+WEIGHT = torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
+# losses of x [2, 3, 4] and labels, of which those that are left out mean nothing
+LOSSES = {
+    "cross_entropy": lambda x, y, m: F.cross_entropy(x[m], y[m]),
+    "cross_entropy, summed, smoothed": lambda x, y, m: F.cross_entropy(x[m], y[m], reduction="sum", label_smoothing=0.1),
+    "cross_entropy, weighted": lambda x, y, m: F.cross_entropy(x[m], y[m], WEIGHT, ignore_index=2),
+    "cross_entropy of probabilities": lambda x, y, m: F.cross_entropy(x[m], x[m].detach().softmax(-1)),
+    "a module": lambda x, y, m: torch.nn.CrossEntropyLoss(ignore_index=3)(x[m], y[m]),
+    "nll_loss": lambda x, y, m: F.nll_loss(F.log_softmax(x[m], dim=-1), y[m]),
+    "mse_loss": lambda x, y, m: F.mse_loss(x[m], 2 * x[m].detach()),
+    "l1_loss": lambda x, y, m: F.l1_loss(x[..., 0][m], y[m].to(x.dtype), reduction="sum"),
+    "smooth_l1_loss": lambda x, y, m: F.smooth_l1_loss(x[..., 0][m], y[m].to(x.dtype), beta=0.5),
+    "binary_cross_entropy_with_logits": lambda x, y, m: F.binary_cross_entropy_with_logits(x[m], (x > 0).to(x.dtype)[m]),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_what_a_mask_selects(name):
+    torch.manual_seed(seeded(1))
+    xs, masks = torch.randn(2, 2, 3, 4, dtype=torch.float64), torch.stack([ROWS, ROWS & (LABELS != 1)])
+    loss, leaf = LOSSES[name], xs.clone().requires_grad_()
+    expected = torch.stack([loss(x, LABELS, m) for x, m in zip(leaf, masks, strict=True)])
+    (gradients,) = torch.autograd.grad(expected.sum(), leaf)
+    torch.testing.assert_close(vmap(lambda x, m: loss(x, LABELS, m))(xs, masks), expected.detach())
+    torch.testing.assert_close(vmap(grad(lambda x, m: loss(x, LABELS, m)))(xs, masks), gradients)
+
+
+def test_losses_that_need_a_size_are_refused():
+    x = torch.zeros(2, 3, 4)
+    for loss in (
+        lambda x: F.mse_loss(x[ROWS], x[~ROWS]).sum(),
+        lambda x: F.mse_loss(x[ROWS], x.sum()),
+        lambda x: F.mse_loss(x[ROWS], x[..., 0][ROWS]),
+        lambda x: F.cross_entropy(x[ROWS], LABELS[ROWS], reduction="none").max(),
+        lambda x: x[ROWS].cumsum(0).sum(),
+    ):
+        with pytest.raises(DataDependentError, match="which .* depends on"):
+            grad(loss)(x)
 
 
 def _written(x, write):

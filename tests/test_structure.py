@@ -15,8 +15,8 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up: a room imports from those before it, and from itself.
 _LAYERS = (
-    ("errors", "user_code", "op_names", "trees", "padded_sequences"),
-    ("_thunder", "progress", "tables"),
+    ("errors", "user_code", "op_names", "trees"),
+    ("_thunder", "progress", "tables", "padded_sequences"),
     ("_versions", "first_calls", "wrapper_classes"),
     ("model_state", "tracing"),
     ("core",),

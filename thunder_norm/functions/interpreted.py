@@ -20,6 +20,7 @@ from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.subclass.protocol import WrapperSpec, is_equal
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.trace import UNFLATTEN, leaf_proxies
+from thunder_norm.subclass.values import is_unknown
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.translation import empty_for
@@ -65,11 +66,11 @@ def active_level() -> str | None:
 
 
 _CONVERSIONS = {"__bool__": "a condition", "__int__": "int()", "__float__": "float()", "__complex__": "complex()"}
-_BUILTINS = {float: "float()", int: "int()", complex: "complex()"}
+_BUILTINS = {float: "float()", int: "int()", complex: "complex()", format: "the text of a value"}
 
 
-def _converting(builtin: type, what: str) -> Callable:
-    """The builtin, which Python runs itself, unless it is called on a tensor of a transformed function."""
+def _converting(builtin: Callable, what: str) -> Callable:
+    """The builtin, which Python runs itself, unless it is called on a value of a transformed function."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return builtin(*args, **kwargs)
@@ -78,7 +79,7 @@ def _converting(builtin: type, what: str) -> Callable:
 
     def lookaside(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
         level = active_level()
-        if level is None or not any(isinstance(a.value, TensorProxy) for a in args):
+        if level is None or not any(is_unknown(a.value) for a in args):
             return opaque(*args, **kwargs)
         return do_raise(data_dependent(what, level))
 

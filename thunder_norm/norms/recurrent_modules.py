@@ -8,13 +8,10 @@ from __future__ import annotations
 import types
 from typing import Any
 
-import torch
 from torch import nn
 
-from thunder_norm.rules.recurrent_calls import refuse_packed
 from thunder_norm.tracing import lookasides
-from thunder_norm.tracing.locations import location_of_user
-from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise
+from thunder.core.interpreter import WrappedValue, _interpret_call
 
 
 class _Named:
@@ -47,9 +44,3 @@ def _register(kind: type[nn.RNNBase]) -> None:
 
 for _kind in (nn.LSTM, nn.GRU, nn.RNN):
     _register(_kind)
-
-
-@lookasides.instead_of(torch._VF._pack_padded_sequence)
-def _pack(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
-    """How many entries a packed sequence has depends on data."""
-    return do_raise(refuse_packed(location_of_user()))

@@ -9,33 +9,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thunder_norm import padded_sequences
 from thunder_norm.core.composed import is_composed, is_fixed, moves, moves_as, moves_within, spread_of, values
-from thunder_norm.core.context import current_environment
 from thunder_norm.core.local import is_within
 from thunder_norm.core.programs import written_as
-from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.rules import _recurrent_vertices
 from thunder_norm.rules._recurrent_steps import each_step, elman_step, gru_step, lstm_step
 from thunder_norm.rules.recurrent import gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
 
 Tensors = tuple[torch.Tensor, ...]
 
-
-def refuse_packed(location: str | None) -> UnsupportedOpError:
-    """The error for a packed sequence."""
-    return UnsupportedOpError(
-        with_details(
-            "a packed sequence in a traced program, or of normed tensors",
-            at=location,
-            why="its entries are those of several sequences in an order that depends on data, and a norm over them means nothing",
-            instead="give the recurrent layer the padded sequence (batch_first or not), and mask its result",
-        )
-    )
-
-
-@written_as(torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence)
-def _packed(*args: Any, **kwargs: Any) -> Any:
-    raise refuse_packed(current_environment().user_location())
+written_as(torch._VF._pack_padded_sequence)(padded_sequences.pack)
+written_as(torch._VF._pad_packed_sequence)(padded_sequences.pad_packed)
 
 
 _STEPS: dict[Any, Callable] = {
@@ -176,23 +161,18 @@ def _stack(
     return x, *(torch.stack(states) for states in last)
 
 
-def _unpacked(args: tuple) -> None:
-    """Torch has one function for packed sequences too: then the second argument is a tensor of batch sizes."""
-    if isinstance(args[3], list | tuple):
-        raise refuse_packed(current_environment().user_location())
-
-
 @written_as(torch.lstm)
-def lstm(input, hx, params, *settings):
+def lstm(*args):
     """As `torch.lstm`."""
-    _unpacked((input, hx, params, *settings))
-    return _stack(lstm_layer, input, hx, params, *settings)
+    return padded_sequences.recurrent(torch.lstm, *args) if padded_sequences.is_packed(*args) else _stack(lstm_layer, *args)
 
 
-def _of_one_state(layer: Callable) -> Callable:
-    def run(input, hx, params, *settings):
-        _unpacked((input, hx, params, *settings))
-        return _stack(layer, input, (hx,), params, *settings)
+def _of_one_state(layer: Callable, function: Callable) -> Callable:
+    def run(*args):
+        if padded_sequences.is_packed(*args):
+            return padded_sequences.recurrent(function, *args)
+        input, hx, *rest = args
+        return _stack(layer, input, (hx,), *rest)
 
     return run
 
@@ -202,5 +182,5 @@ for _layer, _function, _of_cell in (
     (rnn_tanh_layer, torch.rnn_tanh, torch.rnn_tanh_cell),
     (rnn_relu_layer, torch.rnn_relu, torch.rnn_relu_cell),
 ):
-    written_as(_function)(_of_one_state(_layer))
+    written_as(_function)(_of_one_state(_layer, _function))
     written_as(_of_cell)(_cell_of(_layer))

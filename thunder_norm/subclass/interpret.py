@@ -89,6 +89,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         return functools.partial(jagged_makers.make, acquisition, fn)
     if id(fn) in _MAKERS:
         return functools.partial(refuse_make_wrapper, acquisition, fn)
+    if fn in values.TEXTS and _has_wrapper(args, kwargs):
+        return functools.partial(_refuse_text, acquisition)
     if isinstance(fn, type):
         return operation_of(acquisition, fn) if is_wrapper_class(fn) else None
     if fn is importlib.util.find_spec:  # asked to choose kernels; interpreting Python's import system takes half a minute
@@ -182,6 +184,13 @@ def _beside_wrappers(acquisition: Acquisition, fn: Callable, args: tuple[Wrapped
     if fn in (bool, float, int, complex) or torch_callable(fn) in _READS_VALUES:
         return reading.lookaside(acquisition, fn, args, ".item()") or functools.partial(refuse_value, acquisition, fn)
     return None
+
+
+def _refuse_text(acquisition: Acquisition, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called where Python writes what a wrapper is."""
+    return do_raise(
+        acquisition.refuse(data_dependent_on_wrapper("the text of a wrapper was asked for (f'{x}', str(x), repr(x))"))
+    )
 
 
 def _refuse_range(acquisition: Acquisition, *args: WrappedValue, **kwargs: WrappedValue) -> Any:

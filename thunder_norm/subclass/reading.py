@@ -7,15 +7,15 @@ The program is told what eager PyTorch would tell it for the inputs of the call 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.arguments import value_of
+from thunder_norm.subclass.arguments import mapped, value_of
 from thunder_norm.subclass.data_sizes import UnknownValueError
-from thunder_norm.subclass.values import INDEXING, NUMBERS_ALONE, is_unknown, is_unknown_number, symbols_of
+from thunder_norm.subclass.values import INDEXING, NUMBERS_ALONE, TEXTS, is_unknown, is_unknown_number, symbols_of
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.python.comparisons import COMPARISONS
@@ -68,6 +68,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, 
     if not acquisition.may_replace() or not acquisition.sizes.are_known or acquisition.is_transformed:
         return None  # what refuses it says why
     asked = look_up(_ASKED, fn)
+    if fn in TEXTS:
+        return lambda *args, **kwargs: _answered(acquisition, what, lambda: _text(acquisition, fn, args, kwargs))
     if asked is not None:
         return lambda *args, **kwargs: _answered(acquisition, what, lambda: _said(acquisition, asked, args, kwargs))
     if fn not in _TAKING_NUMBERS:
@@ -95,6 +97,36 @@ def _said(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]
         return fn(*filled, **options)
 
     return _ask(acquisition, ask, [given[i] for i in places])
+
+
+def _text(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> str:
+    """What `fn` writes of values.  A tensor that requires grad is written with the name of what made it, of which a trace knows nothing."""
+    given = [a.value for a in args], {name: a.value for name, a in kwargs.items()}
+    unknown: list[Any] = []
+    mapped(given, lambda v: unknown.append(v) if is_unknown(v) else None)
+    differentiated = [isinstance(v, TensorProxy) and acquisition.autograd.requires_grad(v) for v in unknown]
+
+    def written(tensors: Iterable[torch.Tensor]) -> str:
+        remaining = zip(unknown, tensors, strict=True)
+
+        def known(v: Any) -> Any:
+            if not is_unknown(v):
+                return v
+            held, t = next(remaining)
+            return t if isinstance(held, TensorProxy) else t.item()
+
+        args, kwargs = mapped(given, known)
+        return fn(*args, **kwargs)
+
+    def ask(*tensors: torch.Tensor) -> str:
+        said = written(t.detach() for t in tensors)
+        if any(differentiated):
+            with_names = [t.detach().requires_grad_(d) for t, d in zip(tensors, differentiated, strict=True)]
+            if written(with_names) != said:
+                raise UnknownValueError("a tensor that requires grad is written with the name of what made it: write x.detach()")
+        return said
+
+    return _ask(acquisition, ask, unknown)
 
 
 def _ask(acquisition: Acquisition, fn: Callable, values: list[Any]) -> Any:

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from thunder_norm.errors import DataDependentError, with_details
-from thunder_norm.subclass import plain_values, whole
+from thunder_norm.subclass import plain_values, whole, whole_reductions
 from thunder_norm.subclass.acquisition import ACQUISITION, Acquisition
 from thunder_norm.subclass.arguments import value_of
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.entrywise import METADATA, SHARING_MEMORY, dtype_beside, is_division, is_entrywise, out_of_place
 from thunder_norm.subclass.fallback import fallback_executor, is_random
 from thunder_norm.subclass.operations import torch_callable
+from thunder_norm.tracing.data_dependence import data_dependent_on_mask
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.tracing.views_in_place import RETURNING_SELF
@@ -148,7 +148,7 @@ def _like(shape: Sequence[int], device: Any, dtype: Any, at: str | None, why: st
 
 
 def _unknown(shape: Sequence[int], device: Any, dtype: Any, at: str | None, why: str) -> torch.Tensor:
-    raise _refusal(at, why, "the rest of the program", None)
+    raise data_dependent_on_mask(at, why, "the rest of the program", None)
 
 
 # What a program holds in the place of ``x[mask]``.  Nothing computes with it, so that no trace has it in the end.
@@ -179,7 +179,7 @@ def _hold(selection: _Selection) -> WrappedValue:
 def _use(known: dict[str, _Selection], selection: _Selection, fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
     if fn is getattr:
         name = args[1].value
-        is_known = name in METADATA or name in ("__setitem__", "sum", "mean") or is_entrywise(name) or out_of_place(name)
+        is_known = name in _KNOWN or is_entrywise(name) or out_of_place(name)
         return None if is_known else _refusing(selection, f".{name}")
     torch_fn = torch_callable(fn)
     name = getattr(torch_fn, "__name__", "")
@@ -191,8 +191,8 @@ def _use(known: dict[str, _Selection], selection: _Selection, fn: Callable, args
         return _refusing(selection, f"setting its .{args[1].value}")
     if name == "__setitem__":
         return lambda *own, **named: _write(known, selection, own)
-    if name in ("sum", "mean"):
-        return lambda *own, **named: _reduce(selection, name, own, named)
+    if name in whole_reductions.NAMES:
+        return lambda *own, **named: _reduce(known, selection, name, own, named)
     other = out_of_place(name)
     if other is not None:
         return lambda *own, **named: _change(known, selection, other, own, named)
@@ -208,19 +208,7 @@ def _refusing(selection: _Selection, what: str) -> Callable:
 
 
 def _refused(selection: _Selection, what: str) -> Any:
-    return do_raise(_refusal(selection.at, selection.why, what, location_of_user()))
-
-
-def _refusal(selected: str | None, why: str, what: str, at: str | None) -> DataDependentError:
-    return DataDependentError(
-        with_details(
-            f"the value of a tensor is needed for the shape of what a mask selects, which {what} depends on",
-            at=at,
-            selected=selected,
-            why=f"{why}; without a size only operations on each entry are known, and y[mask] = ... with the same mask",
-            instead="torch.where(mask, f(x), y), or torch.where(mask, f(x), 0).sum() for a sum over what is selected",
-        )
-    )
+    return do_raise(data_dependent_on_mask(selection.at, selection.why, what, location_of_user()))
 
 
 def _compute(
@@ -339,15 +327,29 @@ def _change(
     return args[0]
 
 
-def _reduce(selection: _Selection, name: str, args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> Any:
-    """The sum or the mean of all that is selected."""
-    if len(args) > 1 or kwargs or selection.is_stale:
-        return _refused(selection, f"{name} over some dimensions, or after a write into what shares its memory")
-    if name == "mean" and not dtypes.is_inexact_dtype(selection.dense.value.dtype):
-        return do_raise(
-            RuntimeError("mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype.")
-        )
-    return _interpret_call(whole.total if name == "sum" else whole.mean, selection.dense, selection.values)
+def _reduce(
+    known: Mapping[str, _Selection],
+    selection: _Selection,
+    name: str,
+    args: Sequence[WrappedValue],
+    kwargs: Mapping[str, WrappedValue],
+) -> Any:
+    """A sum, a mean or a loss over all that is selected, or an operation along each of its rows."""
+
+    def dense_of(argument: WrappedValue) -> WrappedValue | None:
+        own = known[argument.value.name]
+        is_alike = own.num_own_dims == selection.num_own_dims or name in whole_reductions.OF_CLASSES
+        is_of_mask = own is selection or _are_same(own, selection.mask.value)
+        return own.dense if is_alike and is_of_mask and not own.is_stale else None
+
+    found = whole_reductions.reduction_of(name, selection.num_own_dims, args, kwargs)
+    operands = None if found is None else found.operands(known, dense_of)
+    if found is None or operands is None:
+        return _refused(selection, f"{name} with these arguments, or after a write into what shares its memory,")
+    result = _interpret_call(found.program, selection.values, *operands[0], **operands[1])
+    if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED or not found.is_along_rows:
+        return result
+    return _hold(replace(selection, dense=result, memory=[]))
 
 
 def _write(known: dict[str, _Selection], selection: _Selection, args: Sequence[WrappedValue]) -> Any:
@@ -392,5 +394,6 @@ def _are_same(selection: _Selection, key: TensorProxy) -> bool:
     return _version(mask) == mask.name and _version(key) == key.name and plain_values.are_made_alike(mask, key, written)
 
 
+_KNOWN = METADATA | whole_reductions.NAMES | {"__setitem__"}
 # A mask may be seen as these.
 _OF_BYTES = (dtypes.bool8, dtypes.uint8, dtypes.int8)

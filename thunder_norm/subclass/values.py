@@ -110,6 +110,8 @@ def _index_unknown(values: list) -> bool:
 
 
 INDEXING = (TensorProxy.__getitem__, torch.Tensor.__getitem__)
+# Thunder would write of what stands for a value
+TEXTS = (str, repr, ascii, format, str.format, str.__mod__)
 
 
 def _readers() -> dict[Any, tuple[str, Callable[[list], bool]]]:
@@ -118,6 +120,7 @@ def _readers() -> dict[Any, tuple[str, Callable[[list], bool]]]:
         found[fn] = "a condition", lambda values: any(map(is_unknown, values))
     for fn in (int, float, complex, operator.index, range, max, min, sorted, all):
         found[fn] = f"{fn.__name__}()", _any_unknown
+    found |= dict.fromkeys(TEXTS, ("the text of a value", _any_unknown))
     for fn in COMPARISONS.values():
         found[fn] = "a comparison", lambda values: any(map(is_unknown_number, values))
     for fn in NUMBERS_ALONE:

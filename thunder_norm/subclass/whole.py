@@ -33,8 +33,14 @@ def total(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean of what is selected; neither sum nor number need fit into a low precision."""
+    """The mean of what is selected; neither sum nor number need fit into a low precision.
+
+    Raises:
+        RuntimeError: there is no mean of integers, in torch's words.
+    """
     dtype = x.dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError("mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype.")
     x = x.float() if dtype in (torch.float16, torch.bfloat16) else x
     return (total(x, mask) / beside(mask, x).expand(x.shape).sum().to(x.dtype)).to(dtype)
 

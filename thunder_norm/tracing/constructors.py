@@ -38,6 +38,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         return None
     data = args[place]
     held = _held(data.value)
+    if fn is torch.as_tensor and type(held) in (TensorProxy, bool, int, float, complex):
+        return functools.partial(_interpret_call, _converted if type(held) is TensorProxy else torch.tensor)
     if isinstance(held, range):
         listed = wrap(list(held), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[data.provenance]))
         return lambda *_, **__: _interpret_call(fn, *args[:place], listed, *args[place + 1 :], **kwargs)
@@ -48,8 +50,14 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         return functools.partial(_of_parts, place, leaves, _shape(held))
     own = _values_of_numpy(leaves)
     if own is None or "dtype" in kwargs:
-        return None
+        is_of_numbers = fn is torch.as_tensor and all(isinstance(v, bool | int | float | complex) for v in leaves)
+        return functools.partial(_interpret_call, torch.tensor) if is_of_numbers else None
     return lambda *_, **__: _interpret_call(fn, *args, **kwargs, dtype=wrap_const(own))
+
+
+def _converted(data: torch.Tensor, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    """``torch.as_tensor`` of a tensor."""
+    return data if dtype is None and device is None else data.to(device=device, dtype=dtype)
 
 
 def _of_parts(place: int, leaves: list[Any], shape: tuple[int, ...], *args: WrappedValue, **kwargs: WrappedValue) -> Any:

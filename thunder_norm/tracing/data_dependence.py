@@ -46,3 +46,23 @@ def data_dependent_on_wrapper(what: str, why: str = "the value is not known whil
             instead="use torch.where, or compute the condition outside the jitted function",
         )
     )
+
+
+def data_dependent_on_mask(selected: str | None, why: str, what: str, at: str | None) -> DataDependentError:
+    """The error for what needs to know how much a mask selects.
+
+    Args:
+        selected: where it did.
+        why: its size is not known.
+        what: depends on it.
+        at: the user's line.
+    """
+    return DataDependentError(
+        with_details(
+            f"the value of a tensor is needed for the shape of what a mask selects, which {what} depends on",
+            at=at,
+            selected=selected,
+            why=f"{why}; without a size only operations on each entry or row are known, sums, means and losses, and y[mask] = ... with the same mask",
+            instead="torch.where(mask, f(x), y), or torch.where(mask, f(x), 0).sum() for a sum over what is selected",
+        )
+    )

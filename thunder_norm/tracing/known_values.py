@@ -28,7 +28,6 @@ from thunder.executors.passes import transform_for_execution
 from thunder.torch import _torch_to_thunder_function_map
 
 _MAX_NUMEL = 1 << 20  # beyond, what decides is no mask or position
-_ITEM = _torch_to_thunder_function_map[torch.Tensor.item]
 _READ: dict[Any, Callable[[torch.Tensor], Any]] = {
     bool: bool,
     int: int,
@@ -38,7 +37,7 @@ _READ: dict[Any, Callable[[torch.Tensor], Any]] = {
     operator.index: operator.index,
     torch.Tensor.item: torch.Tensor.item,
     torch.Tensor.tolist: torch.Tensor.tolist,
-    _ITEM: torch.Tensor.item,
+    **{_torch_to_thunder_function_map[method]: method for method in (torch.Tensor.item, torch.Tensor.tolist)},
 }
 
 
@@ -59,9 +58,9 @@ def value_of(p: TensorProxy) -> torch.Tensor | None:
 
     Where numbers were written into it as well, and no view of it is involved, it is what was written.
     """
-    if math.prod(p.shape) > _MAX_NUMEL or len(get_jit_ctx().computation_trace.scopes) != 1:
+    if math.prod(p.shape) > _MAX_NUMEL:
         return None
-    steps = list(_steps(get_jit_ctx().computation_trace.bound_symbols))
+    steps = list(_steps(bsym for scope in get_jit_ctx().computation_trace.scopes for bsym in scope))
     asked = p
     program, p = _with_written(steps, asked)
     needed = list(_made_of([p], program))

@@ -22,6 +22,7 @@ from thunder_norm.tracing import (
     modules,
     named_results,
     own_changes,
+    packed_sequences,
     replaced_memory,
     standard_library,
     torch_arguments,
@@ -95,6 +96,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or known_values.lookaside(fn, args)
             or known_arguments.lookaside(fn, args, kwargs)
             or torch_neural.lookaside(fn, args, kwargs)
+            or packed_sequences.lookaside(fn, args)
         )
         about_python = about_python or modules.making(fn, args, kwargs)
         if about_python is replaced_memory.data_assigned:
@@ -103,7 +105,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             derived.as_torch_reads(asked.lookaside(fn, args, kwargs), fn, args, kwargs), fn
         )
     if is_inside:
-        return named_results.with_fields(lookaside_for(fn, *args, **kwargs), fn)
+        return packed_sequences.lookaside(fn, args) or named_results.with_fields(lookaside_for(fn, *args, **kwargs), fn)
     return lookasides.of_thunder_norm(fn) or thunders_lookaside(fn, *args, **kwargs)
 
 

@@ -131,6 +131,11 @@ def _store_subscr(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
 def _unpack_sequence(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     found = items(stack.getitem_wrapped(-1))
     if found is None or len(found) != inst.arg:  # too few or too many is an error, and Thunder's
+        iterated = thunders._interpret_call(iter, stack.getitem_wrapped(-1))  # which Thunder asserts that it can
+        if iterated is _EXCEPTION_RAISED:
+            return iterated
+        stack.pop_wrapped()
+        stack.append(iterated)
         return _original_unpack(inst, stack=stack, **state)
     stack.pop_wrapped()
     stack.extend(reversed(found))
