@@ -1,6 +1,6 @@
 """Matrices with all singular values moved to 1, by matrix products alone or exactly.
 
-A step of Newton-Schulz is ``x <- P x`` with a polynomial ``P = a + b G + c G^2`` of the Gram matrix ``G = x x^T``.  All of these matrices
+A step of Newton-Schulz is ``x <- P x`` with a polynomial ``P = a + b G + c G^2`` of the Gram matrix ``G = x x^T`` (of tall x, ``x <- x P`` of ``x^T x``).  All of these matrices
 are polynomials of the first Gram matrix, so they commute: the Gram matrix after a step is ``P^2 G``, and the steps together are one
 matrix ``Q = P_5 ... P_1``.  For x [m, n] with m much smaller than n it is cheaper to find Q by products [m, m], and Q x at the end.  A Gram
 matrix has the squares of singular values; those of the smallest that count, 0.004 of the Frobenius norm, stand well above its rounding in
@@ -30,7 +30,6 @@ _QUINTICS = (
     (1.90558185, -1.29680374, 0.388660776),
 )
 
-_LEAST = 1e-17  # no matrix that is not 0 has such a norm: its largest entry is 1
 _FEW = 64  # rows up to which calls take longer than the products that are saved, and in which what a step makes small would drown
 _SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
 _LARGE = 2**15  # entries of a matrix of which several leave a CPU's cache before they are multiplied again
@@ -59,8 +58,8 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
     x = scaled(at_least_float32(matrices), (-2, -1))
     if method == "svd":
         return (_polar(x) * size).to(matrices.dtype)
-    is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mH if is_tall else x  # the Gram matrix is the smaller one
+    is_turned = x.stride(-2) == 1  # by rows in memory, and so is the result
+    x = x.mT if is_turned else x
     shape, x = x.shape, x.flatten(0, -3) if x.ndim > 2 else x
     dtype = torch.bfloat16 if method == "newton_schulz_bf16" and not x.is_complex() else x.dtype
     steps = _on_itself if dtype != x.dtype or (torch.is_grad_enabled() and x.requires_grad) or _is_on_itself(x) else _on_gram
@@ -69,7 +68,7 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
     else:
         x = steps(x, size, dtype)
     x = x.view(shape)
-    return (x.mH if is_tall else x).to(matrices.dtype)
+    return (x.mT if is_turned else x).to(matrices.dtype)
 
 
 def goes_alone(matrices: torch.Tensor) -> bool:
@@ -79,9 +78,9 @@ def goes_alone(matrices: torch.Tensor) -> bool:
 
 
 def scaled(t: torch.Tensor, dims: int | tuple[int, ...]) -> torch.Tensor:
-    """`t` with largest entry 1 along dims (or all zero, or subnormal): squares neither overflow nor vanish."""
-    d = t.detach()
-    return t / d.abs().amax(dims, keepdim=True).clamp_(min=torch.finfo(d.dtype).tiny)
+    """`t` with largest entry 1 along dims (or all zero): squares neither overflow nor vanish."""
+    largest = t.detach().abs().amax(dims, keepdim=True)
+    return t / largest.masked_fill_(largest == 0, 1)
 
 
 def at_least_float32(t: torch.Tensor) -> torch.Tensor:
@@ -90,8 +89,8 @@ def at_least_float32(t: torch.Tensor) -> torch.Tensor:
 
 
 def _is_on_itself(x: torch.Tensor) -> bool:
-    """Whether steps are taken on wide x itself: of few rows, where that has no more multiplications, and where a Gram matrix has not its bits."""
-    m, n = x.shape[-2:]
+    """Whether steps are taken on x itself: of few rows (or columns), where that has no more multiplications, and where a Gram matrix has not its bits."""
+    m, n = sorted(x.shape[-2:])
     steps = len(_QUINTICS)
     on_itself, on_gram = steps * (2 * n / m + 1), 2 * n / m + 4 * steps - 3  # in units of m^3
     return m < _FEW or on_itself <= on_gram or _is_rounded(x)
@@ -108,9 +107,9 @@ def _on_itself(x: torch.Tensor, size: float, dtype: torch.dtype) -> torch.Tensor
     whole = x.dtype
     x = (x / _length(x)).to(dtype)
     for k, (a, b, c) in enumerate(_QUINTICS):
-        gram = _symmetric(x, x.mH)
+        gram = _symmetric(*_of_gram(x))
         times = size if k == len(_QUINTICS) - 1 and dtype == whole else 1.0
-        x = _sum(x, _symmetric(gram, gram, gram, b, c), x, beta=a * times, alpha=times)
+        x = _sum(x, *_in_order(_symmetric(gram, gram, gram, b, c), x), beta=a * times, alpha=times)
     return x if dtype == whole else x.to(whole) * size
 
 
@@ -118,7 +117,7 @@ def _on_gram(x: torch.Tensor, size: float, dtype: torch.dtype) -> torch.Tensor:
     """The five steps as one matrix of the Gram matrix alone, in the dtype of x; nobody wants derivatives."""
     product = functools.partial(_symmetric, is_exact=True)
     length = _length(x)
-    gram, q = product(x, x.mH).div_(length.square()), None
+    gram, q = product(*_of_gram(x)).div_(length.square()), None
     for k, (a, b, c) in enumerate(_QUINTICS):
         p = product(gram, gram, gram, b, c)  # without a
         if k < len(_QUINTICS) - 1:
@@ -128,12 +127,28 @@ def _on_gram(x: torch.Tensor, size: float, dtype: torch.dtype) -> torch.Tensor:
         if k == 0:
             q.diagonal(dim1=-2, dim2=-1).add_(a)
     assert q is not None
-    return q.mul_(size / length) @ x
+    first, second = _in_order(q.mul_(size / length), x)
+    return first @ second
+
+
+def _of_gram(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the smaller Gram matrix is the product of."""
+    return (x.mH, x) if _is_tall(x) else (x, x.mH)
+
+
+def _in_order(p: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A polynomial of the smaller Gram matrix and x, on the side where it is multiplied."""
+    return (x, p) if _is_tall(x) else (p, x)
+
+
+def _is_tall(x: torch.Tensor) -> bool:
+    return x.shape[-2] > x.shape[-1]
 
 
 def _length(x: torch.Tensor) -> torch.Tensor:
-    """The Frobenius norm of each matrix, that of zeros a number near 0."""
-    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=_LEAST)
+    """The Frobenius norm of each matrix, 1 of zeros."""
+    length = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return length.masked_fill(length == 0, 1)
 
 
 def _sum(plus: torch.Tensor, x: torch.Tensor, y: torch.Tensor, beta: float, alpha: float) -> torch.Tensor:
@@ -174,7 +189,3 @@ def _polar(x: torch.Tensor) -> torch.Tensor:
     # below it a singular value is rounding: its vectors are arbitrary
     threshold = s[..., :1] * max(x.shape[-2:]) * torch.finfo(x.dtype).eps
     return (u * (s > threshold).to(x.dtype).unsqueeze(-2)) @ vh
-
-
-def _positive(size: torch.Tensor) -> torch.Tensor:
-    return torch.where(size > 0, size, torch.ones_like(size))
