@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.balls import CASES, D
 from thunder_norm import RMSToRMSTensor
@@ -108,20 +110,49 @@ def test_products_are_saved_where_that_is_cheaper_and_change_nothing(m, n):
     torch.testing.assert_close(orthogonalize(torch.stack([x, 2 * x]), size=3.0), 3 * plain.expand(2, m, n), atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize("m, n", [(64, 64), (64, 192), (400, 400)])
+@pytest.mark.parametrize("m, n", [(64, 64), (64, 96), (64, 104), (64, 192), (400, 400)])
 def test_the_count_of_products_is_the_one_that_is_minimized(m, n):
     """As torch counts floating point operations, in one batch that leaves out nothing."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    def flops(steps: int) -> int:
+    def flops(is_on_itself: bool) -> int:
         with pytest.MonkeyPatch.context() as patch, FlopCounterMode(display=False) as counter:
-            patch.setattr(orthogonal, "_steps_on_x", lambda m, n: steps)
+            patch.setattr(orthogonal, "_is_on_itself", lambda x: is_on_itself)
             patch.setattr(orthogonal, "_BLOCK", 1000)
             orthogonalize(torch.randn(m, n))
         return counter.get_total_flops()
 
-    chosen = orthogonal._steps_on_x(m, n)
-    assert flops(chosen) == min(flops(steps) for steps in range(1, 6))
+    assert flops(orthogonal._is_on_itself(torch.empty(m, n))) == min(flops(True), flops(False))
+
+
+class ProductsInTF32(TorchDispatchMode):
+    """Matrix products round what they multiply to 10 bits, as a GPU does where torch is allowed to have it so."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
+            args = [*map(self._rounded, args)]
+        elif func.overloadpacket in (torch.ops.aten.addmm, torch.ops.aten.baddbmm, torch.ops.aten.addmm_):
+            args = [args[0], *map(self._rounded, args[1:])]
+        return func(*args, **(kwargs or {}))
+
+    def _rounded(self, t: torch.Tensor) -> torch.Tensor:
+        mantissa, exponent = t.frexp()
+        return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
+
+
+@pytest.mark.parametrize("spectrum", ["one large", "half small", "all sizes"])
+def test_where_products_of_float32_are_rounded_no_gram_matrix_is_relied_on(spectrum):
+    s = SPECTRA[spectrum](64)
+    s = (s / s.norm()).clamp(min=0.01)
+    g = (semi_orthogonal(64, 64) * s @ semi_orthogonal(200, 64).mT).float()
+    try:
+        torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+        with ProductsInTF32():
+            found = torch.linalg.svdvals(orthogonalize(g).to(D))
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+    assert found[-1] >= 0.99 and found[0] <= 1.01
+    assert torch.get_float32_matmul_precision() == "highest"  # as it was
 
 
 @pytest.mark.parametrize("spectrum", ["gaussian", "one large", "half small", "equal"])

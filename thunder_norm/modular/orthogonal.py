@@ -1,14 +1,15 @@
 """Matrices with all singular values moved to 1, by matrix products alone or exactly.
 
-A step of Newton-Schulz is ``x <- P x`` with a polynomial ``P = a + b G + c G^2`` of the Gram matrix ``G = x x^T``.  All of these matrices
+A step of Newton-Schulz is ``x <- P x`` with a polynomial ``P = a + b G + c G^2`` of the Gram matrix ``G = x x^T`` (of tall x, ``x <- x P`` of ``x^T x``).  All of these matrices
 are polynomials of the first Gram matrix, so they commute: the Gram matrix after a step is ``P^2 G``, and the steps together are one
 matrix ``Q = P_5 ... P_1``.  For x [m, n] with m much smaller than n it is cheaper to find Q by products [m, m], and Q x at the end.  A Gram
-matrix has the squares of singular values, though, and in float32 those below 0.003 drown in its rounding: the first step, which
-makes small ones 8 times as large, is taken on x itself.
+matrix has the squares of singular values; those of the smallest that count, 0.004 of the Frobenius norm, stand well above its rounding in
+float32, and drown where products of float32 are rounded to fewer bits: then, and of few rows, all steps are taken on x itself.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, get_args
 
 import torch
@@ -29,8 +30,7 @@ _QUINTICS = (
     (1.90558185, -1.29680374, 0.388660776),
 )
 
-_LEAST = 1e-17  # no matrix that is not 0 has such a norm: its largest entry is 1
-_FEW = 64  # rows whose singular values may be so large that the first step makes small ones of some, which drown in a Gram matrix
+_FEW = 64  # rows up to which calls take longer than the products that are saved, and in which what a step makes small would drown
 _SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
 _LARGE = 2**15  # entries of a matrix of which several leave a CPU's cache before they are multiplied again
 _BLOCK = 64  # rows of a block that is worth a product of its own, on a CPU, where there are
@@ -43,7 +43,7 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
     Args:
         matrices: any number of them, real or complex; computed in float32 at least, returned in their own dtype.
         method: "newton_schulz": matrix products alone; singular values come out up to 0.5 % too small, more if they were below 0.004 of
-            the Frobenius norm; differentiable.  "newton_schulz_bf16": the same with products in bfloat16, many times faster on
+            the Frobenius norm (as "newton_schulz_bf16" where torch may round products of float32); differentiable.  "newton_schulz_bf16": the same with products in bfloat16, many times faster on
             devices with instructions for it (and slower on others); within 1 %, for those that were above 0.01; complex matrices, which
             bfloat16 has none of, as "newton_schulz".  "svd": exact.
         size: the singular values of the result.
@@ -58,19 +58,17 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
     x = scaled(at_least_float32(matrices), (-2, -1))
     if method == "svd":
         return (_polar(x) * size).to(matrices.dtype)
-    is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mH if is_tall else x  # the Gram matrix is the smaller one
+    is_turned = x.stride(-2) == 1  # by rows in memory, and so is the result
+    x = x.mT if is_turned else x
     shape, x = x.shape, x.flatten(0, -3) if x.ndim > 2 else x
-    if method == "newton_schulz_bf16" and not x.is_complex():
-        x = _on_itself(x, torch.bfloat16).to(x.dtype) * size
-    elif torch.is_grad_enabled() and x.requires_grad:
-        x = _on_itself(x, x.dtype) * size
-    elif x.ndim > 2 and goes_alone(x):
-        x = torch.stack([_by_products(one, size) for one in x])
+    dtype = torch.bfloat16 if method == "newton_schulz_bf16" and not x.is_complex() else x.dtype
+    steps = _on_itself if dtype != x.dtype or (torch.is_grad_enabled() and x.requires_grad) or _is_on_itself(x) else _on_gram
+    if x.ndim > 2 and dtype == x.dtype and goes_alone(x):
+        x = torch.stack([steps(one, size, dtype) for one in x])
     else:
-        x = _by_products(x, size)
+        x = steps(x, size, dtype)
     x = x.view(shape)
-    return (x.mH if is_tall else x).to(matrices.dtype)
+    return (x.mT if is_turned else x).to(matrices.dtype)
 
 
 def goes_alone(matrices: torch.Tensor) -> bool:
@@ -81,11 +79,7 @@ def goes_alone(matrices: torch.Tensor) -> bool:
 
 def scaled(t: torch.Tensor, dims: int | tuple[int, ...]) -> torch.Tensor:
     """`t` with largest entry 1 along dims (or all zero): squares neither overflow nor vanish."""
-    d = t.detach()
-    if d.is_complex():
-        largest = d.abs().amax(dims, keepdim=True)
-    else:
-        largest = torch.maximum(d.amax(dims, keepdim=True), -d.amin(dims, keepdim=True))
+    largest = t.detach().abs().amax(dims, keepdim=True)
     return t / largest.masked_fill_(largest == 0, 1)
 
 
@@ -94,72 +88,99 @@ def at_least_float32(t: torch.Tensor) -> torch.Tensor:
     return t.float() if t.dtype.itemsize < 4 else t
 
 
-def _on_itself(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Each on x itself, three products; wide matrices, differentiable."""
-    x = (x / _positive(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True))).to(dtype)
-    product_and_sum = torch.addmm if x.ndim == 2 else torch.baddbmm
-    for a, b, c in _QUINTICS:
-        gram = x @ x.mH
-        x = product_and_sum(x, product_and_sum(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
-
-
-def _by_products(x: torch.Tensor, size: float) -> torch.Tensor:
-    """As few products as is safe, for wide matrices whose derivatives nobody wants."""
-    on_x = _steps_on_x(*x.shape[-2:])
-    for k in range(on_x):
-        gram = _symmetric(x, x.mH)
-        if k == 0:
-            norm = gram.diagonal(dim1=-2, dim2=-1).real.sum(-1).sqrt().clamp(min=_LEAST)[..., None, None]
-            gram = gram.div_(norm).div_(norm)
-            x = _polynomial(gram, k).div_(norm) @ x
-        else:
-            p = _polynomial(gram, k)
-            x = (p.mul_(size) if k == len(_QUINTICS) - 1 else p) @ x
-    if on_x == len(_QUINTICS):
-        return x
-    gram, q = _symmetric(x, x.mH), None
-    for k in range(on_x, len(_QUINTICS)):
-        p = _polynomial(gram, k)
-        q = p if q is None else _symmetric(q, p)
-        if k < len(_QUINTICS) - 1:
-            gram = _symmetric(p, _symmetric(p, gram))
-    return q.mul_(size) @ x
-
-
-def _steps_on_x(m: int, n: int) -> int:
-    """1 or all, whichever has fewer multiplications, in units of m^3; all of few rows."""
+def _is_on_itself(x: torch.Tensor) -> bool:
+    """Whether steps are taken on x itself: of few rows (or columns), where that has no more multiplications, and where a Gram matrix has not its bits."""
+    m, n = sorted(x.shape[-2:])
     steps = len(_QUINTICS)
-    all_on_x = steps * (2 * n / m + 1)
-    gram_alone = 4 * n / m + 4 * steps - 6
-    return steps if m < _FEW or all_on_x <= gram_alone else 1
+    on_itself, on_gram = steps * (2 * n / m + 1), 2 * n / m + 4 * steps - 3  # in units of m^3
+    return m < _FEW or on_itself <= on_gram or _is_rounded(x)
 
 
-def _polynomial(gram: torch.Tensor, k: int) -> torch.Tensor:
-    """The step's P from its Gram matrix."""
-    a, b, c = _QUINTICS[k]
-    p = _symmetric(gram, gram, gram, b, c)
-    p.diagonal(dim1=-2, dim2=-1).add_(a)
-    return p
+def _is_rounded(x: torch.Tensor) -> bool:
+    """Whether torch may round what products in float32 multiply, to TF32 or bfloat16."""
+    backend = torch.backends.cuda.matmul if x.is_cuda else torch.backends.mkldnn.matmul
+    return x.dtype in (torch.float32, torch.complex64) and backend.fp32_precision not in ("ieee", "none")
+
+
+def _on_itself(x: torch.Tensor, size: float, dtype: torch.dtype) -> torch.Tensor:
+    """Each step on x, three products; differentiable."""
+    whole = x.dtype
+    x = (x / _length(x)).to(dtype)
+    for k, (a, b, c) in enumerate(_QUINTICS):
+        gram = _symmetric(*_of_gram(x))
+        times = size if k == len(_QUINTICS) - 1 and dtype == whole else 1.0
+        x = _sum(x, *_in_order(_symmetric(gram, gram, gram, b, c), x), beta=a * times, alpha=times)
+    return x if dtype == whole else x.to(whole) * size
+
+
+def _on_gram(x: torch.Tensor, size: float, dtype: torch.dtype) -> torch.Tensor:
+    """The five steps as one matrix of the Gram matrix alone, in the dtype of x; nobody wants derivatives."""
+    product = functools.partial(_symmetric, is_exact=True)
+    length = _length(x)
+    gram, q = product(*_of_gram(x)).div_(length.square()), None
+    for k, (a, b, c) in enumerate(_QUINTICS):
+        p = product(gram, gram, gram, b, c)  # without a
+        if k < len(_QUINTICS) - 1:
+            once = product(p, gram, gram, a)
+            gram = product(p, once, once, a)
+        q = p if q is None else product(p, q, q, a)
+        if k == 0:
+            q.diagonal(dim1=-2, dim2=-1).add_(a)
+    assert q is not None
+    first, second = _in_order(q.mul_(size / length), x)
+    return first @ second
+
+
+def _of_gram(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the smaller Gram matrix is the product of."""
+    return (x.mH, x) if _is_tall(x) else (x, x.mH)
+
+
+def _in_order(p: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A polynomial of the smaller Gram matrix and x, on the side where it is multiplied."""
+    return (x, p) if _is_tall(x) else (p, x)
+
+
+def _is_tall(x: torch.Tensor) -> bool:
+    return x.shape[-2] > x.shape[-1]
+
+
+def _length(x: torch.Tensor) -> torch.Tensor:
+    """The Frobenius norm of each matrix, 1 of zeros."""
+    length = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return length.masked_fill(length == 0, 1)
+
+
+def _sum(plus: torch.Tensor, x: torch.Tensor, y: torch.Tensor, beta: float, alpha: float) -> torch.Tensor:
+    """``alpha x y + beta plus``."""
+    return (torch.addmm if x.ndim == 2 else torch.baddbmm)(plus, x, y, beta=beta, alpha=alpha)
 
 
 def _symmetric(
-    x: torch.Tensor, y: torch.Tensor, plus: torch.Tensor | None = None, beta: float = 0.0, alpha: float = 1.0
+    x: torch.Tensor,
+    y: torch.Tensor,
+    plus: torch.Tensor | None = None,
+    beta: float = 0.0,
+    alpha: float = 1.0,
+    is_exact: bool = False,
 ) -> torch.Tensor:
-    """``alpha x y + beta plus``, which is symmetric (Hermitian): on a CPU only blocks on and above the diagonal are multiplied."""
+    """``alpha x y + beta plus``, which is symmetric (Hermitian): on a CPU only blocks on and above the diagonal are multiplied.
+
+    With `is_exact` then symmetric to the last bit: where products of products are multiplied, what is not grows.
+    """
     m = x.shape[-2]
     blocks = m // _BLOCK
-    if blocks < _BLOCKS or x.device.type != "cpu" or x.ndim > 2:
-        if plus is None:
-            return torch.mm(x, y) if x.ndim == 2 else torch.bmm(x, y)
-        return (torch.addmm if x.ndim == 2 else torch.baddbmm)(plus, x, y, beta=beta, alpha=alpha)
+    if blocks < _BLOCKS or x.device.type != "cpu" or x.ndim > 2 or x.requires_grad:
+        return x @ y if plus is None else _sum(plus, x, y, beta, alpha)
     found = x.new_empty(m, m) if plus is None else plus.clone()
     edges = [round(m * i / blocks) for i in range(blocks + 1)]
     for start, end in zip(edges, edges[1:], strict=False):
         found[start:end, start:].addmm_(x[start:end], y[:, start:], beta=beta, alpha=alpha)
-        found[end:, start:end].copy_(found[start:end, end:].mH)
-        on_diagonal = found[start:end, start:end]  # symmetric to the last bit: what is not grows in later products
-        on_diagonal.copy_((on_diagonal + on_diagonal.mH) / 2)
+        if end < m:
+            found[end:, start:end].copy_(found[start:end, end:].mH)
+        if is_exact:
+            on_diagonal = found[start:end, start:end]
+            on_diagonal.copy_((on_diagonal + on_diagonal.mH) / 2)
     return found
 
 
@@ -168,7 +189,3 @@ def _polar(x: torch.Tensor) -> torch.Tensor:
     # below it a singular value is rounding: its vectors are arbitrary
     threshold = s[..., :1] * max(x.shape[-2:]) * torch.finfo(x.dtype).eps
     return (u * (s > threshold).to(x.dtype).unsqueeze(-2)) @ vh
-
-
-def _positive(size: torch.Tensor) -> torch.Tensor:
-    return torch.where(size > 0, size, torch.ones_like(size))

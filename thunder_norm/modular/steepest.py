@@ -31,6 +31,8 @@ def steepest_batch(
     """``size * ball.lmo(g)`` for gradients of one batch (see `batches`), in order."""
     if len(gradients) == 1:
         return [of_kind.lmo(gradients[0], method, sizes[0])]
+    if len(set(sizes)) == 1:  # as of repeated blocks
+        return list(of_kind.lmo(torch.stack(list(gradients)), method, sizes[0]).unbind())
     steps = of_kind.lmo(torch.stack(list(gradients)), method)
     return list(torch._foreach_mul(steps.unbind(), list(sizes)))
 
