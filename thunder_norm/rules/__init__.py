@@ -86,6 +86,7 @@ from thunder_norm.rules import (
     products,  # after all that know more of a product
     movements,
     movements_nearby,
+    movements_of_attention,
     slopes,
 )
 
@@ -129,6 +130,7 @@ __all__ = [
     "matrix_functions",
     "movements",
     "movements_nearby",
+    "movements_of_attention",
     "normalization",
     "order_statistics",
     "own_lengths",
