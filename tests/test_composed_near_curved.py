@@ -82,6 +82,11 @@ FUNCTIONS = {
     "attention, bias": of_three(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, 3.0 * SEEN.double())),
     "attention to itself": lambda x: F.scaled_dot_product_attention(x, x, x),
     "attention by a fixed query": of_three(lambda q, k, v: F.scaled_dot_product_attention(W[:4].expand(1, 2, 4), k, v)),
+    "grouped heads": of_three(
+        lambda q, k, v: F.scaled_dot_product_attention(
+            q.unflatten(-1, (2, 2)).transpose(-2, -3), k[..., None, :, :2], v[..., None, :, 2:], enable_gqa=True
+        ).transpose(-2, -3)
+    ),
     "heads": of_three(
         lambda q, k, v: F.scaled_dot_product_attention(*(t.unflatten(-1, (2, 2)).transpose(-2, -3) for t in (q, k, v))).transpose(
             -2, -3
@@ -124,6 +129,7 @@ EXACT = (
     "matrix",
     "attention",
     "heads",
+    "grouped",
     "exp",
     "pow",
     "gate",

@@ -183,12 +183,12 @@ class Made:
     Attributes:
         ndim: how many.
         terms: the terms.
-        besides: the Euclidean length that each row moves by beside them, in any direction, where there is such a part.
+        besides: what each row moves by beside them: in an ellipsoid, times a number.
     """
 
     ndim: int
     terms: tuple[Term, ...]
-    besides: torch.Tensor | None = None
+    besides: tuple[tuple[Ellipsoid, torch.Tensor], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,13 +310,12 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
     parts = parts_of(made.terms, size)
     if left is not None:
         parts.append(Vertex(Root(left), size, given=Ellipsoid.ball(size, _row_of(y, made.ndim, size))))
-    if made.besides is not None:
-        parts.append(Vertex(Root(made.besides), size, given=Ellipsoid.ball(size, 1.0)))
+    parts += [Vertex(Root(n), size, given=e) for e, n in made.besides]
     moved = _size(y, made.ndim, parts)
     if not moved.item() <= _HUGE:
         return
     if y.perturbation_size is not None and moved.item() > y.perturbation_size.item():
-        if made.besides is not None and isinstance(y, RMSTensor | L2Tensor):
+        if made.besides and isinstance(y, RMSTensor | L2Tensor):
             return  # the norm rule has one constant for all points, which is less this far from the data
         moved = y.perturbation_size  # of products, say; what is made of this may still move less by what is known of entries
     y.perturbation_size = moved

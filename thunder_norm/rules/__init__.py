@@ -87,6 +87,7 @@ from thunder_norm.rules import (
     products,  # after all that know more of a product
     movements,
     movements_nearby,
+    movements_of_attention,
     slopes,
 )
 
@@ -131,6 +132,7 @@ __all__ = [
     "matrix_functions",
     "movements",
     "movements_nearby",
+    "movements_of_attention",
     "normalization",
     "order_statistics",
     "own_lengths",

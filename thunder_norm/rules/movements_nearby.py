@@ -17,13 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from thunder_norm.core.composed import LARGEST, Call, Made, Spread, Term, is_fixed, moves, parts_of, spread_of, values
-from thunder_norm.core.ellipsoids import Dense
+from thunder_norm.core.composed import LARGEST, Call, Made, Spread, Term, is_fixed, moves, spread_of, values
+from thunder_norm.core.ellipsoids import Dense, Ellipsoid
 from thunder_norm.core.local import is_from_data, is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.core.within import moved
-from thunder_norm.rules._attention_nearby import Moved, Nearby, weights_of
 from thunder_norm.trees import flat_tensors
 
 Found = Sequence[Made | None] | None
@@ -36,7 +35,7 @@ Function = Callable[[Callable[[Any], Any]], torch.Tensor]
 _OF_UNIT_VECTORS = 2 / math.sqrt(3) * (1 + 1e-9)
 
 
-def _one_sample(call: Call, tensors: Sequence[Any]) -> list[NormedTensor] | None:
+def one_sample(call: Call, tensors: Sequence[Any]) -> list[NormedTensor] | None:
     """The arguments that move, if they are among `tensors`, each is one row of features, and all other normed ones are fixed."""
     moving = call.moving
     given = {id(t) for t in tensors}
@@ -49,13 +48,14 @@ def _one_sample(call: Call, tensors: Sequence[Any]) -> list[NormedTensor] | None
     return moving
 
 
-def _near(x: Any) -> Spread:
+def near(x: Any) -> Spread:
+    """How one of these moves."""
     spread = spread_of(x)
-    assert spread is not None, "`_one_sample` has looked"
+    assert spread is not None, "`one_sample` has looked"
     return spread
 
 
-def _linear(moving: Sequence[NormedTensor], f: Function) -> tuple[Term, ...] | None:
+def linear(moving: Sequence[NormedTensor], f: Function) -> tuple[Term, ...] | None:
     """The Jacobian of f at the data, of at most as many results as a row may have; None if it has no derivative there."""
     at = {id(x): values(x.backing.detach()).clone().requires_grad_() for x in moving}
 
@@ -76,18 +76,24 @@ def _linear(moving: Sequence[NormedTensor], f: Function) -> tuple[Term, ...] | N
     return tuple(Term(x, Dense(m)) for x, m in zip(moving, matrices, strict=True))
 
 
-def _by_jacobian(call: Call, moving: Sequence[NormedTensor], f: Function, besides: torch.Tensor) -> Found:
-    """The Jacobian at the data, and a remainder, `besides` for any two points near the data."""
-    y = call.results[0]
-    batch = min(x.ndim - _near(x).ndim for x in moving)
-    if any(n != 1 for n in y.shape[:batch]) or not bool(besides.isfinite()):
+def by_jacobian(call: Call, moving: Sequence[NormedTensor], f: Function, besides: torch.Tensor) -> Found:
+    """The Jacobian at the data, and a remainder of any direction, `besides` for any two points near the data."""
+    if not bool(besides.isfinite()):
         return None
-    terms = _linear(moving, f)
-    besides = besides / 2 if is_from_data() else besides
-    return None if terms is None else [Made(y.ndim - batch, terms, besides), *[None] * (len(call.results) - 1)]
+    return made_of(call, moving, f, [(Ellipsoid.ball(call.results[0].numel(), 0.5 if is_from_data() else 1.0), besides)])
 
 
-def _groups(x: NormedTensor, dims: Sequence[int]) -> torch.Tensor:
+def made_of(call: Call, moving: Sequence[NormedTensor], f: Function, besides: Sequence[tuple[Ellipsoid, torch.Tensor]]) -> Found:
+    """The derivative of f at the data, and what there is besides."""
+    y = call.results[0]
+    batch = min(x.ndim - near(x).ndim for x in moving)
+    if any(n != 1 for n in y.shape[:batch]):
+        return None
+    terms = linear(moving, f)
+    return None if terms is None else [Made(y.ndim - batch, terms, tuple(besides)), *[None] * (len(call.results) - 1)]
+
+
+def groups_of(x: NormedTensor, dims: Sequence[int]) -> torch.Tensor:
     """The features of each group, by their numbers: over `dims`, negative."""
     numbers = torch.arange(x.numel()).reshape(x.shape).movedim(tuple(dims), tuple(range(-len(dims), 0)))
     return numbers.reshape(-1, math.prod(x.shape[d] for d in dims))
@@ -101,10 +107,10 @@ def _normalized(call: Call, x: Any, groups: Groups, eps: float, gain: Any, is_ce
 
     Within a distance r of a group its derivative changes by at most ``2 / 3^(1/2) n^(1/2) r / s^2``, s^2 the least of |z|^2 + n eps there.
     """
-    moving = _one_sample(call, [x])
+    moving = one_sample(call, [x])
     if moving is None or gain is not None and not is_fixed(gain) or eps < 0:
         return None
-    spread, numbers = _near(x), groups(x)
+    spread, numbers = near(x), groups(x)
     t = values(x.backing.detach()).reshape(-1)[numbers]
     lengths = (t - t.mean(-1, keepdim=True) if is_centred else t).norm(dim=-1)
     r, count = moved(spread, numbers).detach().item() * (1 + 1e-9), numbers.shape[1]
@@ -113,11 +119,11 @@ def _normalized(call: Call, x: Any, groups: Groups, eps: float, gain: Any, is_ce
         return None
     factor = 1.0 if gain is None else values(gain.detach()).abs().amax().item()
     rate = _OF_UNIT_VECTORS * math.sqrt(count) * factor * r / square
-    return _by_jacobian(call, moving, f, rate * moved(spread))
+    return by_jacobian(call, moving, f, rate * moved(spread))
 
 
 def _last(shape: Sequence[int]) -> Groups:
-    return lambda x: _groups(x, tuple(range(-len(shape), 0)))
+    return lambda x: groups_of(x, tuple(range(-len(shape), 0)))
 
 
 @normed_op(F.layer_norm).register_movement
@@ -155,7 +161,7 @@ def group_norm(call: Call) -> Found:
     return _normalized(call, x, lambda x: torch.arange(x.numel()).reshape(groups, -1), eps, weight, True, run)
 
 
-# -- softmax and attention ------------------------------------------------------------------------------------------------
+# -- softmax --------------------------------------------------------------------------------------------------------------
 
 
 @normed_op(F.softmax).register_movement
@@ -175,48 +181,13 @@ def log_softmax(call: Call) -> Found:
 def _of_logits(call: Call, f: Callable[..., torch.Tensor], curvature: Callable[[int, float], float]) -> Found:
     """`f` over a dimension of logits, its second derivative bounded given their number and the largest weight there may be."""
     x, dim = call.given["input"], call.given["dim"]
-    moving = _one_sample(call, [x])
+    moving = one_sample(call, [x])
     if moving is None or not isinstance(dim, int) or not x.ndim:
         return None
-    r = moved(_near(x), _groups(x, (dim - x.ndim if dim >= 0 else dim,))).detach().item()
+    r = moved(near(x), groups_of(x, (dim - x.ndim if dim >= 0 else dim,))).detach().item()
     # of two logits the difference moves by at most sqrt(2) r
     largest = values(x.backing.detach()).softmax(dim).amax().item() * math.exp(min(math.sqrt(2) * r, 700.0))
-    return _by_jacobian(call, moving, lambda plain: f(plain(x), dim), curvature(x.shape[dim], largest) * r * moved(_near(x)))
-
-
-@normed_op(F.scaled_dot_product_attention).register_movement
-def attention(call: Call) -> Found:
-    """``softmax(s q k^T + mask) v`` (`Nearby.bend`)."""
-    q, k, v, mask = call.given["query"], call.given["key"], call.given["value"], call.given.get("attn_mask")
-    moving = _one_sample(call, [q, k, v])
-    if moving is None or call.given.get("dropout_p") or call.given.get("enable_gqa") or q.ndim < 2:
-        return None
-    is_causal, scale = bool(call.given.get("is_causal")), call.given.get("scale")
-    s = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    lengths = [moved(_near(x), _groups(x, (-1,))) if moves(x) else torch.zeros((), dtype=torch.float64) for x in (q, k, v)]
-    query, key, value = (values((x.backing if isinstance(x, NormedTensor) else x).detach()) for x in (q, k, v))
-    bias = values(mask.detach()) if isinstance(mask, torch.Tensor) and mask.is_floating_point() else mask
-    at_data = weights_of(query, key, bias, is_causal, s)
-
-    def scores(plain: Callable[[Any], Any]) -> torch.Tensor:
-        found = s * (plain(q) @ plain(k).mT)
-        return found - (at_data * found).sum(-1, keepdim=True)
-
-    def run(plain: Callable[[Any], Any]) -> torch.Tensor:
-        return F.scaled_dot_product_attention(plain(q), plain(k), plain(v), plain(mask), is_causal=is_causal, scale=scale)
-
-    of_scores = [x for x in moving if x is q or x is k]
-    terms = _linear(of_scores, scores) if of_scores else ()
-    if terms is None:
-        return None
-    roots = parts_of(terms, at_data.numel())
-    by_root = [r.ellipsoid.entries.reshape(at_data.shape) for r in roots]
-    by = Moved(*(n.detach().item() for n in lengths))
-    first = sum((a * r.root.size.detach() for a, r in zip(by_root, roots, strict=True)), torch.zeros_like(at_data))
-    near = Nearby.of(query, key, value, bias, is_causal, s, by, first + 2 * abs(s) * by.query * by.key)
-    causes, *of_tokens = near.bend(by_root)
-    found = [*zip(causes, (r.root.size for r in roots), strict=True), *zip(of_tokens, lengths, strict=True)]
-    return _by_jacobian(call, moving, run, sum((c * n for c, n in found if c), torch.zeros((), dtype=torch.float64)))
+    return by_jacobian(call, moving, lambda plain: f(plain(x), dim), curvature(x.shape[dim], largest) * r * moved(near(x)))
 
 
 # -- products of what moves -----------------------------------------------------------------------------------------------
@@ -227,21 +198,21 @@ def matrix_product(call: Call, a: Any, b: Any) -> Found:
 
     Its derivative changes by ``e_a d_b + d_a e_b`` for moves e of the point: by ``|e_a| |d_b| + |d_a| |e_b|`` at most (Cauchy-Schwarz).
     """
-    moving = _one_sample(call, [a, b])
+    moving = one_sample(call, [a, b])
     if moving is None or not (moves(a) and moves(b)):
         return None
-    of_a, of_b = moved(_near(a)), moved(_near(b))
+    of_a, of_b = moved(near(a)), moved(near(b))
     besides = of_a.detach() * of_b + of_b.detach() * of_a
-    return _by_jacobian(call, moving, lambda plain: plain(a) @ plain(b), besides)
+    return by_jacobian(call, moving, lambda plain: plain(a) @ plain(b), besides)
 
 
 def entrywise(call: Call, a: Any, b: Any) -> Found:
     """The same entry by entry, by the largest entries of e; broadcast, so that it counts how often an entry is used."""
-    moving = _one_sample(call, [a, b])
+    moving = one_sample(call, [a, b])
     if moving is None or not (moves(a) and moves(b)):
         return None
     (y,) = call.results
-    entries = [moved(_near(x), torch.arange(x.numel())[:, None]).detach() for x in (a, b)]
-    lengths = [moved(_near(x)) * math.sqrt(y.numel() / x.numel()) for x in (a, b)]
+    entries = [moved(near(x), torch.arange(x.numel())[:, None]).detach() for x in (a, b)]
+    lengths = [moved(near(x)) * math.sqrt(y.numel() / x.numel()) for x in (a, b)]
     besides = entries[0] * lengths[1] + entries[1] * lengths[0]
-    return _by_jacobian(call, moving, lambda plain: plain(a) * plain(b), besides)
+    return by_jacobian(call, moving, lambda plain: plain(a) * plain(b), besides)

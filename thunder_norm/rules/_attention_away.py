@@ -1,0 +1,270 @@
+"""How far attention is from its derivative at the tokens at hand, for tokens that move away from these: what is left after first order.
+
+For a query let ``y = sum_j p_j v_j`` at the data, ``d_j`` the moves of the scores, less their mean by the weights p, and ``e_j`` those of the
+values.  With ``Z = sum_j p_j exp(d_j)``, which is at least 1 (Jensen), and ``phi(t) = exp(t) - 1 - t``,
+
+    y' - y = (1 / Z) sum_j p_j (d_j + phi(d_j)) (v_j - y)  +  sum_j p_j e_j  +  (1 / Z) sum_j p_j (exp(d_j) - 1) (e_j - sum_l p_l e_l).
+
+Let all move by a vector u of at most unit length, ``d_j = a_j(u) + b_j`` with a_j linear and ``b_j = s dq . dk_j``, less its mean.  With k the
+largest that ``1 - 1 / Z`` may be the first order ``sum_j p_j a_j (v_j - y)`` counts ``1 - k / 2`` times, give or take k / 2, and what is of second
+order is linear in ``u u^T``, whose entries have at most unit length together:
+
+    sum_j p_j m_j a_j^2 (v_j - y),    (1 - k / 2) sum_j p_j b_j (v_j - y),    sum_j p_j n_j a_j (e_j - sum_l p_l e_l).
+
+m and n are the middles of what ``phi(t) / (t^2 Z)`` and ``(exp(t) - 1) / (t Z)`` may be for ``|t| <= |d_j|``, ``Z >= 1 + p_j phi(t)``.  So each of the
+three is in an ellipsoid: a linear map C of ``u u^T`` in that of ``C C^T``, which has ``(a_i . a_j)^2`` where ``a_i . a_j`` is that of the scores.
+The widths of what m and n are the middles of, and products of three or more that are small, are a ball.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from thunder_norm.core.ellipsoids import Ellipsoid, sum_of
+
+# Pieces in which the largest of a quotient is looked for.
+_PIECES = 16
+_ROUNDED = 1 + 1e-9
+# Scores that move further say nothing of weights.
+_FURTHEST = 100.0
+
+
+@dataclass(frozen=True, eq=False)
+class Moving:
+    """A tensor's data, expanded to the heads of the result, and the covariance of its entries [n, n], n all of them.
+
+    Attributes:
+        data: [..., tokens, features].
+        cov: of the entries of all heads, tokens and features.
+    """
+
+    data: torch.Tensor
+    cov: torch.Tensor
+
+    @classmethod
+    def of(cls, data: torch.Tensor, within: Ellipsoid | None, heads: Sequence[int], repeats: int = 1) -> Moving:
+        """Of a tensor that moves within an ellipsoid, or does not; each head used by `repeats` of the result."""
+        numbers = torch.arange(data.numel()).reshape(data.shape)
+        if repeats > 1:
+            numbers = numbers.repeat_interleave(repeats, -3)
+        numbers = numbers.expand(*heads, *data.shape[-2:])
+        index = numbers.flatten()
+        cov = torch.zeros(len(index), len(index), dtype=data.dtype) if within is None else _absolute(within)[index][:, index]
+        return cls(data.flatten()[numbers], cov)
+
+    @property
+    def by_token(self) -> torch.Tensor:
+        """The covariance, [tokens of all heads, features, tokens of all heads, features]."""
+        n, d = math.prod(self.data.shape[:-1]), self.data.shape[-1]
+        return self.cov.reshape(n, d, n, d)
+
+
+def _absolute(e: Ellipsoid) -> torch.Tensor:
+    return e.cov.detach() * (e.scale * _ROUNDED) ** 2
+
+
+@dataclass(frozen=True, eq=False)
+class Remainder:
+    """What is left after first order.
+
+    Attributes:
+        within: an ellipsoid of all entries of the result, [heads, queries, features].
+        length: of what there is besides, in any direction.
+        damped: k of each query, [..., queries, 1]: the first order by the scores counts ``1 - k / 2`` times.
+    """
+
+    within: Ellipsoid
+    length: float
+    damped: torch.Tensor
+
+    @property
+    def longest(self) -> float:
+        """The longest that it may be."""
+        return self.within.length.item() + self.length
+
+
+def remainder(
+    query: Moving, key: Moving, value: Moving, weights: torch.Tensor, scores: Ellipsoid, scale: float
+) -> Remainder | None:
+    """Of attention whose tokens move within these covariances; None where that is further than exponentials go.
+
+    Args:
+        query: queries.
+        key: keys.
+        value: values.
+        weights: p, [..., queries, keys].
+        scores: that of the a_j, all of them, ``sum_j p_j a_j = 0`` in each row.
+        scale: s.
+    """
+    rows = _Rows(query, key, value, weights, scores, abs(scale))
+    if not all(bool(t.isfinite().all()) for t in (rows.cov, query.cov, key.cov, value.cov)):
+        return None
+    return rows.remainder() if bool((rows.most <= _FURTHEST).all()) else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """All queries of all heads as rows r [rows], keys as j."""
+
+    query: Moving
+    key: Moving
+    value: Moving
+    weights: torch.Tensor
+    scores: Ellipsoid
+    scale: float
+
+    def remainder(self) -> Remainder:
+        b, apart, e = self.products, self.deviations.square().sum(-1).sqrt(), self.moved_apart(self.value)
+        p, most = self.p, self.most
+        high = _largest(lambda t: _bend(t) / 2, most, p)
+        total = (p * (torch.expm1(most) - most)).sum(-1)
+        by_moves = (self.form(p * high).sqrt() + (p * high * b.square()).sum(-1).sqrt()).square()
+        damped = torch.minimum(by_moves, total / (1 + total)).nan_to_num(nan=1.0).clamp(max=1.0) * _ROUNDED
+        middle, half = _middle(_bend(-most) / 2 * (1 - damped)[:, None], high)
+        slope, width = _middle(_slope(-most) * (1 - damped)[:, None], _largest(_slope, most, p))
+
+        by_scores = self.of_squares(p * middle)
+        by_products = self.of_products(p * (1 - damped / 2)[:, None])
+        by_values = self.of_values(slope)
+        within = functools.reduce(sum_of, (Ellipsoid.of(_above(g)) for g in (by_scores, by_products, by_values)))
+
+        wide, bent, of_values = p * half * apart, p * middle * apart, p * width * e
+        on_wide, on_bent = ((w * b.square()).sum(-1).sqrt() for w in (wide, bent))
+        length = self.together(wide, self.form(wide).sqrt()) + 2 * self.together(wide, on_wide) + _norm(on_wide.square())
+        length += 2 * self.together(bent, on_bent) + _norm(on_bent.square())
+        length += self.of_first(damped / 2) + _norm(damped / 2 * (p * apart * b).sum(-1))
+        length += self.together(of_values, of_values.sum(-1).sqrt()) + _norm((p * (slope + width) * b * e).sum(-1))
+        return Remainder(within, length * _ROUNDED, damped.reshape(*self.weights.shape[:-1], 1))
+
+    @property
+    def p(self) -> torch.Tensor:
+        return self.weights.flatten(0, -2)
+
+    @functools.cached_property
+    def cov(self) -> torch.Tensor:
+        """Of the a_j, [rows, keys, rows, keys]."""
+        return _absolute(self.scores).reshape(*self.p.shape, *self.p.shape)
+
+    @functools.cached_property
+    def own(self) -> torch.Tensor:
+        """Of the a_j of each row, [rows, keys, keys]."""
+        rows = torch.arange(len(self.p))
+        return self.cov[rows, :, rows]
+
+    @functools.cached_property
+    def first(self) -> torch.Tensor:
+        """The largest ``|a_j|``."""
+        return self.own.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt() * _ROUNDED
+
+    @functools.cached_property
+    def most(self) -> torch.Tensor:
+        """The largest ``|d_j|``, of keys that are seen."""
+        return torch.where(self.p > 0, self.first + self.products, 0.0)
+
+    @functools.cached_property
+    def deviations(self) -> torch.Tensor:
+        """``v_j - y``, [rows, keys, features]."""
+        y = self.weights @ self.value.data
+        return (self.value.data.unsqueeze(-3) - y.unsqueeze(-2)).flatten(0, -3)
+
+    @functools.cached_property
+    def products(self) -> torch.Tensor:
+        """The largest ``|b_j|``."""
+        n = torch.arange(len(self.p))
+        queries = torch.linalg.eigvalsh(self.query.by_token[n, :, n])[..., -1].clamp(min=0).sqrt()
+        return self.scale * queries[:, None] * self.moved_apart(self.key) * _ROUNDED
+
+    def moved_apart(self, t: Moving) -> torch.Tensor:
+        """How far keys or values move at most, less their mean by the weights, [rows, keys]."""
+        heads, (count, d) = math.prod(t.data.shape[:-2]), t.data.shape[-2:]
+        p, n = self.weights.reshape(heads, -1, count), torch.arange(heads)
+        cov = t.cov.reshape(heads, count, d, heads, count, d)[n, :, :, n]
+        mixed = torch.einsum("hil,hjxly->hijxy", p, cov)
+        own = cov.diagonal(dim1=1, dim2=3).movedim(-1, 1).unsqueeze(1)
+        apart = own - mixed - mixed.mT + torch.einsum("him,himxy->hixy", p, mixed).unsqueeze(2)
+        found = torch.linalg.eigvalsh((apart + apart.mT) / 2)[..., -1].clamp(min=0)
+        rounded = 1e-13 * (own.diagonal(dim1=-2, dim2=-1).sum(-1).amax(-1, keepdim=True) + 1e-300)
+        return (found + rounded).sqrt().flatten(0, 1)
+
+    def form(self, w: torch.Tensor) -> torch.Tensor:
+        """The largest ``sum_j w_j a_j^2`` of each row."""
+        root = w.sqrt()
+        return torch.linalg.eigvalsh(root[:, :, None] * self.own * root[:, None])[..., -1].clamp(min=0) * _ROUNDED
+
+    def together(self, w: torch.Tensor, factors: torch.Tensor) -> float:
+        """The length of all rows of ``factor (sum_j w_j a_j^2)^(1/2)``; of ``sum_j w_j a_j^2`` where the factors are the largest of its root."""
+        root = (factors.square()[:, None] * w).flatten().sqrt()
+        cov = self.cov.reshape(len(root), len(root))
+        return torch.linalg.eigvalsh(root[:, None] * cov * root)[-1].clamp(min=0).sqrt().item() * _ROUNDED
+
+    def mapped(self, cov: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+        """The covariance of ``sum_j c_j t_j (v_j - y)``, all entries of the result, for a t_j in each row of covariance `cov`."""
+        c = coefficients[:, :, None] * self.deviations
+        half = torch.einsum("rjqk,qky->rjqy", cov.reshape(*self.p.shape, *self.p.shape), c)
+        return torch.einsum("rjx,rjqy->rxqy", c, half).flatten(2).flatten(0, 1)
+
+    def of_squares(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """Of ``sum_j c_j a_j^2 (v_j - y)``."""
+        return self.mapped(self.cov.square(), coefficients)
+
+    def of_products(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """Of ``sum_j c_j b_j (v_j - y)``, c_j a multiple of p_j, so that the mean of b has no effect."""
+        heads = self.weights.shape[:-2].numel()
+        q, k = self.query.by_token, self.key.by_token
+        q = q.reshape(heads, -1, q.shape[1], heads, len(self.p) // heads, q.shape[1])
+        k = k.reshape(heads, -1, k.shape[1], heads, self.p.shape[1], k.shape[1])
+        cov = self.scale**2 * torch.einsum("gixhky,gjxhly->gijhkl", q, k)
+        return self.mapped(cov, coefficients)
+
+    def of_values(self, slopes: torch.Tensor) -> torch.Tensor:
+        """Of ``sum_j p_j n_j a_j (e_j - sum_l p_l e_l)``: of ``sum_j (p_j n_j a_j - p_j sum_l p_l n_l a_l) e_j``."""
+        c = self.p * slopes
+        m = torch.diag_embed(c) - self.p[:, :, None] * c[:, None, :]
+        cov = torch.einsum("rjl,rlqk,qmk->rjqm", m, self.cov, m)
+        heads = self.weights.shape[:-2].numel()
+        cov = cov.reshape(heads, -1, cov.shape[1], heads, len(cov) // heads, cov.shape[1])
+        v = self.value.by_token
+        v = v.reshape(heads, -1, v.shape[1], heads, self.p.shape[1], v.shape[1])
+        return torch.einsum("gijhkl,gjxhly->gixhky", cov, v).flatten(3).flatten(0, 2)
+
+    def of_first(self, factors: torch.Tensor) -> float:
+        """The length of ``f sum_j p_j a_j (v_j - y)`` of all rows."""
+        return math.sqrt(max(torch.linalg.eigvalsh(_above(self.mapped(self.cov, factors[:, None] * self.p)))[-1].item(), 0.0))
+
+
+def _above(cov: torch.Tensor) -> torch.Tensor:
+    """A covariance that is not below the exact one, whatever was rounded: sums of terms of the sizes of its diagonal."""
+    cov = (cov + cov.mT) / 2
+    return cov + 1e-10 * cov.diagonal().amax().clamp(min=0) * torch.eye(len(cov), dtype=cov.dtype)
+
+
+def _norm(t: torch.Tensor) -> float:
+    return t.square().sum().sqrt().item()
+
+
+def _bend(t: torch.Tensor) -> torch.Tensor:
+    """``2 phi(t) / t^2``, growing in t."""
+    series = 1 + t / 3 + t * t / 12 + t**3 / 60
+    return torch.where(t.abs() < 1e-3, series, 2 * (torch.expm1(t) - t) / torch.where(t.abs() < 1e-3, 1.0, t).square())
+
+
+def _slope(t: torch.Tensor) -> torch.Tensor:
+    """``(exp(t) - 1) / t``, growing in t."""
+    return torch.where(t.abs() < 1e-8, 1 + t / 2, torch.expm1(t) / torch.where(t.abs() < 1e-8, 1.0, t))
+
+
+def _largest(f: Callable[[torch.Tensor], torch.Tensor], most: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """The largest ``f(t) / (1 + p phi(t))`` for t up to `most`, f growing: piece by piece by the larger end of one and the smaller of the other."""
+    ends = torch.linspace(0, 1, _PIECES + 1, dtype=p.dtype)[:, None, None] * most
+    phi = torch.expm1(ends[:-1]) - ends[:-1]
+    return (f(ends[1:]) / (1 + p * phi)).amax(0) * _ROUNDED
+
+
+def _middle(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of an interval the middle, and half of its width, rounded up."""
+    return (low + high) / 2, (high - low).clamp(min=0) / 2 + 1e-9 * high
