@@ -158,6 +158,13 @@ def views_of_what_is_written(x, y):
     return x, z, column + 0
 
 
+@program(lambda: (two(4, 3), r(2, 2)))
+def every_second_column_written(x, y):
+    x[1:3, ::2] = y
+    x[::3, ::2].mul_(2)
+    return x * 1
+
+
 @program(lambda: ([two(3) for _ in range(3)], [r(3) for _ in range(3)]))
 def lists_written(xs, ys):
     torch._foreach_mul_(xs, 2.0)

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
+from thunder_norm.subclass.aliasing import lies_once
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -50,3 +51,20 @@ def test_strides_of_what_was_written_into_are_eagers(write: Callable, order: tup
         assert (one.stride(), one.a.stride(), one.b.stride()) == (other.stride(), other.a.stride(), other.b.stride())
         assert_close((one.a, one.b), (other.a, other.b))
     assert_close(found[1], expected[1])
+
+
+@pytest.mark.parametrize(
+    "view", ["[1:3, ::2]", "[::3, ::2]", "[:, 1]", "[::2].t()", ".diagonal()", "[None, 1:, ::2]", ".view(2, 2, 3)[1, :, ::2]"]
+)
+def test_steps_over_a_tensor_have_each_of_its_elements_once(view: str):
+    t = eval("torch.arange(12).view(4, 3)" + view)  # noqa: S307 - one of the words above
+    assert len({int(v) for v in t.flatten()}) == t.numel()
+    assert lies_once(t)
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1), (3, 1), (3, 2), (2, 2), (4, 2), (5, 2)])
+def test_a_tensor_that_lies_once_has_no_element_twice(stride: tuple[int, int]):
+    for rows in (1, 2, 3):
+        t = torch.arange(20).as_strided((rows, 3), stride)
+        assert not lies_once(t) or len(set(t.flatten().tolist())) == t.numel()
+    assert not lies_once(torch.arange(20).as_strided((3, 3), (1, 1)))

@@ -145,7 +145,7 @@ def lies_once(t: torch.Tensor) -> bool:
     for step, size in sorted((s, n) for n, s in zip(t.shape, t.stride(), strict=True) if s and n > 1):
         if step < span:
             return False
-        span = step * size
+        span += step * (size - 1)
     return True
 
 

@@ -33,7 +33,15 @@ from thunder.core.trace import TraceCtx, tracectx
 
 _ATOMS = (*ATOMS, type(...), enum.Enum)
 _CODE = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
-_SHARED = (logging.Logger, re.Pattern, types.GenericAlias, torch.finfo, torch.iinfo)  # alike for every call
+_SHARED = (
+    logging.Logger,
+    re.Pattern,
+    types.GenericAlias,
+    torch.finfo,
+    torch.iinfo,
+    torch.layout,
+    torch.memory_format,
+)  # alike for every call
 _HEAP_TYPE = 1 << 9  # in ``__flags__`` of a class: written in Python
 _CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
 _BASES = (object, types.SimpleNamespace, *_CONTAINERS)
@@ -114,6 +122,10 @@ class Recipe:
             return self._argument(value)
         value = for_torch(value)
         if isinstance(value, _ATOMS + _CODE + _SHARED) and type(value) is not tuple:
+            return lambda call: value
+        if type(value) is frozenset and all(
+            isinstance(v, _ATOMS) for v in value
+        ):  # which one of equal ones it is makes no difference
             return lambda call: value
         if id(value) in self._steps:
             return self._steps[id(value)]
@@ -329,7 +341,7 @@ class MadeObjects:
         if id(value) not in self._proxies:
             recipe = Recipe(self.known, lambda v: None if v is value else self._outside(v))
             recipe.of(value)
-            if isinstance(value, tuple):  # with names, or a size
+            if isinstance(value, tuple) or type(value) is dict:  # with names, a size, or keys that a trace cannot write down
                 recipe.objects.append(value)
             if not recipe.objects:  # it was there before
                 raise NotMakeableError(value)

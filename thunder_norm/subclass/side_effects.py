@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import enum
 import functools
+import math
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -119,10 +120,18 @@ def _made(effects: SideEffects, value: Any, epilogue: TraceCtx) -> Proxy:
 def _with_made(effects: SideEffects, value: Any, epilogue: TraceCtx) -> Any:
     """A result in whose dicts, lists and tuples there is, for what the program has made, what the epilogue makes anew."""
     if type(value) is dict:
-        return {k: _with_made(effects, v, epilogue) for k, v in value.items()}
+        held = {k: _with_made(effects, v, epilogue) for k, v in value.items()}
+        return held if all(map(_can_be_written, value)) else _made(effects, held, epilogue)
     if type(value) in (list, tuple):
         return type(value)(_with_made(effects, v, epilogue) for v in value)
     return _made(effects, value, epilogue) if effects.made.is_handed_out(value) else value
+
+
+def _can_be_written(key: Any) -> bool:
+    """Whether a trace can write down a key of a dict: of an enum's member or a class it writes what is no Python."""
+    if type(key) in (tuple, frozenset):
+        return all(map(_can_be_written, key))
+    return key is None or type(key) in (str, bytes, bool, int) or type(key) is float and math.isfinite(key)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ import torch
 from thunder_norm.tracing import snapshots, stored
 from thunder_norm.tracing.classes import in_classes, saying_themselves
 from thunder_norm.tracing.conditions import compiled, holds
+from thunder_norm.tracing.looked_into import look_into
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
 from thunder_norm.tracing.surroundings import ITERATORS, Surroundings
@@ -49,8 +50,9 @@ from thunder.core.interpreter import INTERPRETER_CALLBACKS, ProvenanceRecord, Wr
 from thunder.core.trace import get_tracectx
 
 _OPAQUE = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
-_IDENTICAL = (type(None), type, torch.dtype, enum.Enum, FunctionType, BuiltinFunctionType, torch.Generator)
-_CODE = (type, FunctionType, BuiltinFunctionType)  # one may stand at many places, each of which may get another
+_SINGLE = (type(None), torch.dtype, torch.layout, torch.memory_format, torch.qscheme, enum.Enum)
+_OPERATORS = (MethodDescriptorType, WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_IDENTICAL = (*_SINGLE, *_OPERATORS, type, FunctionType, BuiltinFunctionType, torch.Generator)
 _GUARDED_BY_THUNDER = (
     torch.Tensor,
     torch.nn.Module,
@@ -74,12 +76,21 @@ _LOOK_INTO_NOTHING = frozenset(
         *(kind.__get__ for kind in (GetSetDescriptorType, MemberDescriptorType)),
     }
 )
-# what it is is guarded wherever it stands
-_STAND_ANYWHERE = (*_IDENTICAL, *_GUARDED_BY_THUNDER, bytes, CodeType, CellType)
+# of what stands at two places equal ones are the same, or Thunder looks at each place
+_EQUAL = (complex, bytes, slice, torch.device)
+_STAND_ANYWHERE = (torch.Tensor, int, float, str, CodeType, CellType)
 _BY_KEY = (dict.get, dict.__getitem__)
 _ASK_FOR_TYPES = (isinstance, type, callable)
 _OPAQUE_NAMES = ("cython_function_or_method", "_lru_cache_wrapper")
 _COMPARE = frozenset("__contains__ __getitem__ get pop index count remove discard".split())  # methods of containers
+_HASH = _COMPARE | {
+    "__setitem__",
+    "__delitem__",
+    "setdefault",
+    "add",
+    "move_to_end",
+    "fromkeys",
+}  # or compare, what they are given first
 _NUMBERS = (int, float, complex, str, bytes)  # which of equal ones an object is nobody knows
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # which torch keeps of a module
 
@@ -235,25 +246,18 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
     found = _original_wrap(value, provenance=provenance)
     if found is value or found.provenance is provenance:
         return found
-    guards = _current.get()
-    if guards is not None and isinstance(value, _CODE):
-        path = path_of(provenance)
-        if path is not None:
-            guards.conditions.setdefault((path, "is", None), value)
+    guards, path = _current.get(), path_of(provenance)
+    if guards is None or path is None:
+        return found
+    if isinstance(value, _IDENTICAL):
+        guards.conditions.setdefault((path, "is", None), value)
+    elif isinstance(value, _EQUAL):
+        guards.conditions.setdefault((path, "same", None), snapshots.same_as(value))
     elif isinstance(value, torch.nn.Module) or not isinstance(value, _STAND_ANYWHERE):
-        path, other = path_of(provenance), path_of(found.provenance)
-        if guards is not None and path is not None and other is not None and path != other:
-            if isinstance(value, (*CONTAINERS, torch.nn.Module)) or "fn" not in (path[0][0], other[0][0]) or path[0] != other[0]:
-                guards.meetings[path, other] = True
+        other = path_of(found.provenance)
+        if other is not None and path != other:
+            guards.meetings[path, other] = True
     return found
-
-
-def look_into(args: tuple[Any, ...]) -> None:
-    """Guard all that is in the containers among some values, which are given to something that looks at it natively."""
-    for a in args:
-        if isinstance(a, WrappedValue) and stored.is_container(type(a.value)) and path_of(a.provenance) is not None:
-            a.track_items()
-            look_into(tuple(a.item_wrappers.values() if isinstance(a.item_wrappers, dict) else a.item_wrappers))
 
 
 def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
@@ -283,9 +287,12 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         guards.surroundings.note_call(fn, tuple(a.value for a in args), lambda: not is_guarded(args[0]))
         if any(isinstance(a.value, ITERATORS) and is_guarded(a) for a in args):
             guards.surroundings.note_iterator(fn)
-    for a in args[1:] if getattr(fn, "__name__", None) in _COMPARE else ():
+    name = getattr(fn, "__name__", None)
+    for a in args[1:] if name in _COMPARE else ():
         if _is_compared(type(a.value)):
             note(a, "own state", None, snapshots.same_as(vars(a.value)))
+    if name in _HASH:
+        look_into(args[1:2])
     if any(stored.is_container(type(a.value)) for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
         look_into(args)
 
@@ -363,7 +370,7 @@ def _kept(guards: Guards, ways: Ways) -> list[tuple[Path, str, Any, Any]]:
     """The conditions that hold after the acquisition too, and are of what may change."""
     kept = []
     for (path, kind, detail), expected in guards.conditions.items():
-        is_code = kind == "is" and not isinstance(expected, (type(None), torch.dtype, enum.Enum))
+        is_code = kind == "is" and not isinstance(expected, _SINGLE)
         found = ways.end_of_code(path) if is_code else ways.end(path)
         if found is not LEFT_OUT and found is not GONE and holds(found, kind, detail, expected):
             kept.append((path, kind, detail, expected))

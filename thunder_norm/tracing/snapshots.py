@@ -20,7 +20,18 @@ import torch
 # Of these no one looks into the items one by one, and what is in them may change.
 _COLLECTIONS = (set, frozenset, collections.deque)
 # Equal values of one of these types are the same.
-_DATA = (bytes, range, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, np.generic, re.Pattern)
+_DATA = (
+    bytes,
+    range,
+    fractions.Fraction,
+    decimal.Decimal,
+    datetime.date,
+    datetime.timedelta,
+    np.generic,
+    np.dtype,
+    re.Pattern,
+    torch.device,
+)
 _BUFFERS = (bytearray, array.array, memoryview)
 GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 DATA = (*_COLLECTIONS, *_DATA, *_BUFFERS, *GETTERS, np.ndarray, functools.partial, MappingProxyType)
@@ -53,7 +64,7 @@ def same_as(value: Any) -> Callable[[Any], bool]:
         return functools.partial(_has_objects, kind, value.shape, same_as(value.ravel().tolist()))
     if isinstance(value, _BUFFERS):
         return functools.partial(_is_of_bytes, kind, bytes(value))
-    if isinstance(value, GETTERS):
+    if kind is slice or isinstance(value, GETTERS):
         return functools.partial(_is_made_of, kind, same_as(value.__reduce__()))
     if isinstance(value, _DATA):
         return functools.partial(_is_equal, kind, value)

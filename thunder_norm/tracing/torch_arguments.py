@@ -14,11 +14,19 @@ import torch
 from torch.overrides import get_testing_overrides
 
 from thunder_norm.tracing.lookasides import look_up
-from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, _interpret_call, wrap, wrap_const
+from thunder.core.interpreter import (
+    ProvenanceRecord,
+    PseudoInst,
+    WrappedValue,
+    _interpret_call,
+    wrap,
+    wrap_const,
+)
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.torch import _torch_to_thunder_function_map
 
+_STORE = "_store_subscr_handler"  # what Thunder calls for ``given[1][given[0]] = given[2]``
 _METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
 
 
@@ -97,6 +105,8 @@ def _is_operation(fn: Callable, given: tuple[WrappedValue, ...]) -> bool:
     if not any(isinstance(v.value, TensorProxy) for v in given) or fn in (getattr, setattr):
         return False
     owner = getattr(fn, "__objclass__", None) or fn
+    if getattr(owner, "__qualname__", "").startswith(_STORE):
+        return isinstance(given[1].value, TensorProxy)  # otherwise a key is what it is
     return (getattr(owner, "__module__", None) or "").partition(".")[0] in ("torch", "thunder")
 
 

@@ -164,6 +164,16 @@ def _member(provenance: ProvenanceRecord) -> tuple[str, list[str], ProvenanceRec
 
 @replaces(jit_ext, "build_value_from_wrapped", "wrapped_v", lines="thunder_general_jit: res = build_value_from_wrapped(")
 def _value(wrapped_v: WrappedValue) -> Any:
-    """What the program makes and returns is looked at there, and only tuples, lists, dicts and dataclasses are known."""
+    """What the program makes and returns is looked at there, and only tuples, lists, dicts and dataclasses are known.
+
+    A key of a dict that comes with the call (``{}; made[name] = x``) is none of what the epilogue makes: Thunder hashes what stands for it.
+    """
     asked = leader()
-    return _original_value(wrapped_v) if asked is None else asked.result(wrapped_v, _original_value)
+    if asked is None:
+        return _original_value(wrapped_v)
+    for key, wrapped_key in list(getattr(wrapped_v, "key_wrappers", {}).items()):
+        if jit_ext.should_register_for_prologue(
+            wrapped_key.provenance
+        ):  # which has a guard, as whatever else the program looks at
+            del wrapped_v.key_wrappers[key]
+    return asked.result(wrapped_v, _original_value)

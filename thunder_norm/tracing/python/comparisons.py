@@ -14,6 +14,7 @@ from typing import Any
 
 from thunder_norm.tracing import guards
 from thunder_norm.tracing.classes import LIBRARIES, in_classes
+from thunder_norm.tracing.looked_into import look_into
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
@@ -46,7 +47,7 @@ _COMPARE_NATIVELY = LIBRARIES | {"numpy"}
 
 def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
     b, a = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
-    guards.look_into((b, a))
+    look_into((b, a))
     assert inst.arg is not None
     operation = dis.cmp_op[inst.arg >> _OPERATION_BITS]
     if _is_of_unknown(a, b) and operation in COMPARISONS:  # Thunder would make a known outcome of it

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.looked_into import look_into
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
 
@@ -51,6 +52,7 @@ def _place(seq: WrappedValue, value: WrappedValue, start: Any = None, stop: Any 
     except Exception as e:
         return do_raise(e)
     if is_plain(value.value) and all(map(is_plain, seq.value)):
+        look_into((value, seq))
         return wrap_const(first_of(seq.value, value.value, first, last))
     return thunders._interpret_call(first_of, seq, value, wrap_const(first), wrap_const(last))
 
@@ -181,6 +183,7 @@ def order_of(items: list[WrappedValue], key: WrappedValue | None, reverse: Wrapp
     is_reversed = reverse is not None and bool(reverse.value)
     values = [k.value for k in keys]
     if all(map(is_plain, values)):
+        look_into(keys)
         try:
             return sorted(range(len(values)), key=values.__getitem__, reverse=is_reversed)
         except Exception as e:

@@ -1,4 +1,4 @@
-"""Dicts: their views, and methods of which Thunder's interpreter has others.
+"""Dicts: their views, keys, and methods of which Thunder's interpreter has others.
 
 Its views of a dict know how to iterate and nothing else: ``if d.keys()`` was always true, and two views were never equal.
 """
@@ -6,14 +6,17 @@ Its views of a dict know how to iterate and nothing else: ``if d.keys()`` was al
 from __future__ import annotations
 
 import collections
+import dis
 from collections import OrderedDict
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set, ValuesView
 from typing import Any
 
 from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.looked_into import look_into
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (
+    InterpreterStack,
     MappingItemsIterator,
     MappingItemsWrapper,
     MappingKeysView,
@@ -84,7 +87,30 @@ KeysView.register(Keys)
 ItemsView.register(Items)
 ValuesView.register(Values)
 
+_handlers = thunders._default_opcode_handler_map
+# where the keys lie on the stack, or the elements of a set, counted from its top
+_HASHED = {
+    "BUILD_MAP": lambda count: range(2, 2 * count + 1, 2),
+    "BUILD_SET": lambda count: range(1, count + 1),
+    "MAP_ADD": lambda _: (2,),
+    "SET_ADD": lambda _: (1,),
+    "SET_UPDATE": lambda _: (1,),
+}
+
+
+def _hashing(opname: str) -> Any:
+    """The handler of ``{key: value}``, ``{element}`` and the like, which Thunder makes natively."""
+    build = _handlers[opname]
+
+    def handler(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
+        look_into([stack.getitem_wrapped(-place) for place in _HASHED[opname](inst.arg)])
+        return build(inst, stack=stack, **state)
+
+    return handler
+
+
 REPLACEMENTS = (
+    *(Replacement(_handlers, name, _hashing(name), "_build_map_handler and its likes: {k: v for ...}") for name in _HASHED),
     Replacement(thunders, "MappingKeysView", Keys, "MutMappingWrapperMethods.keys"),
     Replacement(thunders, "MappingValuesWrapper", Values, "MutMappingWrapperMethods.values"),
     Replacement(thunders, "MappingItemsWrapper", Items, "MutMappingWrapperMethods.items"),
