@@ -108,3 +108,11 @@ def test_models_with_such_losses(make):
         norm = ModularNorm(model, *given, mode=mode)
         moved = [name for name, p in model.named_parameters() if p.requires_grad and norm.masses[name] > 0]
         assert all(norm.targets[name] > 1e-4 for name in moved)
+
+
+def test_of_a_single_number():
+    """Whose softmax is 1."""
+    x = LinfTensor(1.0, backing=torch.tensor(0.3), perturbation_size=0.1)
+    found = F.kl_div(x, x.softmax(-1), reduction="sum")
+    assert found.norm_size >= F.kl_div(torch.tensor(-1.0), torch.tensor(1.0), reduction="sum")
+    torch.testing.assert_close(found.backing, F.kl_div(torch.tensor(0.3), torch.tensor(1.0), reduction="sum"))

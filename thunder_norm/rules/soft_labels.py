@@ -80,7 +80,7 @@ def kl_div_to_softmax(input: RMSTensor, target: L1Tensor, reduction: str = "mean
     assert found is not None, "the rule's condition has been checked"
     x, c = as_kind(input, LinfTensor, ())
     t, ct = as_kind(found.x.tensor(), LinfTensor, ())
-    classes = target.shape[negative(found.dim, target.ndim)]
+    classes = target.shape[negative(found.dim, target.ndim)] if target.ndim else 1
     rows = math.prod(broadcast(input.shape, target.shape)) / max(classes, 1)
     samples = max(input.shape[0], 1) if input.ndim else 1
     counted = {"batchmean": rows / samples, "sum": rows, "mean": 1 / max(classes, 1), "none": 1}[reduction]
