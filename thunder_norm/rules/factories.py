@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode
+from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.elem_dims import Dims
 from thunder_norm.core.initializing import unit
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import Number, as_kind, like, maximum, refuse, register_refusal, scalar
+from thunder_norm.rules._shared import Number, as_kind, like, maximum, refuse, refuse_perturbation, register_refusal, scalar
 
 
 def _is_floating(options: dict[str, Any]) -> bool:
@@ -145,6 +145,28 @@ def randn_like_typical(input: NormedTensor, **options: Any) -> RMSTensor:
 def randn_typical(*size: Any, **options: Any) -> RMSTensor:
     """Standard normal: expected RMS 1 over any dimensions."""
     return LinfTensor(1.0, elem_dims=())
+
+
+@normed_op(torch.randn).register_norm(when=lambda args: current_sensitivity() == "local")
+def randn_at_data(*size: Any, **options: Any) -> None:
+    """Standard normal, at the data of a run: as drawn, a constant, which is measured where it meets a normed tensor.
+
+    Untried:     random, of no argument
+    """
+
+
+@normed_op(torch.bernoulli).register_norm
+def bernoulli_of_normed(input: RMSTensor, p: float | None = None, *, generator: Any = None) -> LinfTensor:
+    """Zeros and ones, drawn for each entry of x with probability p, or with that entry itself.
+
+    Value:       1
+    Sensitivity: 0 with p, of which x says the shape alone; else none, as an entry jumps
+    Typical:     1 without p, as at steps larger than its jumps
+    Untried:     random
+    """
+    if p is None and (current_mode() == "bound" or current_sensitivity() != "global"):
+        refuse_perturbation(torch.bernoulli, input)
+    return LinfTensor(scalar(1.0, input.norm_size), elem_dims=(), sensitivity={"input": int(p is None)})
 
 
 @unit.register_norm

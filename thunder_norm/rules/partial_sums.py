@@ -15,11 +15,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.core.context import values_of
+from thunder_norm.core.context import run_real, values_of
 from thunder_norm.core.ranges import Differences, PartialSums, Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._shared import negative
 from thunder_norm.rules.ranges import Known, Of, argument
+from thunder_norm.rules.ranges_of_activations import or_zero
 
 
 def _cumulative(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
@@ -44,8 +45,8 @@ def _without_sums(op: Callable) -> Callable[[tuple, Mapping[str, Any], Of], Know
     return rule
 
 
-_entries, _narrowed, _difference, _filled = map(
-    _without_sums, (torch.Tensor.__getitem__, torch.narrow, torch.sub, torch.masked_fill)
+_entries, _narrowed, _difference, _filled, _chosen = map(
+    _without_sums, (torch.Tensor.__getitem__, torch.narrow, torch.sub, torch.masked_fill, torch.where)
 )
 
 
@@ -56,6 +57,9 @@ def _taken(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     if found is None or not isinstance(found.sums, PartialSums) or result is None:
         return result
     items = list(index) if isinstance(index, tuple) else [index]
+    if any(i is None for i in items):
+        new = place_put_in(index, x.ndim + 1)
+        return result if new is None else _beside(found, new)
     if not all(i is Ellipsis or isinstance(i, slice) for i in items) or items.count(Ellipsis) > 1:
         return result
     at = items.index(Ellipsis) if Ellipsis in items else len(items)
@@ -100,7 +104,20 @@ def _with_dimension(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = of(x)
     if found is None or not isinstance(found.sums, PartialSums):
         return None if found is None else found.of_entries()
-    new = negative(dim, x.ndim + 1)
+    return _beside(found, negative(dim, x.ndim + 1))
+
+
+def place_put_in(index: Any, ndim: int) -> int | None:
+    """Where an index puts in a dimension of one entry, if it does nothing else, of so many: a negative number."""
+    items = index if isinstance(index, tuple) else (index,)
+    if sum(i is None for i in items) != 1 or not all(i is None or i is ... or i == slice(None) for i in items):
+        return None
+    place = next(n for n, i in enumerate(items) if i is None)
+    return place - len(items) if ... in items[:place] else place - ndim
+
+
+def _beside(found: Range, new: int) -> Range:
+    assert isinstance(found.sums, PartialSums), "it has been looked at"
     along, *beside = (d - (d <= new) for d in (found.sums.along, *found.sums.beside))
     return replace(found, least_sum=None, sums=replace(found.sums, along=along, beside=tuple(beside)))
 
@@ -112,11 +129,53 @@ def _of_earlier(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = of(x)
     if found is None or not isinstance(found.sums, Differences) or not isinstance(value, int | float):
         return result
-    if not _hides_later(mask, found.sums, x.shape):
-        return result
+    return _of_one_sign(found, value) if _hides_later(mask, found.sums, x.shape) else result
+
+
+def _of_one_sign(found: Range, value: float) -> Range:
+    """Of the differences that are left, and what there is in the place of the others."""
+    assert isinstance(found.sums, Differences), "it has been looked at"
     if found.sums.is_falling:
         return Range(min(found.low, value), max(min(found.high, 0.0), value))
     return Range(min(max(found.low, 0.0), value), max(found.high, value))
+
+
+def _of_earlier_chosen(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """The same where those that are kept are chosen."""
+    condition, x, other = (argument(args, kwargs, at, name) for at, name in enumerate(("condition", "input", "other")))
+    if isinstance(other, int | float):
+        is_kept, value = True, other
+    else:
+        is_kept, x, value = False, other, x
+    found = of(x)
+    if found is None or not isinstance(found.sums, Differences) or not isinstance(value, int | float):
+        return _chosen(args, kwargs, of)
+    mask = opposite(condition) if is_kept else condition
+    return _of_one_sign(found, value) if _hides_later(mask, found.sums, x.shape) else _chosen(args, kwargs, of)
+
+
+def opposite(condition: torch.Tensor) -> torch.Tensor:
+    """Where a condition does not hold: of numbers that are known by now as numbers."""
+    values = values_of(condition)
+    if isinstance(values, FakeTensor) or values.is_meta:
+        return run_real(torch.logical_not, (condition,), {})
+    with _disable_current_modes():
+        return values.logical_not()
+
+
+def _of_triangle(is_lower: bool) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
+    """The same of a triangle, with zeros around it."""
+
+    def rule(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+        found, diagonal = of(argument(args, kwargs, 0, "input")), argument(args, kwargs, 1, "diagonal", default=0)
+        sums = None if found is None else found.sums
+        if isinstance(sums, Differences) and found is not None:
+            place, is_inside = (sums.first, sums.second), diagonal <= 0 if is_lower else diagonal >= 0
+            if is_inside and place == ((-2, -1) if is_lower else (-1, -2)):
+                return _of_one_sign(found, 0.0)
+        return or_zero(args, kwargs, of)
+
+    return rule
 
 
 def _hides_later(mask: torch.Tensor, of: Differences, shape: torch.Size) -> bool:
@@ -131,6 +190,9 @@ def _hides_later(mask: torch.Tensor, of: Differences, shape: torch.Size) -> bool
 
 normed_op(torch.unsqueeze).register_range(_with_dimension)
 normed_op(torch.masked_fill).register_range(_of_earlier)
+normed_op(torch.where).register_range(_of_earlier_chosen)
+normed_op(torch.tril).register_range(_of_triangle(True))
+normed_op(torch.triu).register_range(_of_triangle(False))
 normed_op(torch.Tensor.__getitem__).register_range(_taken)
 normed_op(torch.narrow).register_range(_cut)
 normed_op(torch.sub).register_range(_left)

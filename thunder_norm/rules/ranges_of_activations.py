@@ -287,7 +287,7 @@ def _log_sum(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 _register(_log_sum, torch.logsumexp)
 
 
-def _or_zero(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+def or_zero(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     """Of entries, of zeros that were put beside them, and of averages of these."""
     return union([_first(args, kwargs, of), _ZERO])
 
@@ -307,6 +307,6 @@ def _entries(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     return _first(args, kwargs, of).of_entries()
 
 
-_register(_or_zero, torch.tril, torch.triu, F.unfold)
+_register(or_zero, torch.tril, torch.triu, F.unfold)
 _register(_averaged, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 _register(_entries, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.max_pool1d, F.max_pool2d, F.max_pool3d)

@@ -23,6 +23,7 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Masked, Source, every_fact, fact, ruled, unconditional, with_fact
+from thunder_norm.rules.partial_sums import opposite, place_put_in
 from thunder_norm.rules.ranges import argument
 from thunder_norm.rules.written_out_exponentials import Bounding
 
@@ -44,7 +45,7 @@ def where_infinite(condition: torch.Tensor, input: RMSTensor | float, other: RMS
     """Minus infinity where the condition does not hold (or does): as every choice, and what the other entries are."""
     result = unconditional(torch.where, condition, input, other)
     if isinstance(input, NormedTensor):
-        x, mask = input, run_real(torch.logical_not, (condition,), {})
+        x, mask = input, opposite(condition)
     else:
         x, mask = other, condition
     assert isinstance(x, NormedTensor), "the rule's condition has been checked"
@@ -116,13 +117,7 @@ def _put_in(op: Callable, args: tuple, ndim: int) -> int | None:
     at = args[1] if len(args) == 2 else None
     if op is torch.unsqueeze:
         return None if not isinstance(at, int) else at - ndim if at >= 0 else at
-    if op is not torch.Tensor.__getitem__:
-        return None
-    index = at if isinstance(at, tuple) else (at,)
-    if sum(i is None for i in index) != 1 or not all(i is None or i is ... or i == slice(None) for i in index):
-        return None
-    place = next(n for n, i in enumerate(index) if i is None)
-    return place - len(index) if ... in index[:place] else place - ndim
+    return place_put_in(at, ndim) if op is torch.Tensor.__getitem__ else None
 
 
 def moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
