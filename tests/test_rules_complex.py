@@ -327,3 +327,17 @@ def test_training_lowers_a_loss():
         loss.backward()
         optimizer.step()
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [(..., 0), (..., None), (..., slice(2)), (0, ...), (..., torch.tensor([2, 0]))],
+    ids=["a number", "a new one", "a slice", "behind", "places"],
+)
+def test_an_ellipsis_in_a_trace(index):
+    """In normed mode Thunder's inference of shapes met it."""
+    torch.manual_seed(seeded(0))
+    x, f = torch.randn(3, 4, dtype=torch.complex64), lambda x: 2 * x[index]
+    y = normed(thunder.jit(f, transforms=[NormTransform()]))(RMSTensor.of(x))
+    torch.testing.assert_close(y.backing, f(x))
+    assert actual_norm(y) <= y.norm_size * (1 + 1e-6)
