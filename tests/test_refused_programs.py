@@ -8,7 +8,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
 
 
@@ -39,9 +39,11 @@ PLAIN = {
     "torch.autograd.backward": _backward_of_several,
     ".backward() to a leaf of the program": _backward_to_a_leaf_of_its_own,
     "torch.autograd.grad past a write": _gradient_past_a_write,
+    "a parameter that it makes": lambda x: torch.nn.Parameter(x.detach() * 2) * x,
 }
 WRAPPED = (".backward()", "torch.autograd.backward", ".backward() to a leaf of the program")
 CASES = [(name, t, False) for name in PLAIN for t in (SubclassTransform, NormTransform)]
+CASES += [("a parameter that it makes", CheckpointTransform, False)]
 CASES += [(name, SubclassTransform, True) for name in WRAPPED]
 
 

@@ -12,7 +12,17 @@ from torch import nn
 
 from tests.seeds import seeded
 from tests.within_norms import actual_norm
-from thunder_norm import LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, build_norm_map, norm_mode, normed
+from thunder_norm import (
+    LinfTensor,
+    NormedTensor,
+    RMSTensor,
+    RMSToRMSTensor,
+    build_norm_map,
+    norm_mode,
+    norm_sensitivity,
+    normed,
+    with_perturbation,
+)  # fmt: skip
 from thunder_norm.audit import Ball, Case
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
@@ -327,3 +337,49 @@ def test_training_lowers_a_loss():
         loss.backward()
         optimizer.step()
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [(..., 0), (..., None), (..., slice(2)), (0, ...), (..., torch.tensor([2, 0]))],
+    ids=["a number", "a new one", "a slice", "behind", "places"],
+)
+def test_an_ellipsis_in_a_trace(index):
+    """In normed mode Thunder's inference of shapes met it."""
+    torch.manual_seed(seeded(0))
+    x, f = torch.randn(3, 4, dtype=torch.complex64), lambda x: 2 * x[index]
+    y = normed(thunder.jit(f, transforms=[NormTransform()]))(RMSTensor.of(x))
+    torch.testing.assert_close(y.backing, f(x))
+    assert actual_norm(y) <= y.norm_size * (1 + 1e-6)
+
+
+QUOTIENTS = {
+    "a / b": lambda a, b: a / b,
+    "a number / b": lambda a, b: 2.5 / b + 0 * a,
+    "1 / b": lambda a, b: b.reciprocal() + 0 * a,
+    "a real one / b": lambda a, b: a.abs() / b,
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_quotients_of_complex_numbers_at_the_data(name):
+    """Against moves of many directions, and the one in which the smallest divisor alone is moved."""
+    torch.manual_seed(seeded(0))
+    f, given = QUOTIENTS[name], [torch.randn(3, 4, dtype=torch.complex128) for _ in range(2)]
+    for i, t in enumerate(given):
+        normed_ones = [with_perturbation(RMSTensor.of(v), float(i == j)) for j, v in enumerate(given)]
+        with norm_sensitivity("local"):
+            y = f(*normed_ones)
+        torch.testing.assert_close(y.backing, f(*given))
+        assert actual_norm(y) <= y.norm_size * (1 + 1e-9)
+        least = torch.zeros_like(t).flatten()
+        least[given[1].abs().argmin()] = 1
+        found = 0.0
+        for direction in [least.reshape(t.shape), 1j * least.reshape(t.shape), *torch.randn(8, *t.shape, dtype=t.dtype)]:
+            step = 1e-6 * direction / RMSTensor.of(direction).norm_size
+            ahead, behind = (f(*(v + s * step if i == j else v for j, v in enumerate(given))) for s in (1, -1))
+            found = max(found, RMSTensor.of((ahead - behind) / 2e-6).norm_size.item())
+        assert found <= y.perturbation_size * (1 + 1e-6)
+        assert name != "a / b" or y.perturbation_size <= 100 * found
+    with norm_sensitivity("global"), pytest.raises(NormMismatchError, match="division by|infinite slope"):
+        f(*(with_perturbation(RMSTensor.of(v)) for v in given))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SplitBiasTransform
 import thunder
 
@@ -58,6 +59,7 @@ NAMED = {
     "pow": lambda x, w, b: torch.pow(input=x, exponent=2) / torch.sqrt(input=x.abs() + 1),
     "layer_norm": lambda x, w, b: F.layer_norm(input=x, normalized_shape=(4,), weight=w[0]),
     "conv1d": lambda x, w, b: F.conv1d(input=x[None], weight=w[:, :3, None], bias=b),
+    "one bias for all outputs": lambda x, w, b: F.linear(input=x, weight=w, bias=b[:1]),
     "addmm": lambda x, w, b: torch.addmm(input=b, mat1=x, mat2=w.mT, beta=0.5),
     "shapes": lambda x, w, b: torch.transpose(input=torch.reshape(input=x, shape=(2, 6)), dim0=0, dim1=1),
     "several": lambda x, w, b: torch.topk(input=x, k=2)[0] * torch.chunk(input=x, chunks=2, dim=1)[0],
@@ -78,3 +80,20 @@ def test_arguments_by_torchs_names(name, make):
 def test_a_missing_argument_is_an_error():
     with pytest.raises(TypeError):
         thunder.jit(lambda x: torch.mul(input=x), transforms=[SplitBiasTransform()])(torch.ones(2))
+
+
+def _into_another(x):
+    out = torch.empty_like(x)
+    returned = torch.add(x, 1, out=out)
+    return out * 2, returned
+
+
+@pytest.mark.parametrize("make", [SplitBiasTransform, CheckpointTransform, NormTransform], ids=lambda t: t.__name__)
+def test_out(make):
+    x = torch.randn(3, generator=torch.Generator().manual_seed(seeded(0)))
+    torch.testing.assert_close(thunder.jit(_into_another, transforms=[make()])(x), _into_another(x))
+
+
+def test_out_of_another_dtype_is_refused():
+    with pytest.raises(UnsupportedOpError, match="out= of another shape or dtype"):
+        thunder.jit(lambda x: torch.add(x, 1, out=x.double()), transforms=[CheckpointTransform()])(torch.ones(2))

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.local import are_local
+from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import NormedOp, normed_op
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, is_complex
+from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import (
+    SAME_DIMS,
+    Number,
     align,
     broadcast,
     over_dims_of,
@@ -110,6 +116,59 @@ refuse(
     normed_op(torch.angle),
     "an angle jumps where a number passes the negative axis, and moves as much as one likes near 0; take real and imaginary parts",
 )
+
+
+# -- quotients, at the data -----------------------------------------------------------------------------------------------------
+
+
+def _is_complex_at_data(name: str) -> Callable[[dict[str, Any]], bool]:
+    def condition(args: dict[str, Any]) -> bool:
+        return isinstance(args[name], NormedTensor) and is_complex(args[name]) and are_local(args)
+
+    return condition
+
+
+def _largest_inverse(x: NormedTensor) -> torch.Tensor:
+    """The largest modulus of 1 / x at the data."""
+    return 1 / data(x).abs().min().to(x.norm_size.dtype)
+
+
+@normed_op(torch.div).register_norm(when=_is_complex_at_data("other"), lift_dims=SAME_DIMS, takes_complex=True)
+def complex_quotient(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
+    """a / b at the data, whose entries of b are of modulus at least c.
+
+    Value:       |a| / c
+    Sensitivity: 1 / c to a;  k |a| / c^2 to b, k = sqrt(N) where both are RMS over the same dimensions, as in a product
+    Source:      d(1 / b) = -db / b^2
+    Untried:     it holds at the data alone, and the search moves norms
+    """
+    gain = _largest_inverse(other)
+    dims, k = product_dims(input, other)
+    ca = refined(input, dims)
+    value = times(input.norm_size, ca * gain)
+    return rms(value, dims, sensitivity={"input": ca * gain, "other": input.norm_size * gain.square() * k})
+
+
+@normed_op(torch.div).register_norm(when=_is_complex_at_data("other"), takes_complex=True)
+def number_over_complex(input: Number, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
+    """a / b at the data for a number a: |a| times the `reciprocal`.
+
+    Untried:     it holds at the data alone, and the search moves norms
+    """
+    gain, size = _largest_inverse(other), math.fabs(input)
+    return rms(bounded(times(gain, size), other.norm_size), other.elem_dims, sensitivity={"other": gain.square() * size})
+
+
+@normed_op(torch.reciprocal).register_norm(when=_is_complex_at_data("input"), takes_complex=True)
+def complex_reciprocal(input: RMSTensor) -> RMSTensor:
+    """1 / x at the data, whose entries are of modulus at least c.
+
+    Value:       1 / c
+    Sensitivity: 1 / c^2
+    Untried:     it holds at the data alone, and the search moves norms
+    """
+    gain = _largest_inverse(input)
+    return rms(bounded(gain, input.norm_size), input.elem_dims, sensitivity={"input": gain.square()})
 
 
 # -- rules for real tensors that hold for complex ones -----------------------------------------------------------------------

@@ -111,7 +111,8 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     With `written` it is a composite of other operations.
     """
     name = _fallback_name(func) + _which(func, used)
-    infer = functools.partial(_infer_once_each, func) if is_effect(func) else ltorch.meta_adaptor(func)
+    is_index = func is torch.Tensor.__getitem__
+    infer = functools.partial(_infer_once_each, func) if is_effect(func) or is_index else ltorch.meta_adaptor(func)
 
     def meta(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
         return _select(tree_flatten(infer(*args, **kwargs))[0], used, TensorProxy)
@@ -223,16 +224,19 @@ def _effect_vjp(
 
 
 def _infer_once_each(func: Callable, *args: Any, **kwargs: Any) -> Any:
-    """What `func` returns, as proxies; a tensor given twice is one tensor for it, as it is when the program runs."""
+    """What `func` returns, as proxies; a tensor given twice is one tensor for it, as it is when the program runs.
+
+    Thunder's adaptor takes no Ellipsis.
+    """
     leaves, spec = tree_flatten((args, kwargs))
     first: dict[str, int] = {}
     places = [first.setdefault(v.name, i) if isinstance(v, TensorProxy) else i for i, v in enumerate(leaves)]
 
     def of_leaves(*given: Any) -> Any:
-        own_args, own_kwargs = tree_unflatten([given[i] for i in places], spec)
+        own_args, own_kwargs = tree_unflatten([Ellipsis if leaves[i] is Ellipsis else given[i] for i in places], spec)
         return func(*own_args, **own_kwargs)
 
-    return ltorch.meta_adaptor(of_leaves)(*leaves)
+    return ltorch.meta_adaptor(of_leaves)(*(None if v is Ellipsis else v for v in leaves))
 
 
 def _which(func: Callable, used: tuple[bool, ...]) -> str:

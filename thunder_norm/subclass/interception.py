@@ -61,6 +61,7 @@ class Watching(Participant):
             or values.refusal(fn, args)
             or plain.about_plain(None, fn, args)
             or torch_arguments.by_position(fn, args, kwargs)
+            or torch_arguments.written_into(fn, args, kwargs)
             or lookaside_for(fn, *args, **kwargs)
         )
         return sequences.given_plainly(found, fn, args, kwargs)

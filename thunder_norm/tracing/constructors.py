@@ -15,6 +15,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of, look_up
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
@@ -33,6 +35,8 @@ from thunder.core.symbol import Symbol
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
     """What to call instead of `fn`, if it makes a tensor of a sequence that Thunder does not read as torch does; None for all others."""
+    if fn is torch.Tensor._make_subclass and args and issubclass(args[0].value, torch.nn.Parameter):
+        return _refuse_parameter
     place: Any = 1 if isinstance(fn, Symbol) and fn.name == "new_tensor" else look_up(_OF_SEQUENCES, fn)
     if place is None or len(args) <= place:
         return None
@@ -53,6 +57,19 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         is_of_numbers = fn is torch.as_tensor and all(isinstance(v, bool | int | float | complex) for v in leaves)
         return functools.partial(_interpret_call, torch.tensor) if is_of_numbers else None
     return lambda *_, **__: _interpret_call(fn, *args, **kwargs, dtype=wrap_const(own))
+
+
+def _refuse_parameter(*_: WrappedValue, **__: WrappedValue) -> Any:
+    return do_raise(
+        UnsupportedOpError(
+            with_details(
+                "a parameter that the program makes",
+                at=location_of_user(),
+                why="the parameters of a trace are those that its modules have when it is acquired",
+                instead="a tensor in its place; or, to change one, with torch.no_grad(): self.weight.copy_(value)",
+            )
+        )
+    )
 
 
 def _converted(data: torch.Tensor, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:

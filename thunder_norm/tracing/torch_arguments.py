@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.overrides import get_testing_overrides
 
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.tracing.lookasides import look_up
 from thunder.core.interpreter import (
     ProvenanceRecord,
@@ -57,6 +58,26 @@ def by_position(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, 
             return None
         given.append(rest.pop(name))
     return None if len(given) == len(args) else lambda *_, **__: _interpret_call(fn, *given, **rest)
+
+
+def written_into(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
+    """What to call instead of `fn`, an operation of which Thunder knows no ``out``; None for all others."""
+    if "out" not in kwargs or not isinstance(kwargs["out"].value, TensorProxy):
+        return None
+    if not (isinstance(fn, Symbol) or look_up(_torch_to_thunder_function_map, fn) is not None):
+        return None
+    rest = {name: v for name, v in kwargs.items() if name != "out"}
+    return lambda *_, **__: _interpret_call(_into, wrap_const(fn), kwargs["out"], *args, **rest)
+
+
+def _into(fn: Callable, out: torch.Tensor, /, *args: Any, **kwargs: Any) -> torch.Tensor:
+    made = fn(*args, **kwargs)
+    if made.shape != out.shape or made.dtype != out.dtype:
+        raise UnsupportedOpError(
+            f"out= of another shape or dtype: {list(made.shape)}, {made.dtype} into {list(out.shape)}, {out.dtype}; "
+            "use what the operation returns"
+        )
+    return out.copy_(made)
 
 
 @functools.cache

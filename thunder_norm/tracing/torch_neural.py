@@ -245,6 +245,14 @@ def _taken(a: Any, dim: int, n: int, indices: tuple[int, ...]) -> Any:
     return ltorch.index_select(a, dim, ltorch.tensor(list(indices), device=a.device, dtype=torch.int64))
 
 
+@_instead_of(F.linear)
+def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """Thunder's has no bias of one entry for all outputs."""
+    if bias is not None and tuple(bias.shape) in ((), (1,)) and weight.ndim == 2:
+        bias = ltorch.expand(bias, (weight.shape[0],))
+    return ltorch.linear(input, weight, bias)
+
+
 # -- activations and dropouts -------------------------------------------------------------------------------------------
 
 
