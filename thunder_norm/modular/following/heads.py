@@ -175,9 +175,7 @@ def powers(h: int, head: Head, owners: Owners, alpha: float) -> dict[Entry, floa
 
 def _why_not(h: int, head: Head, owners: Owners, entries: frozenset[Entry], side: int) -> str:
     if not head.can_scale[side] and head.gains[side]:
-        return (
-            f"they are normalized, clamped, or constants are added, after their projection: their size is in {', '.join(head.gains[side])}"
-        )
+        return f"they are normalized, clamped, or constants are added, after their projection: their size is in {', '.join(head.gains[side])}"
     if not head.can_scale[side]:
         return "they are not multiplied by what their projection is multiplied by: normalized, clamped, or constants are added, or tokens are parameters"
     names = sorted({e[0] for e in entries if owners.of_each.get(e) != (h, side)})
