@@ -281,3 +281,33 @@ def test_rows_are_told_apart_whatever_their_sizes():
         moved.append(model.weight.detach())
     torch.testing.assert_close(moved[0], moved[1].float())
     assert moved[0][1].abs().sum() > 0 and moved[0][0].abs().sum() == 0
+
+
+class WithEmpty(nn.Module):
+    """Layers of no inputs and of no outputs beside one that has both: groups that a configuration leaves empty."""
+
+    def __init__(self):
+        super().__init__()
+        self.main, self.no_inputs, self.no_outputs = nn.Linear(6, 4), nn.Linear(0, 4), nn.Linear(6, 0)
+
+    def forward(self, x):
+        return torch.cat([self.main(x) + self.no_inputs(x[:, :0]), self.no_outputs(x)], -1)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op")
+@pytest.mark.filterwarnings("ignore:(?s).*unreached")
+def test_empty_parameters_change_nothing_of_others_steps():
+    torch.manual_seed(seeded(0))
+    model, x = WithEmpty(), torch.randn(5, 6)
+    assert find_roles(model, x)["main.weight"].role == find_roles(model, x)["no_inputs.weight"].role == "matrix"
+    optimizer = ModularOptimizer(model, x, lr=0.3, method="svd", noise_adaptation=0.9, weight_decay=0.1, project=True)
+    optimizer.norm.initialize_(torch.Generator().manual_seed(seeded(0)))
+    before, size = model.main.weight.detach().clone(), 0.3 * optimizer.norm.targets["main.weight"]
+    model(x).square().mean().backward()
+    assert model.main.weight.grad is not None
+    u, _, vh = torch.linalg.svd(model.main.weight.grad.double(), full_matrices=False)
+    moved = (1 - 0.1 * size) * before - size * math.sqrt(4 / 6) * u @ vh
+    u, s, vh = torch.linalg.svd(moved, full_matrices=False)
+    expected = u * s.clamp(max=math.sqrt(4 / 6)) @ vh
+    optimizer.step()
+    torch.testing.assert_close(model.main.weight.double(), expected, atol=1e-6, rtol=1e-5)

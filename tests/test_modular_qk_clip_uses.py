@@ -173,6 +173,24 @@ class Normalized(ByHand):
         return nn.functional.rms_norm(t, (self.width,))
 
 
+class Clamped(ByHand):
+    """As DBRX has it (``clip_qkv``)."""
+
+    def rotated(self, t):
+        return t.clamp(-1, 1)
+
+
+class Gained(ByHand):
+    """As Qwen3 and Gemma 3 have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(self.width))
+
+    def rotated(self, t):
+        return nn.functional.rms_norm(t, (self.width,)) * self.gain
+
+
 class Shared(ByHand):
     """Queries are keys: a multiple of one is a multiple of the other."""
 
@@ -213,8 +231,10 @@ X = torch.randn(2, 5, 6)
     "make, says",
     [
         (lambda: nn.Linear(6, 4), "no attention is found"),
-        (Normalized, "cannot be scaled alone(.|\n)*normalized, or constants are added"),
-        (Mixed, "normalized, or constants are added"),
+        (Normalized, "cannot be scaled alone(.|\n)*normalized, clamped, or constants are added"),
+        (Clamped, "cannot be scaled alone(.|\n)*normalized, clamped, or constants are added"),
+        (Gained, "normalized(.|\n)*their size is in gain(.|\n)*instead(.|\n)*gains bound the logits"),
+        (Mixed, "normalized, clamped, or constants are added"),
         (lambda: Latent(is_by_tokens=True), "products of queries and keys of different layouts meet"),
         (Talking, "a matrix mixes products of queries and keys before the softmax"),
         (Shared, "also another head's, or taken elsewhere"),

@@ -134,7 +134,7 @@ class L2Ball(_VectorBall):
     def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
         rows = scaled(rows, -1)
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        return rows * (size * self._radius(rows) / torch.where(length > 0, length, math.inf))
+        return rows * (size * self._radius(rows) / length.masked_fill(length == 0, math.inf))
 
     def _nearest(self, rows: torch.Tensor) -> torch.Tensor:
         size = torch.linalg.vector_norm(rows.abs(), dim=-1, keepdim=True, dtype=torch.float64) / self._radius(rows)

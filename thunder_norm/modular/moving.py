@@ -156,12 +156,15 @@ def check_saved(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str
             )
 
 
-def check_decay(m: Moving) -> None:
-    """Refuse a decay that would turn a parameter around.
+def check_decay(moving: Sequence[Moving]) -> None:
+    """Refuse a decay that would turn a parameter of one group around.
 
     Raises:
         NormMismatchError: it takes more of the parameter than there is.
     """
+    if not moving or not moving[0].group["weight_decay"]:
+        return
+    m = max(moving, key=lambda m: m.target)
     if m.size * m.group["weight_decay"] > 1:
         raise NormMismatchError(
             f"lr {float(m.group['lr']):g} * target {m.target:g} of {m.name!r} * weight_decay {m.group['weight_decay']:g} exceeds 1: the "
@@ -169,14 +172,12 @@ def check_decay(m: Moving) -> None:
         )
 
 
-def check_gradient(name: str, p: torch.Tensor) -> None:
+def check_gradient(name: str, g: torch.Tensor) -> None:
     """Refuse a sparse gradient.
 
     Raises:
         GradientError: it is one.
     """
-    g = p.grad
-    assert g is not None
     if g.layout != torch.strided:
         raise GradientError(
             f"the gradient of {name!r} is sparse ({g.layout}): its norm is over whole rows, so it must be dense (sparse=False)"
@@ -190,6 +191,15 @@ def smoothed(group: Mapping[str, Any], gradients: list[torch.Tensor], past: list
         return gradients
     torch._foreach_lerp_(past, gradients, 1 - momentum)
     return list(torch._foreach_lerp(gradients, past, momentum)) if group["nesterov"] else past
+
+
+def momentum_buffer(m: Moving, state: dict[str, Any]) -> torch.Tensor:
+    """This process's part of the momentum buffer, in the dtype of the gradients, which is not always that of the parameter."""
+    buffer = state.get("momentum_buffer")
+    if buffer is None or buffer.dtype != m.gradient.dtype:
+        buffer = torch.zeros_like(m.parameter) if buffer is None else buffer
+        state["momentum_buffer"] = buffer = buffer.to(m.gradient.dtype)
+    return local(buffer)
 
 
 def restore_momentum(state: dict[str, Any], saved: Mapping[str, Any], p: torch.Tensor) -> None:

@@ -25,6 +25,7 @@ from thunder_norm.modular.moving import (
     check_gradient,
     check_options,
     check_saved,
+    momentum_buffer,
     projections,
     restore_momentum,
     shift,
@@ -223,38 +224,40 @@ class ModularOptimizer(torch.optim.Optimizer):
             if not self._is_finite(found):
                 self.skipped_steps += 1
                 return loss
-            for p in (*found.still, *(m.parameter for m in found.moving)):
+            for p in found.still:
                 self.state[p]  # an entry for each, however empty: torch.distributed.checkpoint refuses parameters without
+            states = [self.state[m.parameter] for m in found.moving]
             if self._spread is not None:
-                self._move_everywhere(self._spread, found.moving)
+                self._move_everywhere(self._spread, found.moving, states)
                 return loss
             moving = found.moving
             for positions in self._batches.of([(m.ball, m.gradient) for m in moving], [id(m.group) for m in moving]):
-                self._move([moving[i] for i in positions])
+                self._move([moving[i] for i in positions], [states[i] for i in positions])
         return loss
 
     def _gradients(self) -> Gradients:
         """What this process sees, options and gradients checked."""
-        moving, still, missing = [], [], []
+        moving, still, missing, norm = [], [], [], self.norm
         for group in self.param_groups:
             check_options(group)
+            first, is_adapted = len(moving), group["noise_adaptation"] is not None
             for name, p in self._named_in(group):
-                target = self.norm.targets[name]
-                if p.grad is None:
+                target, gradient = norm.targets[name], p.grad
+                if gradient is None:
                     if target > 0 and p.requires_grad:
                         missing.append(name)
                     continue
-                check_gradient(name, p)
-                if name in self.norm.frozen:
+                check_gradient(name, gradient)
+                if name in norm.frozen:
                     raise NormMismatchError(
                         f"{name!r} was frozen when the norm was derived, and has mass 0: make a new optimizer now that it trains"
                     )
                 if target > 0:
-                    ball, units = self.norm.balls[name], self._unit_dims(name, group)
-                    moving.append(Moving(name, p, local(p), local(p.grad), ball, target, group, units))
-                    check_decay(moving[-1])
+                    units = self._unit_dims(name, group) if is_adapted else None
+                    moving.append(Moving(name, p, local(p), local(gradient), norm.balls[name], target, group, units))
                 else:
                     still.append(p)
+            check_decay(moving[first:])
         return Gradients(moving, still, missing, nonfinite({m.name: m.gradient for m in moving}))
 
     def _gradients_everywhere(self) -> Gradients:
@@ -302,16 +305,17 @@ class ModularOptimizer(torch.optim.Optimizer):
             )
         return not bad
 
-    def _move(self, moving: list[Moving]) -> None:
+    def _move(self, moving: list[Moving], states: list[dict[str, Any]]) -> None:
         """Move parameters of one ball, shape and group.
 
         Tables on a CPU go through all operations piece by piece: their pieces stay in its cache.
         """
         group, ball, sizes = moving[0].group, moving[0].ball, [m.size for m in moving]
-        adaptations = [Adaptation.of(m, self.state[m.parameter]) for m in moving]
+        adaptations = [Adaptation.of(*each) for each in zip(moving, states, strict=True)]
         adapted = [(i, a, a.averages(ball.pieces(moving[i].gradient))) for i, a in enumerate(adaptations) if a is not None]
         gradients = [m.gradient for m in moving]
-        whole = [m.data for m in moving], gradients, [self._buffer(m) for m in moving] if group["momentum"] else gradients
+        past = [momentum_buffer(*each) for each in zip(moving, states, strict=True)] if group["momentum"] else gradients
+        whole = [m.data for m in moving], gradients, past
         is_whole = len(ball.pieces(gradients[0])) == 1
         rounds = [whole] if is_whole else zip(*(zip(*map(ball.pieces, some), strict=True) for some in whole), strict=True)
         for at, of_each in enumerate(rounds):
@@ -325,7 +329,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         for m, p in projections(moving, lambda outside: nearest([(m.ball, m.data) for m in outside])):
             m.data.copy_(p)
 
-    def _move_everywhere(self, spread: Spread, moving: list[Moving]) -> None:
+    def _move_everywhere(self, spread: Spread, moving: list[Moving], states: list[dict[str, Any]]) -> None:
         """Move all parameters at once: the exchanges between processes are few and large."""
 
         def mapped(
@@ -342,8 +346,8 @@ class ModularOptimizer(torch.optim.Optimizer):
         def projected(some: list[Moving], parts: list[torch.Tensor]) -> list[torch.Tensor]:
             return nearest([(m.ball, t) for m, t in zip(some, parts, strict=True)])
 
-        adapted = [Adaptation.of(m, self.state[m.parameter]) for m in moving]
-        past = [self._buffer(m) if m.group["momentum"] else m.gradient for m in moving]
+        adapted = [Adaptation.of(*each) for each in zip(moving, states, strict=True)]
+        past = [momentum_buffer(m, s) if m.group["momentum"] else m.gradient for m, s in zip(moving, states, strict=True)]
         directions = [smoothed(m.group, [m.gradient], [b])[0] for m, b in zip(moving, past, strict=True)]
         steps = mapped(moving, directions, steepest, can_fail=self.method == "svd")
         adapt_everywhere(spread, moving, adapted, directions, steps)
@@ -351,15 +355,6 @@ class ModularOptimizer(torch.optim.Optimizer):
             shift(m.group, [m.data], [step], [m.size])
         for m, p in projections(moving, lambda outside: mapped(outside, [m.data for m in outside], projected, can_fail=True)):
             m.data.copy_(p)
-
-    def _buffer(self, m: Moving) -> torch.Tensor:
-        """This process's part of the momentum buffer, in the dtype of the gradients, which is not always that of the parameter."""
-        state = self.state[m.parameter]
-        buffer = state.get("momentum_buffer")
-        if buffer is None or buffer.dtype != m.gradient.dtype:
-            buffer = torch.zeros_like(m.parameter) if buffer is None else buffer
-            state["momentum_buffer"] = buffer = buffer.to(m.gradient.dtype)
-        return local(buffer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load buffers and options of groups, as saved by `state_dict`.

@@ -127,8 +127,7 @@ def _on_gram(x: torch.Tensor, size: float, dtype: torch.dtype) -> torch.Tensor:
         if k == 0:
             q.diagonal(dim1=-2, dim2=-1).add_(a)
     assert q is not None
-    first, second = _in_order(q.mul_(size / length), x)
-    return first @ second
+    return _product(*_in_order(q.mul_(size).div_(length), x))
 
 
 def _of_gram(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,6 +150,10 @@ def _length(x: torch.Tensor) -> torch.Tensor:
     return length.masked_fill(length == 0, 1)
 
 
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, y) if x.ndim == 2 else torch.bmm(x, y)
+
+
 def _sum(plus: torch.Tensor, x: torch.Tensor, y: torch.Tensor, beta: float, alpha: float) -> torch.Tensor:
     """``alpha x y + beta plus``."""
     return (torch.addmm if x.ndim == 2 else torch.baddbmm)(plus, x, y, beta=beta, alpha=alpha)
@@ -171,7 +174,7 @@ def _symmetric(
     m = x.shape[-2]
     blocks = m // _BLOCK
     if blocks < _BLOCKS or x.device.type != "cpu" or x.ndim > 2 or x.requires_grad:
-        return x @ y if plus is None else _sum(plus, x, y, beta, alpha)
+        return _product(x, y) if plus is None else _sum(plus, x, y, beta, alpha)
     found = x.new_empty(m, m) if plus is None else plus.clone()
     edges = [round(m * i / blocks) for i in range(blocks + 1)]
     for start, end in zip(edges, edges[1:], strict=False):

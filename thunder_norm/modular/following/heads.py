@@ -31,6 +31,7 @@ class Head:
         key: the same of its key.
         can_scale: whether queries, and keys, are multiplied as their entries are.
         at: of attentions: the position, and the number of the head there.
+        gains: what queries, and keys, are multiplied by entry by entry.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Head:
     key: tuple[frozenset[Entry], ...]
     can_scale: tuple[bool, bool]
     at: list[tuple[int, int]]
+    gains: tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def heads_of(notes: Notes) -> list[Head]:
@@ -56,16 +58,21 @@ def heads_of(notes: Notes) -> list[Head]:
                     why=attention.problem,
                 )
             )
+        gains = _gains(attention.query), _gains(attention.key)
         for number in range(attention.num_heads):
             query, key = (_entries(side, number, notes) for side in (attention.query, attention.key))
             can = _can_scale(attention.query), _can_scale(attention.key)
-            new = Head(f"{_names(attention)}, head {number}", query, key, can, [])
+            new = Head(f"{_names(attention)}, head {number}", query, key, can, [], gains)
             found.setdefault((query, key, can), new).at.append((position, number))
     return list(found.values())
 
 
 def _names(attention: Attention) -> str:
     return ", ".join(dict.fromkeys(p.name for p in attention.query.parts if p.kind == "weight"))
+
+
+def _gains(side: Side) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(p.name for p in side.parts if p.kind == "gain"))
 
 
 def _can_scale(side: Side) -> bool:
@@ -156,6 +163,9 @@ def powers(h: int, head: Head, owners: Owners, alpha: float) -> dict[Entry, floa
                     f"the logits of {head.name} cannot be scaled alone",
                     queries=_why_not(h, head, owners, sides[0], 0),
                     keys=_why_not(h, head, owners, sides[1], 1),
+                    instead="gains bound the logits of normalized queries and keys; make these smaller, by decay or by hand, for all heads that share them"
+                    if any(g and not can for g, can in zip(head.gains, head.can_scale, strict=True))
+                    else None,
                 )
             )
         of_query = alpha if all(free) else float(free[0])
@@ -164,8 +174,10 @@ def powers(h: int, head: Head, owners: Owners, alpha: float) -> dict[Entry, floa
 
 
 def _why_not(h: int, head: Head, owners: Owners, entries: frozenset[Entry], side: int) -> str:
+    if not head.can_scale[side] and head.gains[side]:
+        return f"they are normalized, clamped, or constants are added, after their projection: their size is in {', '.join(head.gains[side])}"
     if not head.can_scale[side]:
-        return "they are not multiplied by what their projection is multiplied by: normalized, or constants are added, or tokens are parameters"
+        return "they are not multiplied by what their projection is multiplied by: normalized, clamped, or constants are added, or tokens are parameters"
     names = sorted({e[0] for e in entries if owners.of_each.get(e) != (h, side)})
     return f"entries of {', '.join(names)} are also another head's, or taken elsewhere"
 

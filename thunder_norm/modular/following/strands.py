@@ -223,10 +223,16 @@ def survived(
     found = []
     for strand in state.strands:
         terms = tuple(
-            {a: moved(t) for a, t in labels.items() if all(is_constant_along(t, d) for d in dims)} for labels in strand.labels
+            {a: moved(_there(t)) for a, t in labels.items() if all(is_constant_along(t, d) for d in dims)}
+            for labels in strand.labels
         )
         found.append(Strand(strand.name, kind if strand.kind == "itself" else strand.kind, terms))
     return tuple(found)
+
+
+def _there(label: torch.Tensor) -> torch.Tensor:
+    """A label that has a first index along every dimension: that of nothing, along those of size 0."""
+    return label if label.numel() else torch.full((), NOTHING, dtype=torch.int32).expand([max(n, 1) for n in label.shape])
 
 
 def used(state: Followed, op: str, shapes: Mapping[str, torch.Size]) -> list[Use]:
