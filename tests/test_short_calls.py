@@ -178,9 +178,7 @@ def test_an_error_in_a_short_call_leaves_the_next_one_as_it_was():
             assert_close(jitted(x), x.log())
 
 
-@pytest.mark.parametrize(
-    "number", [2, 0.0, -0.0, float("inf"), float("nan"), -2.0, True, np.float64(2.0)]
-)
+@pytest.mark.parametrize("number", [2, 0.0, -0.0, float("inf"), float("nan"), -2.0, True, np.float64(2.0)])
 def test_numbers_are_told_apart_in_short_calls(number: float):
     """Of another type too: ``int`` times 2 is an integer, times 2.0 it is none."""
 
