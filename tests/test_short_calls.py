@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -143,6 +144,56 @@ def test_what_a_transform_put_in_is_not_forgotten():
     model[0].weight = nn.Parameter(torch.randn(4, 4))
     with pytest.raises(TransformError, match="0.weight of the model was replaced after a transform"):
         jitted(x)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_short_call_keeps_thunders_statistics(requires_grad: bool):
+    x = torch.randn(3, 4, requires_grad=requires_grad)
+    jitted = jitted_after(3, x)
+    stats = thunder.compile_stats(jitted)
+    stats.last_computation = None
+    for n in range(4, 7):
+        assert not goes_thunders_way(jitted, x)
+        times = stats.last_trace_host_start, stats.last_trace_host_execution_start, stats.last_trace_host_execution_stop
+        assert stats.calls == n and (*times, stats.last_trace_host_stop) == tuple(sorted((*times, stats.last_trace_host_stop)))
+        assert callable(stats.last_computation) and stats.last_traces[-1] is thunder.last_traces(jitted)[-1]
+
+
+def test_an_error_in_a_short_call_leaves_the_next_one_as_it_was():
+    def f(x):
+        assert (x > 0).all(), "positive"
+        return x.log()
+
+    jitted = thunder.jit(f, transforms=[NormTransform()], executors=[executors.inductor])
+    x = torch.rand(3) + 1
+    for _ in range(3):
+        assert_close(jitted(x), x.log())
+    for with_grad in (True, False):
+        with torch.set_grad_enabled(with_grad):
+            for _ in range(3):
+                assert_close(jitted(x), x.log())
+            with pytest.raises(AssertionError, match="positive"):
+                jitted(-x)
+            assert torch.is_grad_enabled() is with_grad
+            assert_close(jitted(x), x.log())
+
+
+@pytest.mark.parametrize("number", [2, 0.0, -0.0, float("inf"), float("nan"), -2.0, True, np.float64(2.0)])
+def test_numbers_are_told_apart_in_short_calls(number: float):
+    """Of another type too: ``int`` times 2 is an integer, times 2.0 it is none."""
+
+    class Scaled(nn.Module):
+        by = 2.0
+
+        def forward(self, x, more):
+            return x * self.by, x * more, torch.atan2(x, torch.full((3,), float(self.by))), x / more
+
+    model, x = Scaled(), torch.tensor([1, 2, 3])
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    for given, by in ((2.0, 2.0), (2.0, 2.0), (2.0, 2.0), (number, 2.0), (2.0, number), (2.0, 2.0), (number, number)):
+        for _ in range(2):
+            model.by = by
+            assert_close(jitted(x, given), model(x, given), equal_nan=True)
 
 
 # -- gradients ------------------------------------------------------------------------------------------------------------------

@@ -119,6 +119,8 @@ class _Writer:
             self.refuse_if(f"{p.name} is not {expected}")
         elif type(expected) is int:
             self.refuse_if(f"{p.name} != {expected} or type({p.name}) is not int")
+        elif type(expected) is float and expected == expected:  # of nan Thunder's own check knows
+            self.refuse_if(f"{p.name} != {self.constant(expected)} or type({p.name}) is not float")
         elif type(expected) is str and bsym.sym.name == "check_string_value":
             self.refuse_if(f"{p.name} != {expected!r}")
         else:

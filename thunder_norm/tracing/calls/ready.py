@@ -1,8 +1,8 @@
 """Programs that were traced and are ready to be called again.
 
-``thunder.jit`` looks, in each call, for a program whose prologue accepts it.  From the second call on that program is found here, by a
+``thunder.jit`` looks, in each call, for a program whose prologue accepts it.  From the third call on that program is found here, by a
 function of fewer calls (`prologue`), and runs without what Thunder puts around it where that has no effect: no gradients are recorded
-and no autocast is on.  Whatever is not found here goes Thunder's way.
+and no autocast is on.  Thunder's statistics are kept.  Whatever is not found here goes Thunder's way.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 from torch.utils import _contextlib
 
 from thunder_norm.tracing.calls.differentiated import Backward, has_small_results, of_call
@@ -20,6 +22,7 @@ from thunder_norm.tracing.calls.prologue import Inputs, shortened
 from thunder_norm.tracing.calls.replaced import Watched
 from thunder.core.module import ThunderModule
 from thunder.core.options import CACHE_OPTIONS
+from thunder.core.trace import is_tracing
 
 _MOST_FORMS = 4  # of the tensors that one program is called with: other dispatch keys, other classes of parameters
 
@@ -34,51 +37,100 @@ class _Ready:
     called: Any  # the entry that Thunder's call goes on with
 
 
-def short_calls(find: Callable, cd: Callable[[], Any], cs: Callable[[], Any]) -> Callable:
-    """Thunder's search for the program of a call, preceded by one among those that are ready.
+class ShortCalls:
+    """Calls of a jitted function: Thunder's search for the program of a call, and the programs that are found without it.
 
-    Args:
-        find: Thunder's: from arguments to a cache entry, its inputs, and what the prologue gives to the epilogue.
-        cd: gives the compile data.
-        cs: gives the compile stats.
+    ``thunder.jit`` gets it for its own search.  What the user gets is what `whole` makes, which asks Thunder only where nothing is ready.
     """
-    ready: tuple[_Ready, ...] = ()
-    watched = Watched(cd().fn) if isinstance(cd().fn, torch.nn.Module) else None
-    tried: dict[int, tuple[Any, int]] = {}  # entries of Thunder's by their id, and how often they were made ready
 
-    def found(*args: Any, **kwargs: Any) -> Any:
-        nonlocal ready
-        if watched is not None and not watched.is_unchanged():
-            watched.follow(_jitted(cd()))
-        stats = cs()
-        for n, r in enumerate(ready):
-            try:
-                inputs = r.inputs(args, kwargs)
-            except Exception:  # noqa: BLE001 - what a prologue raises says no
-                continue
-            if inputs is None:
-                continue
-            cache = stats.interpreter_cache
-            if r.position >= len(cache) or cache[r.position] is not r.entry:
-                ready = ()  # somebody emptied it
-                tried.clear()
-                break
-            if n:
-                ready = (r, *ready[:n], *ready[n + 1 :])
-            _note_hit(stats, r.entry)
-            cd().is_grad_enabled = torch.is_grad_enabled()
-            return of_call(r.called, inputs[0]), *inputs
+    def __init__(self, find: Callable, cd: Callable[[], Any], cs: Callable[[], Any]):
+        """Of one jitted function.
+
+        Args:
+            find: Thunder's search: from arguments to a cache entry, its inputs, and what the prologue gives to the epilogue.
+            cd: gives the compile data.
+            cs: gives the compile stats.
+        """
+        self._find, self._cd, self._cs = find, cd, cs
+        fn = cd().fn
+        self._watched = Watched(fn) if isinstance(fn, torch.nn.Module) else None
+        self._ready: tuple[_Ready, ...] = ()
+        self._tried: dict[int, tuple[Any, int]] = {}  # entries of Thunder's by their id, and how often they were made ready
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Thunder's search, after which the program that it found may be ready."""
+        if self._watched is not None and not self._watched.is_unchanged():
+            self._watched.follow(_jitted(self._cd()))
+        stats = self._cs()
         misses = stats.cache_misses
-        entry, *inputs = find(*args, **kwargs)
-        if stats.cache_misses == misses and _can_be_ready(cd(), stats):
-            _, times = tried.get(id(entry), (entry, 0))
+        entry, *inputs = self._find(*args, **kwargs)
+        if stats.cache_misses == misses and _can_be_ready(self._cd(), stats):
+            _, times = self._tried.get(id(entry), (entry, 0))
             if times < _MOST_FORMS:
-                tried[id(entry)] = entry, times + 1
-                new = _made_ready(entry, cd(), stats, args, kwargs)
-                ready = ready if new is None else (new, *ready)
+                self._tried[id(entry)] = entry, times + 1
+                new = _made_ready(entry, self._cd(), stats, args, kwargs)
+                self._ready = self._ready if new is None else (new, *self._ready)
         return of_call(entry, inputs[0]), *inputs
 
-    return found
+    def _found(self, args: tuple, kwargs: dict) -> tuple[_Ready, tuple] | None:
+        """The program that is ready for these arguments, and what its prologue gives."""
+        if self._watched is not None and not self._watched.is_unchanged():
+            return None
+        for n, r in enumerate(self._ready):
+            try:
+                given = r.inputs(args, kwargs)
+            except Exception:  # noqa: BLE001 - what a prologue raises says no
+                continue
+            if given is None:
+                continue
+            cache = self._cs().interpreter_cache
+            if r.position >= len(cache) or cache[r.position] is not r.entry:
+                self._ready = ()  # somebody emptied it
+                self._tried.clear()
+                return None
+            if n:
+                self._ready = (r, *self._ready[:n], *self._ready[n + 1 :])
+            return r, given
+        return None
+
+    def whole(self, call: Callable, connect: Callable[[Any, Any], Any]) -> Callable:
+        """A call from arguments to results.
+
+        Args:
+            call: Thunder's.
+            connect: Thunder's way from a cache entry and what its computation gave to results with a history.
+        """
+        found, stats_of = self._found, self._cs
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            ready = None if is_tracing() else found(args, kwargs)
+            if ready is None:
+                return call(*args, **kwargs)
+            stats = stats_of()
+            stats.calls += 1
+            stats.last_trace_host_start = perf_counter_ns()
+            r, (inputs, to_epilogue) = ready
+            with_grad = is_grad_enabled()
+            self._cd().is_grad_enabled = with_grad
+            try:
+                _note_hit(stats, r.entry)
+                entry = of_call(r.called, inputs)
+                stats.last_trace_host_execution_start = perf_counter_ns()
+                try:
+                    result = entry.computation_fn(*inputs)
+                finally:
+                    stats.last_trace_host_execution_stop = perf_counter_ns()
+                if entry.backward_fn:
+                    result = connect(entry, result)
+                result = entry.epilogue_fn(*to_epilogue, *result)
+                if is_grad_enabled() is not with_grad:
+                    torch.set_grad_enabled(with_grad)
+                stats.last_computation = entry.computation_fn
+                return result
+            finally:
+                stats.last_trace_host_stop = perf_counter_ns()
+
+        return called
 
 
 def _note_hit(stats: Any, entry: Any) -> None:

@@ -25,7 +25,7 @@ from thunder_norm.tracing import (
     whereabouts,
 )
 from thunder_norm.tracing.calls.differentiated import Backward, connect
-from thunder_norm.tracing.calls.ready import short_calls
+from thunder_norm.tracing.calls.ready import ShortCalls
 from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.hooks.participants import Participant, brought_by, leading, participants
 from thunder_norm.tracing.hooks.replaced import replaces
@@ -45,6 +45,7 @@ _DIFFERENTIATED = "_thunder_norm_differentiated"
 _original_acquire = thunder.thunder_general_jit
 _original_alias_updates = thunder.insert_alias_updates
 _original_with_cache_info = thunder._with_cache_info_ctx
+_original_wraps = thunder.wraps
 _original_connect = thunder.connect_to_autograd
 _original_differentiate = autodiff.grad_transform_on_trace
 
@@ -229,7 +230,36 @@ def _with_cache_info(fn: Callable) -> Callable:
             cache.pop()
         return entry, *inputs
 
-    return short_calls(compiling, around["weakref_cd"], around["weakref_cs"])
+    return ShortCalls(compiling, around["weakref_cd"], around["weakref_cs"])
+
+
+@replaces(thunder, "wraps", "wrapped", "assigned", "updated", lines="jit: @wraps(fn), around a call from arguments to results")
+def _wraps(wrapped: Callable, *args: Any, **kwargs: Any) -> Callable:
+    """What the user gets of ``thunder.jit``: a call that is short from its beginning to its end.
+
+    Thunder wraps its search and the computation in functions that note times, which take longer than a small program.
+    """
+    decorate = _original_wraps(wrapped, *args, **kwargs)
+    return lambda function: decorate(_whole(function))
+
+
+def _whole(function: Callable) -> Callable:
+    """The call of a jitted function, if the search in it is ours; any other as it is."""
+    call = _closed_over(function, "fn")
+    timed = _closed_over(call, "get_computation_and_inputs")
+    search = _closed_over(_closed_over(timed, "get_computation_and_inputs_fn"), "fn")  # in the language of the program
+    connect_results = _closed_over(call, "maybe_connect_to_autograd")
+    if not isinstance(search, ShortCalls) or connect_results is None:
+        return function
+    return search.whole(function, connect_results)
+
+
+def _closed_over(function: Any, name: str) -> Any:
+    """What a function has under a name of a function around it; None if it has none."""
+    code = getattr(function, "__code__", None)
+    if code is None or name not in code.co_freevars:
+        return None
+    return function.__closure__[code.co_freevars.index(name)].cell_contents
 
 
 def _has_participant(around: dict[str, Any]) -> bool:
