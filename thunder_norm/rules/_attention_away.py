@@ -134,11 +134,13 @@ class _Rows:
         within = functools.reduce(sum_of, (Ellipsoid.of(_above(g)) for g in (by_scores, by_products, by_values)))
 
         wide, bent, of_values = p * half * apart, p * middle * apart, p * width * e
-        on_wide, on_bent = ((w * b.square()).sum(-1).sqrt() for w in (wide, bent))
-        length = self.together(wide, self.form(wide).sqrt()) + 2 * self.together(wide, on_wide) + _norm(on_wide.square())
-        length += 2 * self.together(bent, on_bent) + _norm(on_bent.square())
-        length += self.of_first(damped / 2) + _norm(damped / 2 * (p * apart * b).sum(-1))
+        length = self.of_first(damped / 2) + _norm(damped / 2 * (p * apart * b).sum(-1))
         length += self.together(of_values, of_values.sum(-1).sqrt()) + _norm((p * (slope + width) * b * e).sum(-1))
+        of_any, of_these = self.of_either_sign(wide, bent)
+        if of_these.diagonal().mean().item() < of_any**2:
+            within = sum_of(within, Ellipsoid.of(_above(of_these)))
+        else:
+            length += of_any
         return Remainder(within, length * _ROUNDED, damped.reshape(*self.weights.shape[:-1], 1))
 
     @property
@@ -231,6 +233,27 @@ class _Rows:
         v = self.value.by_token
         v = v.reshape(heads, -1, v.shape[1], heads, self.p.shape[1], v.shape[1])
         return torch.einsum("gijhkl,gjxhly->gixhky", cov, v).flatten(3).flatten(0, 2)
+
+    def of_either_sign(self, wide: torch.Tensor, bent: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """The length of ``sum_j t_j (v_j - y) / |v_j - y|`` of all rows, and a covariance of it, ``|t_j| <= wide_j d_j^2 + bent_j (2 |a_j b_j| + b_j^2)``.
+
+        With X^2 the largest ``sum_j |t_j|`` of a row, by Cauchy-Schwarz ``(w . sum_j t_j n_j)^2 <= sum_j |t_j| sum_j |t_j| (w . n_j)^2`` for unit vectors
+        n_j; so the rows are together in J times the ellipsoid of the blocks ``X^2 sum_j T_j n_j n_j^T``, T_j the largest |t_j| and J the
+        largest sum over rows of ``sum_j |t_j| / X^2``, which all of them have at once.
+        """
+        b, first = self.products, self.first
+        on_wide, on_bent = ((w * b.square()).sum(-1).sqrt() for w in (wide, bent))
+        length = self.together(wide, self.form(wide).sqrt()) + 2 * self.together(wide, on_wide) + _norm(on_wide.square())
+        length += 2 * self.together(bent, on_bent) + _norm(on_bent.square())
+
+        squares = (self.form(wide).sqrt() + on_wide).square() + (2 * self.form(bent).sqrt() + on_bent) * on_bent
+        inverse = 1 / squares.sqrt().clamp(min=1e-150)
+        at_once = (self.together(wide, inverse) + _norm(on_wide * inverse)) ** 2
+        at_once += (2 * self.together(bent, inverse) + _norm(on_bent * inverse)) * _norm(on_bent * inverse)
+        most = wide * self.most.square() + bent * (2 * first + b) * b
+        unit = self.deviations / self.deviations.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-300)
+        blocks = squares[:, None, None] * torch.einsum("rj,rjx,rjy->rxy", most, unit, unit)
+        return length, min(at_once, len(squares)) * torch.block_diag(*blocks) * _ROUNDED
 
     def of_first(self, factors: torch.Tensor) -> float:
         """The length of ``f sum_j p_j a_j (v_j - y)`` of all rows."""
