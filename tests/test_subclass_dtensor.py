@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests.dtensor_programs import compare_all, fully_sharded, jit, mlp, own, placed
 from tests.ranks import run_ranks
 from tests.seeds import seeded
+from tests.subclasses import assert_same
 from thunder_norm.errors import UnsupportedOpError
 import thunder
 
@@ -82,3 +83,26 @@ def _trained() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         found.append([p.full_tensor().detach() for p in model.parameters() if isinstance(p, DTensor)])
     assert len(found[0]) == len(found[1]) == 4
     return found[0], found[1]
+
+
+@pytest.fixture
+def alone():
+    """A mesh of this process, which is a group by itself."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_placements_are_compared_and_returned(alone: DeviceMesh):
+    """They are objects of C++: which dimension one shards is no attribute that Python code reads."""
+
+    def f(x, held):
+        d = DTensor.from_local(x, alone, held["p"], run_check=False)
+        asked = d.placements, d.placements[0].is_shard(), d.placements[0] == Shard(0), d.redistribute(placements=[Replicate()])
+        return d * 2, asked, {held["p"][0]: held["p"]}
+
+    jitted, x = jit(f), torch.randn(4, 6)
+    for _ in range(2):
+        for placement in (Shard(0), Shard(1), Replicate()):
+            assert_same(jitted(x, {"p": [placement]}), f(x, {"p": [placement]}))
+    assert (thunder.cache_misses(jitted), thunder.cache_hits(jitted)) == (3, 3)

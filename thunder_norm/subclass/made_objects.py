@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.reachable import ATOMS, Reachable, contents, is_of_library, refill, slots_of
 from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing.snapshots import is_place
 from thunder_norm.tracing.translation import for_torch
 from thunder.core.baseutils import ProxyInterface
 from thunder.core.interpreter import WrappedValue
@@ -121,11 +122,7 @@ class Recipe:
         if isinstance(value, ProxyInterface):
             return self._argument(value)
         value = for_torch(value)
-        if isinstance(value, _ATOMS + _CODE + _SHARED) and type(value) is not tuple:
-            return lambda call: value
-        if type(value) is frozenset and all(
-            isinstance(v, _ATOMS) for v in value
-        ):  # which one of equal ones it is makes no difference
+        if (isinstance(value, _ATOMS + _CODE + _SHARED) and type(value) is not tuple) or _is_alike(value):
             return lambda call: value
         if id(value) in self._steps:
             return self._steps[id(value)]
@@ -233,6 +230,13 @@ class Recipe:
         return lambda call: kind(item(call) for item in items)
 
 
+def _is_alike(value: Any) -> bool:
+    """Whether a value is one that never changes, so that which one of equal ones it is makes no difference."""
+    if type(value) is frozenset:
+        return all(isinstance(v, _ATOMS) for v in value)
+    return is_place(value)
+
+
 def _is_filled(cell: types.CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018 - reading an empty one is an error
@@ -330,7 +334,7 @@ class MadeObjects:
         if isinstance(value, dict) and dataclasses.is_dataclass(value):
             return set(vars(value)) != {f.name for f in dataclasses.fields(value) if f.init}
         is_other = isinstance(value, dict | list | set | collections.deque) and type(value) not in (dict, list)
-        return is_other or self.is_made(value)
+        return is_other or is_place(value) or self.is_made(value)
 
     def proxy_of(self, value: Any, epilogue: TraceCtx) -> AnyProxy:
         """The proxy of an object that the program has made, or that an argument holds.
@@ -341,7 +345,7 @@ class MadeObjects:
         if id(value) not in self._proxies:
             recipe = Recipe(self.known, lambda v: None if v is value else self._outside(v))
             recipe.of(value)
-            if isinstance(value, tuple) or type(value) is dict:  # with names, a size, or keys that a trace cannot write down
+            if isinstance(value, tuple) or type(value) is dict or is_place(value):  # names, a size, keys: no trace writes them
                 recipe.objects.append(value)
             if not recipe.objects:  # it was there before
                 raise NotMakeableError(value)

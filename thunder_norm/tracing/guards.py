@@ -13,22 +13,16 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import enum
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import (
-    BuiltinFunctionType,
-    CellType,
-    CodeType,
     FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
-    MethodWrapperType,
-    ModuleType,
     WrapperDescriptorType,
 )
 from typing import Any
@@ -42,30 +36,13 @@ from thunder_norm.tracing.looked_into import look_into
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
 from thunder_norm.tracing.surroundings import ITERATORS, Surroundings
-from thunder_norm.tracing.value_kinds import ValueKinds
+from thunder_norm.tracing.value_kinds import EQUAL, GUARDED_BY_THUNDER, IDENTICAL, OPAQUE, SINGLE, STAND_ANYWHERE, ValueKinds
 from thunder_norm.tracing.ways import GONE, LEFT_OUT, Path, Ways, path_of
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_CALLBACKS, ProvenanceRecord, WrappedValue
 from thunder.core.trace import get_tracectx
 
-_OPAQUE = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
-_SINGLE = (type(None), torch.dtype, torch.layout, torch.memory_format, torch.qscheme, enum.Enum)
-_OPERATORS = (MethodDescriptorType, WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_IDENTICAL = (*_SINGLE, *_OPERATORS, type, FunctionType, BuiltinFunctionType, torch.Generator)
-_GUARDED_BY_THUNDER = (
-    torch.Tensor,
-    torch.nn.Module,
-    int,
-    float,
-    complex,
-    str,
-    slice,
-    torch.device,
-    MethodType,
-    ModuleType,
-    *_OPAQUE,
-)
 CONTAINERS = (list, tuple, dict, collections.OrderedDict)
 # functions in C that Thunder's own helpers give containers to, and that do not look at what is in them
 _LOOK_INTO_NOTHING = frozenset(
@@ -76,9 +53,6 @@ _LOOK_INTO_NOTHING = frozenset(
         *(kind.__get__ for kind in (GetSetDescriptorType, MemberDescriptorType)),
     }
 )
-# of what stands at two places equal ones are the same, or Thunder looks at each place
-_EQUAL = (complex, bytes, slice, torch.device)
-_STAND_ANYWHERE = (torch.Tensor, int, float, str, CodeType, CellType)
 _BY_KEY = (dict.get, dict.__getitem__)
 _ASK_FOR_TYPES = (isinstance, type, callable)
 _OPAQUE_NAMES = ("cython_function_or_method", "_lru_cache_wrapper")
@@ -132,7 +106,7 @@ def note(wrapped: WrappedValue, kind: str, detail: Any, expected: Any) -> None:
             guards.conditions.setdefault((path, kind, detail), expected)
 
 
-_KINDS = ValueKinds(_IDENTICAL, (int, float, complex, str), torch.nn.Module, MethodType, snapshots.DATA, _GUARDED_BY_THUNDER)
+_KINDS = ValueKinds(IDENTICAL, (int, float, complex, str), torch.nn.Module, MethodType, snapshots.DATA, GUARDED_BY_THUNDER)
 _AS_IDENTICAL, _AS_NUMBER, _AS_MODULE, _AS_METHOD, _AS_DATA, _, _AS_OTHERS = range(7)
 
 
@@ -160,6 +134,8 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
         path = path_of(wrapped.provenance)
         if path is not None and (path[0][0] != "fn" or type(value) not in CONTAINERS):  # of those the length is guarded, or keys
             note(wrapped, "type", None, type(value))
+        if snapshots.is_place(value):
+            note(wrapped, "same", None, snapshots.same_as(value))
     return result
 
 
@@ -249,11 +225,11 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
     guards, path = _current.get(), path_of(provenance)
     if guards is None or path is None:
         return found
-    if isinstance(value, _IDENTICAL):
+    if isinstance(value, IDENTICAL):
         guards.conditions.setdefault((path, "is", None), value)
-    elif isinstance(value, _EQUAL):
+    elif isinstance(value, EQUAL):
         guards.conditions.setdefault((path, "same", None), snapshots.same_as(value))
-    elif isinstance(value, torch.nn.Module) or not isinstance(value, _STAND_ANYWHERE):
+    elif isinstance(value, torch.nn.Module) or not isinstance(value, STAND_ANYWHERE):
         other = path_of(found.provenance)
         if other is not None and path != other:
             guards.meetings[path, other] = True
@@ -277,7 +253,7 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
             for cls in saying_themselves(args[1].value):
                 is_one = isinstance(args[0].value if args[0].original_value is args[0].nothing else args[0].original_value, cls)
                 note(args[0], "instance", f"{cls.__qualname__} {id(cls)}", (cls, is_one))
-    elif isinstance(fn, _OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
+    elif isinstance(fn, OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
         _note_opaque(fn, args)
 
 
@@ -370,7 +346,7 @@ def _kept(guards: Guards, ways: Ways) -> list[tuple[Path, str, Any, Any]]:
     """The conditions that hold after the acquisition too, and are of what may change."""
     kept = []
     for (path, kind, detail), expected in guards.conditions.items():
-        is_code = kind == "is" and not isinstance(expected, _SINGLE)
+        is_code = kind == "is" and not isinstance(expected, SINGLE)
         found = ways.end_of_code(path) if is_code else ways.end(path)
         if found is not LEFT_OUT and found is not GONE and holds(found, kind, detail, expected):
             kept.append((path, kind, detail, expected))

@@ -30,11 +30,17 @@ _DATA = (
     np.generic,
     np.dtype,
     re.Pattern,
-    torch.device,
 )
 _BUFFERS = (bytearray, array.array, memoryview)
 GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 DATA = (*_COLLECTIONS, *_DATA, *_BUFFERS, *GETTERS, np.ndarray, functools.partial, MappingProxyType)
+# Objects that only torch's own code looks into, and that equal ones stand for; the modules take long to import.
+_PLACES = ("torch.distributed.tensor.placement_types", "torch.distributed.device_mesh")
+
+
+def is_place(value: Any) -> bool:
+    """Whether a value says where the parts of a DTensor are: a placement, or a mesh of devices."""
+    return type(value).__module__ in _PLACES
 
 
 def same_as(value: Any) -> Callable[[Any], bool]:
@@ -66,7 +72,7 @@ def same_as(value: Any) -> Callable[[Any], bool]:
         return functools.partial(_is_of_bytes, kind, bytes(value))
     if kind is slice or isinstance(value, GETTERS):
         return functools.partial(_is_made_of, kind, same_as(value.__reduce__()))
-    if isinstance(value, _DATA):
+    if isinstance(value, (*_DATA, torch.device)) or is_place(value):
         return functools.partial(_is_equal, kind, value)
     if isinstance(value, torch.Tensor):
         return functools.partial(_is_a_tensor_like, kind, value.shape, value.dtype)

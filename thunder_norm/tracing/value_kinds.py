@@ -1,8 +1,43 @@
-"""Of which of several kinds a value is, looked up by its type."""
+"""Kinds of values that a program is given, by what guards of them compare; of which kind a value is, looked up by its type."""
 
 from __future__ import annotations
 
+import enum
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
+
+import torch
+
+OPAQUE = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
+SINGLE = (type(None), torch.dtype, torch.layout, torch.memory_format, torch.qscheme, enum.Enum)
+_OPERATORS = (MethodDescriptorType, WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+IDENTICAL = (*SINGLE, *_OPERATORS, type, FunctionType, BuiltinFunctionType, torch.Generator)
+GUARDED_BY_THUNDER = (
+    torch.Tensor,
+    torch.nn.Module,
+    int,
+    float,
+    complex,
+    str,
+    slice,
+    torch.device,
+    MethodType,
+    ModuleType,
+    *OPAQUE,
+)
+# of what stands at two places equal ones are the same, or Thunder looks at each place
+EQUAL = (complex, bytes, slice, torch.device)
+STAND_ANYWHERE = (torch.Tensor, int, float, str, CodeType, CellType)
 
 
 class ValueKinds:
