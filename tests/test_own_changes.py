@@ -6,7 +6,7 @@ import functools
 import itertools
 import sys
 import warnings
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
@@ -126,6 +126,32 @@ def counted() -> Callable:
     return f
 
 
+def emptied_with_a_default() -> Callable:
+    times = Counter("aab")
+
+    def f(x):
+        x = x * (1 + sum(times.values()))
+        times.clear()
+        return x * (2 + times["a"])
+
+    return f
+
+
+def taken_from_a_class_derived_from_dict() -> Callable:
+    class Backwards(OrderedDict):
+        def __iter__(self):
+            return reversed(list(super().__iter__()))
+
+    left = Backwards(a=2.0, b=3.0)
+
+    def f(x):
+        x = x * len(left)
+        left.clear()
+        return x
+
+    return f
+
+
 def of_a_class() -> Callable:
     class Layer:
         times = 0
@@ -159,6 +185,8 @@ MAKES = {
     "put into a queue": lambda: put_into(deque(maxlen=2), lambda kept: kept.append(1)),
     "put into a dict": lambda: put_into({}, lambda kept: kept.update({len(kept): 1})),
     "counted": counted,
+    "emptied, with a default": emptied_with_a_default,
+    "taken from a class derived from dict": taken_from_a_class_derived_from_dict,
     "a counter of a class": of_a_class,
     "kept after the first call": kept_after_the_first_call,
     "a counter in a closure": in_a_closure,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
-from thunder_norm.tracing import guards, snapshots
+from thunder_norm.tracing import guards, snapshots, stored
 from thunder_norm.tracing.aliases import is_given_as
 from thunder_norm.tracing.ways import GONE, LEFT_OUT, Path, Ways, path_of
 from thunder.core.proxies import Proxy, TensorProxy
@@ -115,8 +115,10 @@ def _is_of_number(constraint: tuple) -> bool:
 def _is_outdated(constraint: tuple, ways: Ways, used: set[str], is_changing: bool) -> bool:
     """Whether a constraint does not hold any more where the program has changed what it is of."""
     path = _way(constraint)
-    if path is None or (now := ways.end(path)) is LEFT_OUT or (now is not GONE and not is_changing):
+    if path is None or (now := ways.end(path)) is LEFT_OUT:
         return False
+    if not is_changing and (now is not GONE or stored.has_own_methods(type(ways.end(path[:-1])))):
+        return False  # of what is not stored a method of the class's own may have said what it is
     if not isinstance(constraint[1], TensorProxy):
         return now is GONE or (_is_of_number(constraint) and _is_another(now, constraint[2]))
     is_moved = path[-1][0] == "item" and ("attribute", "_parameters") not in path and ("attribute", "_buffers") not in path

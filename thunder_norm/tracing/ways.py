@@ -80,7 +80,7 @@ class Ways:
         self._passed: dict[Path, Any] = {}
 
     def end(self, path: Path) -> Any:
-        """What is at the end of a way; LEFT_OUT if user code runs on it, GONE if an item that was on it has been taken out."""
+        """What is at the end of a way; LEFT_OUT if user code runs on it, GONE if an item on it is not stored."""
         return self._step(path, is_last=True, is_code=False)
 
     def end_of_code(self, path: Path) -> Any:
@@ -105,7 +105,7 @@ def _item(value: Any, key: Any) -> Any:
     try:
         return stored.item(value, key)
     except (KeyError, IndexError):
-        return LEFT_OUT if stored.has_own_methods(type(value)) else GONE
+        return GONE
 
 
 def _attribute(value: Any, key: str, length: int, *, is_last: bool, is_code: bool) -> Any:
