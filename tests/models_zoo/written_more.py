@@ -232,3 +232,27 @@ class OpticalFlow(nn.Module):
             state = (1 - z.sigmoid()) * state + z.sigmoid() * new.tanh()
             place = place + self.move(state)
         return F.interpolate(2 * (place - start), scale_factor=2, mode="bilinear", align_corners=True)
+
+
+@written("slot attention", sequences)
+class SlotAttention(nn.Module):
+    """Locatello et al.'s, from slots that are learned: a softmax over the slots, and then means by its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.slots = nn.Parameter(torch.randn(1, 3, 16))
+        self.query, self.key, self.value = (nn.Linear(16, 16, bias=False) for _ in range(3))
+        self.update, self.mlp = nn.GRUCell(16, 16), nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.norm_inputs, self.norm_slots, self.norm_mlp = (nn.LayerNorm(16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, slots = self.norm_inputs(x), self.slots.expand(len(x), -1, -1)
+        key, value = self.key(x), self.value(x)
+        for _ in range(3):
+            before = slots
+            weights = torch.softmax(self.query(self.norm_slots(slots)) @ key.mT / 4, dim=1) + 1e-8
+            weights = weights / weights.sum(-1, keepdim=True)
+            updates = torch.einsum("bij,bjd->bid", weights, value)
+            slots = self.update(updates.flatten(0, 1), before.flatten(0, 1)).view_as(before)
+            slots = slots + self.mlp(self.norm_mlp(slots))
+        return slots
