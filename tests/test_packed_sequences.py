@@ -135,6 +135,13 @@ def test_packed_inputs_and_sequences_one_by_one(transform):
     torch.testing.assert_close(jitted(whole)(*sequences), whole(*sequences))
 
 
+def test_lengths_that_are_values_are_refused_where_none_are_known():
+    rnn, packed = nn.GRU(3, 4), pack_sequence([torch.ones(3, 3), torch.ones(2, 3)])
+    for f in (lambda p: rnn(p)[0].data, lambda p: pad_packed_sequence(p)[0]):
+        with pytest.raises(DataDependentError, match="needed for"):
+            thunder.jit(f, transforms=[CheckpointTransform()])(packed)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.complex64], ids=str)
 def test_other_dtypes(dtype):
     x = torch.arange(24).reshape(3, 4, 2).to(dtype)

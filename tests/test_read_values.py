@@ -353,3 +353,13 @@ def test_what_cannot_be_iterated_over_is_pythons_error():
     for f in (lambda x: dict([1]), lambda x: [a for a, b in [(1, 2), 3]]):  # noqa: C406
         with pytest.raises(TypeError):
             thunder.jit(f, transforms=[NormTransform()])(torch.ones(2))
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+def test_sizes_that_are_values(transform):
+    f = lambda x: (torch.zeros(x[0].long(), 2), torch.ones((x[1].long(), 3)), torch.empty(2, x.sum().long()).fill_(2))  # noqa: E731
+    jf = thunder.jit(f, transforms=[transform()])
+    for x in (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])):
+        torch.testing.assert_close(jf(x), f(x))
+    with pytest.raises(DataDependentError, match="the size of what torch.zeros returns"):
+        thunder.jit(f, transforms=[CheckpointTransform()])(x)

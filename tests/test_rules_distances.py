@@ -9,9 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm import LinfTensor, RMSTensor
+from tests.within_norms import actual_norm
+from thunder_norm import LinfTensor, RMSTensor, build_norm_map, normed
 from thunder_norm.audit import Ball, Case, norm
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.modular import ModularNorm
+from thunder_norm.transforms import NormTransform
+import thunder
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64
@@ -184,3 +188,49 @@ def test_what_has_no_bound_is_refused(name):
     call, why = REFUSED[name]
     with pytest.raises(NormMismatchError, match=why):
         call(R.of(torch.ones(3, 3)))
+
+
+COVARIANCES = {
+    "of rows": lambda x: torch.cov(x),
+    "of columns, uncorrected": lambda x: x.mT.cov(correction=0),
+    "of one": lambda x: torch.cov(x[0]),
+    "weighted": lambda x: torch.cov(x, fweights=torch.tensor([1, 2, 1, 3, 1]), aweights=torch.linspace(0.5, 2.0, 5).to(x.dtype)),
+}
+
+
+@pytest.mark.parametrize("name", COVARIANCES)
+def test_covariances_in_a_trace_are_torchs_and_have_the_norm_of_eager_mode(name):
+    """torch looks at a value there, which a trace with norms does not have."""
+    torch.manual_seed(seeded(0))
+    f, x = COVARIANCES[name], torch.randn(3, 5, dtype=torch.float64)
+    found, eager = normed(thunder.jit(f, transforms=[NormTransform()]))(RMSTensor.of(x)), f(RMSTensor.of(x))
+    torch.testing.assert_close(found.backing, f(x))
+    assert found.norm_size.item() == pytest.approx(eager.norm_size.item())
+    assert actual_norm(found) <= found.norm_size * (1 + 1e-9)
+
+
+class Covariances(torch.nn.Module):
+    """Pooled by a covariance of features."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.head = torch.nn.Linear(6, 3), torch.nn.Linear(9, 2)
+
+    def forward(self, x):
+        return self.head(torch.cov(self.features(x).T).flatten())
+
+
+def test_a_model_with_a_covariance_in_every_way():
+    torch.manual_seed(seeded(1))
+    m, x = Covariances(), torch.randn(4, 6)
+    jm = thunder.jit(m, transforms=[NormTransform()])
+    torch.testing.assert_close(jm(x), m(x))
+    found = normed(jm)(RMSTensor.of(x))
+    torch.testing.assert_close(found.backing, m(x))
+    found.backing.sum().backward()
+    of_trace = [p.grad.clone() for p in m.parameters()]
+    m.zero_grad()
+    m(x).sum().backward()
+    torch.testing.assert_close(of_trace, [p.grad for p in m.parameters()])
+    on_meta = build_norm_map(Covariances().to("meta"), x.to("meta"), parameters="unit")(RMSTensor(1.0))
+    assert on_meta.norm_size.item() == pytest.approx(ModularNorm(m, x).outputs.norm_size.item())

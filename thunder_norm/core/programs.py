@@ -32,3 +32,24 @@ def program_of(key: Any, args: tuple, kwargs: dict) -> Callable | None:
     """The program registered for calls of an operation, by its key, with these arguments."""
     program, when = _programs.get(key, (None, None))
     return program if when is None or when(args, kwargs) else None
+
+
+_computed: dict[Any, Callable] = {}
+
+
+def computed_as(*functions: Callable) -> Callable[[Callable], Callable]:
+    """Register what functions of torch compute, in others, where tensors have no values: torch looks at some before it computes.
+
+    Their norms are those of their rules.
+    """
+
+    def register(program: Callable) -> Callable:
+        _computed.update(dict.fromkeys(map(op_key, functions), program))
+        return program
+
+    return register
+
+
+def without_values(func: Callable) -> Callable | None:
+    """What computes the same as `func` without a look at values; None where `func` does."""
+    return _computed.get(op_key(func)) if _computed else None

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.core import bodies, context, dispatch, in_place, registry
+from thunder_norm.core.programs import without_values
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.shards import is_spread
@@ -310,6 +311,9 @@ class NormEnvironment(LiftingEnvironment):
         In an autocast region of the program what is below autocast is recorded, its casts too: the trace runs without autocast.  Where
         torch's autograd follows the program what is below that is recorded: a backward uses what an operation has kept for it.
         """
+        written = without_values(func)
+        if written is not None:
+            return written(*args, **kwargs)
         is_ours = (getattr(func, "__module__", None) or "").startswith("thunder_norm")  # a norm, of nothing that autocast narrows
         is_taken_apart = self.recorder.acquisition.autograd.is_running or (in_autocast_region() and not is_ours)
         return func(*args, **kwargs) if is_taken_apart else self.recorder.call(func, args, kwargs)

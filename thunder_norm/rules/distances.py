@@ -5,6 +5,7 @@ A distance is a norm of a difference: Lipschitz in both, and at most the sum of 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import spoiled
+from thunder_norm.core.programs import computed_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
@@ -167,6 +169,20 @@ def cov(
         lost = correction * ((w * aweights.double()).sum() / w.sum() if aweights is not None else 1)
         gain = w.amax() * count / (w.sum() - lost)
     return _entries(x.norm_size.square() * gain, input=x.norm_size * gain * (2 * c))
+
+
+@computed_as(torch.cov)
+def covariance(
+    input: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | None = None, aweights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `torch.cov`, which asks whether the number that it divides by is positive."""
+    rows = input.reshape(1, -1) if input.ndim < 2 else input
+    weights = [w for w in (fweights, aweights) if w is not None]
+    w = functools.reduce(torch.mul, weights) if weights else torch.ones_like(rows[0].real)
+    total = w.sum()
+    lost = correction if aweights is None else correction * (w * aweights).sum() / total
+    centred = rows - (rows * w).sum(1, keepdim=True) / total
+    return ((centred * w) @ centred.mH / (total - lost).clamp(min=0)).squeeze()
 
 
 refuse(

@@ -15,7 +15,7 @@ import torch
 from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.arguments import mapped, value_of
 from thunder_norm.subclass.data_sizes import UnknownValueError
-from thunder_norm.subclass.values import INDEXING, NUMBERS_ALONE, TEXTS, is_unknown, is_unknown_number, symbols_of
+from thunder_norm.subclass.values import INDEXING, MAKERS, NUMBERS_ALONE, TEXTS, is_unknown, is_unknown_number, symbols_of
 from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.python.comparisons import COMPARISONS
@@ -43,7 +43,8 @@ def _of_numbers(fn: Callable) -> Callable:
 def _taking_numbers() -> dict[Any, Callable | None]:
     """Functions that take numbers, and what makes one of a tensor among their arguments."""
     found: dict[Any, Callable | None] = {fn: operator.index for fn in (range, list.__getitem__, tuple.__getitem__, *INDEXING)}
-    found |= {name: torch.Tensor.item for name in (torch.arange, *symbols_of(torch.arange))}
+    for fn in (torch.arange, *MAKERS):
+        found |= {name: torch.Tensor.item for name in (fn, *symbols_of(fn))}
     return found | dict.fromkeys((max, min, sorted)) | {all: bool}
 
 

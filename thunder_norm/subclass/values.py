@@ -110,6 +110,7 @@ def _index_unknown(values: list) -> bool:
 
 
 INDEXING = (TensorProxy.__getitem__, torch.Tensor.__getitem__)
+MAKERS = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)  # of sizes alone
 # Thunder would write of what stands for a value
 TEXTS = (str, repr, ascii, format, str.format, str.__mod__)
 
@@ -140,6 +141,8 @@ def _readers() -> dict[Any, tuple[str, Callable[[list], bool]]]:
             found[name] = f".{fn.__name__}()", _any_unknown
     for name in {torch.arange, *symbols_of(torch.arange)}:
         found[name] = "the length of what torch.arange returns", _any_unknown
+    for fn in MAKERS:
+        found |= dict.fromkeys({fn, *symbols_of(fn)}, (f"the size of what torch.{fn.__name__} returns", _any_unknown))
     for name in {torch.where, *symbols_of(torch.where)}:
         found[name] = "the shape of what torch.where(condition) returns", lambda values: len(values) == 1
     return found
