@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +49,44 @@ def test_octaves_of_the_best_learning_rate(examples):
     assert quoted in text_of("README.md"), quoted
     quoted = f"over depths 2 to 8 by {depths[0]} (AdamW's by {depths[1]}, Muon's by {depths[2]})"
     assert quoted in text_of("README.md"), quoted
+
+
+def _jackknife(seeds: Sequence[Any], value: Callable[[Sequence[Any]], float]) -> float:
+    """The standard error of what is found of all seeds, from what is found without each."""
+    without = [value([*seeds[:i], *seeds[i + 1 :]]) for i in range(len(seeds))]
+    mean = sum(without) / len(without)
+    return math.sqrt((len(seeds) - 1) / len(seeds) * sum((v - mean) ** 2 for v in without))
+
+
+def test_how_sure_the_best_rates_of_models_of_transformers_are(examples):
+    views = importlib.import_module("transfer_views")
+    sweeps = {(s.task, s.variant, s.width): s for s in views.load(ROOT / "docs" / "learning_rate_noise.json")}
+
+    def best(seeds: Sequence[tuple[float, ...]], of: Any) -> float:
+        return replace(of, losses=list(zip(*seeds, strict=True))).curve().best
+
+    def columns(s: Any) -> list[tuple[float, ...]]:
+        return list(zip(*s.losses, strict=True))
+
+    page, rows = text_of("docs/learning_rate_transfer.md"), []
+    for task, title in (("gpt2", "GPT-2"), ("llama", "Llama")):
+        narrow, wide = sweeps[task, "", 16], sweeps[task, "", 256]
+        error = math.hypot(*(_jackknife(columns(s), lambda seeds, s=s: best(seeds, s)) for s in (narrow, wide)))
+        fall, curve = narrow.curve().best - wide.curve().best, wide.curve()
+        above = 100 * (curve.at(narrow.curve().best) / curve.at(curve.best) - 1)
+        counts = ", ".join(str(len(s.losses[0])) for s in (narrow, wide))
+        rows.append(f"| {title} | {counts} | {fall:.2f} ± {error:.2f} | {above:.2f} % |")
+    for (task, variant, width), longer in sweeps.items():
+        if variant:
+            pairs = list(zip(columns(longer), columns(sweeps[task, "", width]), strict=False))
+
+            def moved(pairs: Sequence[Any], longer: Any = longer, usual: Any = sweeps[task, "", width]) -> float:
+                losses, usual_losses = zip(*pairs, strict=True)
+                return best(losses, longer) - best(usual_losses, usual)
+
+            rows.append(f"| {variant} | {width} | {moved(pairs):+.2f} ± {_jackknife(pairs, moved):.2f} |")
+    for row in rows:
+        assert row in page, row
 
 
 def test_the_table_of_local_sensitivities(examples):
