@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import typing
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from thunder_norm import (
     with_perturbation,
 )
 from thunder_norm.core.context import MODES
-from thunder_norm.core.registry import has_rule
+from thunder_norm.core.registry import _registry, has_rule
+from thunder_norm.core.slots import hints_of
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, ThunderNormError
 
 # -- which rule ------------------------------------------------------------------------------------------------------------
@@ -392,3 +394,14 @@ def test_a_failed_operation_leaves_its_arguments_as_they_were():
         torch.linalg.qr(x)
     x += 1
     assert x.norm_size.item() == 3
+
+
+def test_annotations_of_rules_are_read_as_typing_reads_them():
+    rules = [r.fn for op in set(_registry.values()) for r in op.rules]
+    assert len(rules) > 900
+
+    def of_a_user(a: "list['RMSTensor']", b: typing.Annotated[int, "number"], c: None, d: "RMSTensor | None" = None) -> None:  # noqa: UP037
+        pass
+
+    for rule in (*rules, of_a_user):
+        assert hints_of(rule) == typing.get_type_hints(rule)

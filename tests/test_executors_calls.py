@@ -20,7 +20,7 @@ from tests.seeds import seeded
 from thunder_norm import executors, transforms
 from thunder_norm.errors import CompilerError, DataDependentError
 from thunder_norm.executors import calls, graphs
-from thunder_norm.executors.graphs import Layout
+from thunder_norm.executors.plans import Layout
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -375,3 +375,28 @@ def test_values_of_tensors_are_not_guessed_with_the_executor_alone():
     jitted = thunder.jit(is_parameter, executors=[executors.inductor])
     for y in (five, torch.nn.Parameter(torch.ones(1)), torch.ones(1, requires_grad=True)):
         assert_close(jitted(x, y), is_parameter(x, y))
+
+
+def test_operations_whose_sizes_are_values_stand_outside_of_regions() -> None:
+    """Of tensors without data they give their sizes alone: compiled they would be what lies in memory."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x[x > 0].sum() * 2).sin() + torch.masked_select(x, x < 0).exp().sum()
+
+    torch.manual_seed(seeded(0))
+    x = torch.randn(4, 4, dtype=torch.float64)
+    assert {"aten_index_Tensor_float64", "aten_masked_select_default_float64"} <= set(program(f, x))
+    assert_close(jit(f)(x), f(x))
+
+
+def test_what_nothing_has_written_is_not_compiled() -> None:
+    def read(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (t.new_empty(3) + t,)
+
+    def filled(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (torch.empty_like(t).copy_(t) * 2, t.new_empty(3))
+
+    like = [((3,), torch.float32, torch.device("cpu"))]
+    assert not graphs.is_compilable(read, like)
+    assert not graphs.is_compilable(filled, like)  # nobody has written the second result
+    assert graphs.is_compilable(lambda t: filled(t)[:1], like)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from torch.testing import assert_close
 
 from tests.seeds import seeded
 from tests.test_executors_calls import OneByOne, jit
-from thunder_norm.executors import graphs
-from thunder_norm.executors.graphs import Layout
+from thunder_norm.executors import graphs, members
+from thunder_norm.executors.plans import Layout
 import thunder
 
 
@@ -200,3 +201,33 @@ def test_complex_products_that_are_added_have_eagers_gradients() -> None:
     torch.view_as_real(torch.addmm(*theirs)).square().sum().backward()
     for p, q in zip(mine, theirs, strict=True):
         assert_close(p.grad, q.grad)
+
+
+def _without_a_rule(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cummax(x * 2, 1)[0].sin().sum() + torch.kthvalue(x * y, 2, 1)[0].exp().sum()
+
+
+def _gradients_by_torch_func(f: Callable) -> list[str]:
+    """The gradients by ``torch.func`` that are in no region, after the result was compared with eager mode."""
+    torch.manual_seed(seeded(0))
+    inputs = [torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    jitted = jit(f)
+    for _ in range(2):
+        with OneByOne():
+            found = torch.autograd.grad(jitted(*inputs), inputs)
+        assert_close(found, torch.autograd.grad(f(*inputs), inputs))
+    return [b.sym.name for b in thunder.last_backward_traces(jitted)[-1].bound_symbols if "vjp_" in b.sym.name]
+
+
+@pytest.mark.parametrize("can_be", [True, False])
+def test_gradients_by_torch_func_are_in_regions_where_they_can_be_compiled(can_be: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not can_be:
+        monkeypatch.setattr(members, "is_compilable", lambda *given: False)
+    assert (_gradients_by_torch_func(_without_a_rule) == []) is can_be
+
+
+def test_what_draws_numbers_or_depends_on_values_cannot_be_compiled() -> None:
+    like = [((3,), torch.float32, torch.device("cpu"))]
+    assert graphs.is_compilable(lambda t: (t * 2, t[1:]), like)
+    for function in (torch.bernoulli, lambda t: t * t.sum().item(), lambda t: t[t > 0], lambda t: t if t.sum() > 0 else -t):
+        assert not graphs.is_compilable(lambda t, function=function: (function(t).sum(),), like)

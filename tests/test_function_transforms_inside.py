@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import thunder_norm.transforms as T
+from tests.seeds import seeded
 from tests.transform_oracles import assert_same, float64
+from thunder_norm.errors import TransformError
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
@@ -126,3 +128,36 @@ def test_results_with_fields_are_returned() -> None:
     assert_same(T.vmap(lambda x: x.sort())(x), torch.func.vmap(lambda x: x.sort())(x))
     for jitted in (thunder.jit(lambda x: x.sort(), transforms=[SubclassTransform()]), thunder.jit(T.vmap(lambda x: x.sort()))):
         assert_same(tuple(jitted(x)), tuple(x.sort()))  # Thunder's programs return plain tuples
+
+
+def _weighted(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+    return (x.sin() * by * x).sum()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        torch.func.grad(_weighted),
+        torch.func.grad_and_value(_weighted),
+        torch.func.grad(lambda x: (_weighted(x), x * 2), has_aux=True),
+        torch.func.vmap(_weighted),
+        torch.func.vmap(torch.func.grad(_weighted)),
+        torch.func.grad(lambda x: torch.func.grad(_weighted)(x).sum()),
+    ],
+)
+def test_what_torch_made_before_is_ours_in_a_program(made: Callable):
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3, 4, dtype=torch.float64)
+    for jitted in (
+        thunder.jit(made, transforms=[SubclassTransform()]),
+        thunder.jit(lambda x: made(x), transforms=[SubclassTransform()]),
+    ):
+        for _ in range(2):
+            torch.testing.assert_close(jitted(x), made(x))
+        assert thunder.cache_misses(jitted) == 1
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
+def test_what_torch_made_before_of_whole_jacobians_is_refused(transform: Callable):
+    with pytest.raises(TransformError, match="jacrev, jacfwd or hessian made outside"):
+        thunder.jit(transform(_weighted), transforms=[SubclassTransform()])(torch.ones(2))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-import typing
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from thunder_norm.core.norm_rules import LiftDims, LiftKind, NormRule
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.running import runner
-from thunder_norm.core.slots import Slot
+from thunder_norm.core.slots import Slot, hints_of
 from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.op_names import METADATA, is_in_place, op_key
@@ -110,7 +109,7 @@ class NormedOp:
         if mode is not None:
             check_mode(mode)
         signature = inspect.signature(rule)
-        hints = typing.get_type_hints(rule)
+        hints = hints_of(rule)
         slots = {name: Slot.of(hints.get(name, inspect.Parameter.empty)) for name in signature.parameters}
         plain = [name for name, slot in slots.items() if slot.accepts_plain]
         if plain and not allow_plain_tensors:

@@ -16,7 +16,7 @@ import torch
 
 from thunder_norm.executors import gradients, own_writes, recomputed, stored
 from thunder_norm.executors.calls import RegionCall, Traits
-from thunder_norm.executors.graphs import Layout
+from thunder_norm.executors.plans import Layout
 from thunder_norm.executors.regions import Item, Region, partitioned
 from thunder_norm.subclass.interception import Watching
 from thunder_norm.tracing import hooks

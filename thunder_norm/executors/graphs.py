@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,50 +15,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from thunder_norm.errors import CompilerError, with_details
 from thunder_norm.executors import stored
+from thunder_norm.executors.plans import Layout, NotCompilable, Plan, Tensors, View, planned
 
-Tensors = Sequence[torch.Tensor]
 Function = Callable[..., Tensors]
 Boxed = Callable[[list[torch.Tensor]], Tensors]
 
 
 _STARTS_A_HISTORY = "inside of a function being transformed by a functorch transform"  # what torch says of `requires_grad_` there
-
-
-class NotCompilable(Exception):
-    """The function is to run as it is: it draws numbers, writes into an argument, or its shapes depend on values."""
-
-
-class Layout(enum.Enum):
-    """How a result is to lie in memory."""
-
-    AS_IN_TORCH = enum.auto()
-    ANY = enum.auto()
-    ANY_OF_A_COPY = enum.auto()  # where it is an input, it may be a copy of it
-
-
-@dataclass(frozen=True)
-class _View:
-    """A result that shares memory: with an input, or with what the graph computes."""
-
-    of_input: bool
-    index: int
-    size: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    offset: int | None = None  # None: it is the very tensor
-
-    def made(self, inputs: Mapping[int, torch.Tensor], computed: Tensors) -> torch.Tensor:
-        base = inputs[self.index] if self.of_input else computed[self.index]
-        if self.offset is None:
-            return base
-        return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How the results come out of the inputs and of what a graph computes."""
-
-    views: tuple[_View, ...]
-    is_direct: bool  # what the graph computes is the results
 
 
 def compiled(
@@ -93,6 +54,8 @@ def compiled(
     if found is None:
         with mode:
             graph, plan = _traced(function, fakes, layouts)
+        if all(view.of_input for view in plan.views):
+            raise NotCompilable  # nothing is computed
         _check_pure(graph)
         _write_out_numbers(graph)
         with _prepared(mode), _errors():
@@ -106,6 +69,20 @@ def compiled(
     if not getattr(made, "_boxed_call", False):
         call = functools.partial(_unboxed, call)
     return call if plan.is_direct else _with_views(call, plan.views)
+
+
+def is_compilable(function: Function, like: Sequence[tuple[Sequence[int], torch.dtype, torch.device]]) -> bool:
+    """Whether inductor may have a function of tensors with these sizes, dtypes and devices: tried out, as nothing of its inside is known."""
+    with FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)):
+        try:
+            fakes = [torch.empty(tuple(size), dtype=dtype, device=device) for size, dtype, device in like]
+            results = function(*fakes)
+            graph, _ = _traced(function, fakes, [Layout.ANY] * len(results))
+            _check_pure(graph)
+            _write_out_numbers(graph)
+        except Exception:  # noqa: BLE001 - whatever a region could not do either
+            return False
+    return True
 
 
 def _unboxed(call: Function, inputs: list[torch.Tensor]) -> Tensors:
@@ -125,7 +102,7 @@ def _prepared(mode: FakeTensorMode) -> Iterator[None]:
         yield
 
 
-def _loaded(kept: Any, fakes: Tensors, has_backward: bool) -> tuple[Any, _Plan] | None:
+def _loaded(kept: Any, fakes: Tensors, has_backward: bool) -> tuple[Any, Plan] | None:
     """What inductor's cache has for a region, if it was noted which graph that is, and the graph is still there."""
     if kept is None:
         return None
@@ -134,8 +111,8 @@ def _loaded(kept: Any, fakes: Tensors, has_backward: bool) -> tuple[Any, _Plan] 
     from torch._inductor.utils import BoxedBool
 
     try:
-        views = (_View(**view | {name: tuple(view[name]) for name in ("size", "stride")}) for view in kept["plan"]["views"])
-        plan = _Plan(tuple(views), kept["plan"]["is_direct"])
+        views = (View(**view | {name: tuple(view[name]) for name in ("size", "stride")}) for view in kept["plan"]["views"])
+        plan = Plan(tuple(views), kept["plan"]["is_direct"])
         constants = CompiledFxGraphConstants()
         made, _ = FxGraphCache.load_with_key(kept["graph"], [], list(fakes), True, None, False, constants)
         if made is None:
@@ -147,7 +124,7 @@ def _loaded(kept: Any, fakes: Tensors, has_backward: bool) -> tuple[Any, _Plan] 
     return made, plan
 
 
-def _with_views(call: Boxed, views: tuple[_View, ...]) -> Boxed:
+def _with_views(call: Boxed, views: tuple[View, ...]) -> Boxed:
     bases = sorted({view.index for view in views if view.of_input})
 
     def with_views(inputs: list[torch.Tensor]) -> Tensors:
@@ -158,16 +135,16 @@ def _with_views(call: Boxed, views: tuple[_View, ...]) -> Boxed:
     return with_views
 
 
-def _traced(function: Function, fakes: Tensors, layouts: Sequence[Layout]) -> tuple[torch.fx.GraphModule, _Plan]:
+def _traced(function: Function, fakes: Tensors, layouts: Sequence[Layout]) -> tuple[torch.fx.GraphModule, Plan]:
     """The graph of what is computed, in functional aten operations that inductor knows, and how the results come out of it."""
     import torch._inductor.lowering  # which some of these decompositions take for imported
     from torch._inductor.decomposition import select_decomp_table
 
-    plans: list[_Plan] = []
+    plans: list[Plan] = []
 
     def of_computed(*given: torch.Tensor) -> list[torch.Tensor]:
         results = list(function(*given))
-        computed, plan = _planned(given, results, layouts)
+        computed, plan = planned(given, results, layouts)
         plans.append(plan)
         return computed
 
@@ -183,51 +160,7 @@ def _traced(function: Function, fakes: Tensors, layouts: Sequence[Layout]) -> tu
         if _STARTS_A_HISTORY not in str(e):
             raise
         raise NotCompilable from e
-    if not plans[0].views or all(view.of_input for view in plans[0].views):
-        raise NotCompilable  # nothing is computed
     return graph, plans[0]
-
-
-def _planned(inputs: Tensors, results: Tensors, layouts: Sequence[Layout]) -> tuple[list[torch.Tensor], _Plan]:
-    """The tensors that have to be computed, none of which shares memory with another or an input, and how the results come out of them.
-
-    An input that may be copied is computed: the graph returns it as inductor likes it to lie in memory.
-    """
-    owners = {_memory(t): i for i, t in enumerate(inputs)}
-    computed: list[torch.Tensor] = []
-    views: list[_View] = []
-    computed_at: dict[int, int] = {}
-    for t in results:  # what is no view comes first: others may be views of it
-        if _memory(t) not in owners and t._base is None and _memory(t) not in computed_at:
-            computed_at[_memory(t)] = len(computed)
-            computed.append(t)
-    for t, layout in zip(results, layouts, strict=True):
-        memory = _memory(t)
-        if memory in owners and layout is Layout.ANY_OF_A_COPY:
-            views.append(_View(False, len(computed)))
-            computed.append(t)
-            continue
-        if memory in owners:
-            views.append(_view_of(t, inputs[owners[memory]], True, owners[memory]))
-            continue
-        if memory not in computed_at:
-            computed_at[memory] = len(computed)
-            computed.append(t._base if t._base is not None else t)
-        views.append(_view_of(t, computed[computed_at[memory]], False, computed_at[memory]))
-    is_direct = [v.offset is None and not v.of_input and v.index == i for i, v in enumerate(views)]
-    return computed, _Plan(tuple(views), all(is_direct) and len(computed) == len(views))
-
-
-def _memory(t: torch.Tensor) -> int:
-    return t.untyped_storage()._cdata
-
-
-def _view_of(t: torch.Tensor, base: torch.Tensor, of_input: bool, index: int) -> _View:
-    if t is base:
-        return _View(of_input, index)
-    if t.dtype is not base.dtype:
-        raise NotCompilable  # bits read as another dtype
-    return _View(of_input, index, tuple(t.size()), tuple(t.stride()), int(t.storage_offset()) - int(base.storage_offset()))
 
 
 def _writing(graph: torch.fx.GraphModule) -> bool:
@@ -255,9 +188,27 @@ def _write_out_numbers(graph: torch.fx.GraphModule) -> None:
         raise NotCompilable
 
 
+# They give what was in memory, or of a stand-in for an operation whose result depends on values: its size alone.
+_UNWRITTEN = frozenset(
+    "aten::empty aten::empty_like aten::empty_strided aten::empty_permuted aten::new_empty aten::new_empty_strided".split()
+)
+_WRITING_ALL = (torch.ops.aten.copy.default, torch.ops.aten.fill.Scalar, torch.ops.aten.fill.Tensor, torch.ops.aten.zero.default)
+
+
+def _is_unwritten(node: torch.fx.Node) -> bool:
+    """Whether a node makes a tensor that is read and that nothing has computed."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.name().partition(".")[0] not in _UNWRITTEN:
+        return False
+    is_filled = all(user.target in _WRITING_ALL and user.args[0] is node for user in node.users)
+    return bool(node.meta["val"].numel()) and not is_filled
+
+
 def _check_pure(graph: torch.fx.GraphModule) -> None:
-    """Refuse what draws numbers: inductor would draw others, or in another order."""
+    """Refuse what draws numbers, which inductor would draw in another order, and what reads a tensor that was only given its size."""
+    graph.graph.eliminate_dead_code()
     for node in graph.graph.nodes:
+        if _is_unwritten(node):
+            raise NotCompilable
         target = node.target
         if (
             isinstance(target, torch._ops.OpOverload)
@@ -273,7 +224,7 @@ def _has_no_dropout(node: torch.fx.Node) -> bool:
     return "dropout_p" in {a.name for a in node.target._schema.arguments} and not values.get("dropout_p", 0.0)  # type: ignore[union-attr]
 
 
-def _with_strides(plan: _Plan, layouts: Sequence[Layout]) -> list[int]:
+def _with_strides(plan: Plan, layouts: Sequence[Layout]) -> list[int]:
     """Which of what the graph computes is to have the strides that torch gives it: also what there are views of."""
     pairs = zip(plan.views, layouts, strict=True)
     kept = {v.index for v, layout in pairs if not v.of_input and (layout is Layout.AS_IN_TORCH or v.offset is not None)}

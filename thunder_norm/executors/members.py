@@ -8,16 +8,22 @@ from typing import Any
 
 import torch
 
+from thunder_norm.executors.graphs import is_compilable
+from thunder_norm.subclass.fallback import made_for
+from thunder_norm.subclass.sized import Sized
 from thunder_norm.tracing import random_numbers
 from thunder.core import devices, dtypes
 from thunder.core.prims import OpTags
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.pytree import tree_flatten, tree_unflatten
+from thunder.core.symbol import BoundSymbol, Symbol, has_tags
 from thunder.distributed import prims as dist_prims
 from thunder.executors.torchex import ex as torch_ex
 
 # Executors that run an operation by calling torch: Thunder's, ours for what Thunder has no symbol for, and that of `gradients`.
 _RUN_BY_TORCH = ("torch", "thunder_norm_aten", "thunder_norm_gradients")
+_RUN_BY_TORCH_FUNC = "thunder_norm_opaque"  # transforms of what Thunder has no rule for: of these gradients may be in a region
+_GRADIENT = "vjp_"
 
 # They change an argument, ask for a value, draw numbers, are not determined, or give the same object where others change it; of dropout
 # its arguments say whether it draws.
@@ -102,9 +108,11 @@ def _once(question: Callable[[BoundSymbol], bool]) -> Callable[[BoundSymbol], bo
 def may_be_in_region(bsym: BoundSymbol) -> bool:
     """Whether inductor may compile this operation together with others, and give what torch gives."""
     symbol = bsym.sym
-    if symbol.executor is None or symbol.executor.name not in _RUN_BY_TORCH or symbol.is_fusion:
+    if symbol.executor is None or symbol.executor.name not in (*_RUN_BY_TORCH, _RUN_BY_TORCH_FUNC) or symbol.is_fusion:
         return False
     name = symbol.name
+    if (symbol.executor.name == _RUN_BY_TORCH_FUNC and not name.startswith(_GRADIENT)) or _has_sizes_that_are_values(symbol):
+        return False
     if name in _NEVER or name in _COLLECTIVES or _draws_or_updates(bsym) or _is_never_of_aten(name) or has_tags(bsym, _TAGS):
         return False
     are_inexact = [dtypes.is_inexact_dtype(p.dtype) for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
@@ -120,7 +128,33 @@ def may_be_in_region(bsym: BoundSymbol) -> bool:
     tensors = [*outs, *bsym.flat_proxy_args]
     if not bsym.flat_proxy_args and name not in _CONSTANTS:
         return False
-    return all(map(_is_usual, tensors)) and _device_of(tensors) is not None
+    if not all(map(_is_usual, tensors)) or _device_of(tensors) is None:
+        return False
+    return symbol.executor.name != _RUN_BY_TORCH_FUNC or _is_compilable(bsym)
+
+
+def _has_sizes_that_are_values(symbol: Symbol) -> bool:
+    """Whether an operation computes from values what its results' sizes are: of tensors without data it gives such sizes, and no values."""
+    made = made_for(symbol)
+    return made is not None and isinstance(made.function, Sized)
+
+
+def _is_compilable(bsym: BoundSymbol) -> bool:
+    """Whether a gradient by ``torch.func``, which runs torch's autograd in each call, leaves operations that can be compiled."""
+    (run,) = (bsym._call_ctx or {}).values()
+    leaves, spec = tree_flatten((bsym.args, bsym.kwargs))
+    places = [i for i, v in enumerate(leaves) if isinstance(v, TensorProxy)]
+
+    def function(*tensors: torch.Tensor) -> Any:
+        given = list(leaves)
+        for i, t in zip(places, tensors, strict=True):
+            given[i] = t
+        args, kwargs = tree_unflatten(given, spec)
+        return run(*args, **kwargs)
+
+    proxies = [leaves[i] for i in places]
+    like = [(p.shape, dtypes.to_torch_dtype(p.dtype), devices.to_torch_device(p.device)) for p in proxies]
+    return is_compilable(function, like)
 
 
 def _is_never_of_aten(name: str) -> bool:

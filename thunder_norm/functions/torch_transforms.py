@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms
+from torch._functorch.vmap import vmap_impl
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.forward import jvp
@@ -66,6 +68,42 @@ def _grad_and_value(func: Callable, argnums: Any = 0, has_aux: bool = False) -> 
         return gradient, value
 
     return turned
+
+
+@_instead_of(eager_transforms.grad_impl)
+def _grad_made_before(func: Callable, argnums: Any, has_aux: bool, args: tuple, kwargs: dict) -> Any:
+    """A call of what ``torch.func.grad`` gave before the program was traced, ``thunder.jit(torch.func.grad(f))``."""
+    return _grad(func, argnums, has_aux)(*args, **kwargs)
+
+
+@_instead_of(eager_transforms.grad_and_value_impl)
+def _grad_and_value_made_before(func: Callable, argnums: Any, has_aux: bool, args: tuple, kwargs: dict) -> Any:
+    return _grad_and_value(func, argnums, has_aux)(*args, **kwargs)
+
+
+@_instead_of(vmap_impl)
+def _vmap_made_before(
+    func: Callable, in_dims: Any, out_dims: Any, randomness: str, chunk_size: int | None, *args: Any, **kwargs: Any
+) -> Any:
+    return _vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)(*args, **kwargs)
+
+
+def _refused(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """A call of what ``torch.func.jacrev`` and its like gave before the program was traced: its inside works on tensors that are there."""
+    return do_raise(
+        TransformError(
+            with_details(
+                "a traced program calls a function that torch.func.jacrev, jacfwd or hessian made outside of it",
+                at=location_of_user(),
+                why="what torch made works on tensors with values, and a trace has none",
+                instead="call the transform in the traced program, thunder.jit(lambda x: torch.func.jacrev(f)(x)), or use thunder_norm.transforms.jacrev(f)",
+            )
+        )
+    )
+
+
+for _function in (eager_transforms._vjp_with_argnums, eager_transforms._jvp_with_argnums):
+    lookasides.instead_of(_function)(_refused)
 
 
 @_instead_of(torch.func.vjp)

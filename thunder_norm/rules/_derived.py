@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import distances, is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.slots import hints_of
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _forms as forms
 from thunder_norm.rules._facts import Alternatives, Source, moves_with, unconditional, with_fact
@@ -107,7 +107,7 @@ def derives(*ops: Callable, allow_plain_tensors: bool = False) -> Callable[[Call
 
 @functools.cache
 def _hints(derive: Callable) -> dict[str, Any]:
-    return typing.get_type_hints(derive)
+    return hints_of(derive)
 
 
 _ALTERNATIVES = 3  # of how many tensors one is said to be a function; the first ones are the furthest back
