@@ -112,3 +112,27 @@ def test_slopes_of_both_gelus(arguments):
     x = torch.linspace(-12, 12, 200_001, dtype=F64, requires_grad=True)
     (slope,) = torch.autograd.grad(F.gelu(x, **arguments).sum(), x)
     assert low <= slope.min() < low + 1e-6 and high - 1e-6 < slope.max() <= high
+
+
+NEVER_ABOVE = {
+    "softplus of what is small": lambda x: F.linear(F.softplus(0.1 * x), torch.eye(6, dtype=torch.float64)),
+    "gelu": lambda x: F.gelu(0.2 * x) @ torch.ones(6, 2, dtype=torch.float64),
+    "weighted mean": lambda x: (x.mean(-1, keepdim=True).softmax(-2) * x.tanh()).sum(-2),
+    "gate": lambda x: torch.sigmoid(x) * x,
+    "softmax": lambda x: F.linear(x.softmax(-1), torch.eye(6, dtype=torch.float64)) + x,
+}
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0])
+@pytest.mark.parametrize("name", NEVER_ABOVE)
+def test_composed_is_never_above_global(name: str, size: float):
+    torch.manual_seed(seeded(21))
+    x = torch.randn(1, 4, 6, dtype=torch.float64)
+    found = []
+    for sensitivity in ("global", "composed"):
+        given = with_perturbation(RMSTensor.of(x, (-2, -1)), size)
+        with norm_sensitivity(sensitivity):
+            y = NEVER_ABOVE[name](given)
+        found.append((y.elem_dims, sensitivities(y, given).item()))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] <= found[0][1] * (1 + 1e-9)

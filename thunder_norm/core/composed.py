@@ -30,7 +30,7 @@ from thunder_norm.core.kept import Bend, Step, Sum
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
 from thunder_norm.core.lengths import length
 from thunder_norm.core.nonfinite import settled
-from thunder_norm.core.perturbations import Rest
+from thunder_norm.core.perturbations import Rest, is_more
 from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.trees import flat_tensors
@@ -153,10 +153,11 @@ def identity(size: int) -> LinearMap:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """How a tensor moves: its features are the last dimensions, `ndim` of them, and each part is due to another root."""
+    """How a tensor moves: its features are the last dimensions, `ndim` of them, each part due to another root; norm rules may say less."""
 
     ndim: int
     parts: tuple[Vertex, ...]
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,19 +308,28 @@ def _is_too_steep(term: Term) -> bool:
 
 def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
     size = math.prod(y.shape[y.ndim - made.ndim :])
-    parts = parts_of(made.terms, size)
+    parts = parts_of(made.terms, size) + [Vertex(Root(n), size, given=e) for e, n in made.besides]
     if left is not None:
         parts.append(Vertex(Root(left), size, given=Ellipsoid.ball(size, _row_of(y, made.ndim, size))))
-    parts += [Vertex(Root(n), size, given=e) for e, n in made.besides]
     moved = _size(y, made.ndim, parts)
     if not moved.item() <= _HUGE:
         return
-    if y.perturbation_size is not None and moved.item() > y.perturbation_size.item():
+    by_rule = y.perturbation_size
+    if is_limited := by_rule is not None and _may_be_less(y, made) and is_more(moved, by_rule):
         if made.besides and isinstance(y, RMSTensor | L2Tensor):
             return  # the norm rule has one constant for all points, which is less this far from the data
-        moved = y.perturbation_size  # of products, say; what is made of this may still move less by what is known of entries
+        moved = by_rule  # of products, say; what is made of this may still move less by what is known of entries
     y.perturbation_size = moved
-    y._spread = Spread(made.ndim, tuple(_few(y, made.ndim, parts)))
+    y._spread = Spread(made.ndim, tuple(_few(y, made.ndim, parts)), is_limited)
+
+
+def _may_be_less(y: NormedTensor, made: Made) -> bool:
+    """Whether a norm rule may say less than the ellipsoids: not of linear maps of what it has not, nor with a constant of 1 of slopes up to 1."""
+    if any((t.x._spread is None or t.x._spread.is_limited) or not t.keeps_rows for t in made.terms):
+        return True
+    slopes = [s for t in made.terms if isinstance(t.how, tuple) for s in t.how]
+    is_one = len(made.terms) == 1 and made.terms[0].x.perturbation_size is y.perturbation_size
+    return bool(made.besides or slopes) and not (is_one and all(s.abs().max().item() <= 1 for s in slopes))
 
 
 def moves_as(y: NormedTensor, other: NormedTensor) -> None:

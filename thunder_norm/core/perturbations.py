@@ -75,6 +75,35 @@ def moving_sizes(bound: inspect.BoundArguments) -> Iterator[torch.Tensor]:
     return (perturbation for _, perturbation in _moving(bound))
 
 
+def is_more(moved: torch.Tensor, by_rule: torch.Tensor) -> bool:
+    """Whether one size is more than another; where both are 0, whether it grows faster with a leaf that the other is made of."""
+    if moved.item() or by_rule.item():
+        return moved.item() > by_rule.item()
+    leaf = _leaf_of(by_rule)
+    if leaf is None or not moved.requires_grad:
+        return False
+    found = (torch.autograd.grad(t, leaf, retain_graph=True, allow_unused=True)[0] for t in (moved, by_rule))
+    faster, slower = (0.0 if r is None else r.item() for r in found)
+    return faster > slower * (1 + 1e-9)
+
+
+def _leaf_of(size: torch.Tensor) -> torch.Tensor | None:
+    """A perturbation_size of 0 that a size is made of: of ``perturbation * constant`` it is looked for in the perturbation first."""
+    if size.is_leaf:
+        return size if size.requires_grad else None
+    left, seen = [size.grad_fn], set()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor) and leaf.ndim == 0 and leaf.item() == 0:  # matrices are leaves too
+            return leaf
+        left += [n for n, _ in reversed(node.next_functions)]
+    return None
+
+
 @dataclass(frozen=True, eq=False)
 class Rest:
     """What a norm rule says of the arguments that nothing better is known of.
