@@ -57,14 +57,13 @@ _BY_KEY = (dict.get, dict.__getitem__)
 _ASK_FOR_TYPES = (isinstance, type, callable)
 _OPAQUE_NAMES = ("cython_function_or_method", "_lru_cache_wrapper")
 _COMPARE = frozenset("__contains__ __getitem__ get pop index count remove discard".split())  # methods of containers
-_HASH = _COMPARE | {
-    "__setitem__",
-    "__delitem__",
-    "setdefault",
-    "add",
-    "move_to_end",
-    "fromkeys",
-}  # or compare, what they are given first
+# what else hashes or compares what it is given first
+_HASH = _COMPARE.union("__setitem__ __delitem__ setdefault add move_to_end fromkeys".split())
+# what they ask of the objects that they are given
+_ASKED = {
+    **dict.fromkeys(_COMPARE, ("__eq__", "__hash__")),
+    **dict.fromkeys(("format", "__mod__"), ("__format__", "__str__", "__repr__")),
+}
 _NUMBERS = (int, float, complex, str, bytes)  # which of equal ones an object is nobody knows
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # which torch keeps of a module
 
@@ -134,7 +133,7 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
         path = path_of(wrapped.provenance)
         if path is not None and (path[0][0] != "fn" or type(value) not in CONTAINERS):  # of those the length is guarded, or keys
             note(wrapped, "type", None, type(value))
-        if snapshots.is_place(value):
+        if snapshots.is_closed(type(value)):
             note(wrapped, "same", None, snapshots.same_as(value))
     return result
 
@@ -264,8 +263,9 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         if any(isinstance(a.value, ITERATORS) and is_guarded(a) for a in args):
             guards.surroundings.note_iterator(fn)
     name = getattr(fn, "__name__", None)
-    for a in args[1:] if name in _COMPARE else ():
-        if _is_compared(type(a.value)):
+    asked = _ASKED.get(name, ())
+    for a in args[1:] if asked else ():
+        if _has_code_for(type(a.value), asked):
             note(a, "own state", None, snapshots.same_as(vars(a.value)))
     if name in _HASH:
         look_into(args[1:2])
@@ -274,11 +274,11 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_compared(kind: type) -> bool:
-    """Whether a function in C that looks for an object of this class runs Python code that reads its attributes."""
-    asked = (in_classes(kind.__mro__, name, None) for name in ("__eq__", "__hash__"))
+def _has_code_for(kind: type, asked: tuple[str, ...]) -> bool:
+    """Whether a function in C that is given an object of this class runs Python code that reads its attributes."""
+    found = (in_classes(kind.__mro__, name, None) for name in asked)
     return (
-        kind.__dictoffset__ != 0 and not kind.__module__.startswith("torch") and any(isinstance(f, FunctionType) for f in asked)
+        kind.__dictoffset__ != 0 and not kind.__module__.startswith("torch") and any(isinstance(f, FunctionType) for f in found)
     )
 
 

@@ -10,6 +10,7 @@ import fractions
 import functools
 import operator
 import re
+import types
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,8 @@ import numpy as np
 import torch
 
 # Of these no one looks into the items one by one, and what is in them may change.
-_COLLECTIONS = (set, frozenset, collections.deque)
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_COLLECTIONS = (set, frozenset, collections.deque, *_VIEWS)
 # Equal values of one of these types are the same.
 _DATA = (
     bytes,
@@ -36,11 +38,23 @@ GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)
 DATA = (*_COLLECTIONS, *_DATA, *_BUFFERS, *GETTERS, np.ndarray, functools.partial, MappingProxyType)
 # Objects that only torch's own code looks into, and that equal ones stand for; the modules take long to import.
 _PLACES = ("torch.distributed.tensor.placement_types", "torch.distributed.device_mesh")
+_LOOKED_INTO = (list, tuple, dict, torch.Tensor, types.CellType, types.CodeType, property, staticmethod, classmethod)
 
 
 def is_place(value: Any) -> bool:
     """Whether a value says where the parts of a DTensor are: a placement, or a mesh of devices."""
     return type(value).__module__ in _PLACES
+
+
+@functools.lru_cache(maxsize=4096)
+def is_closed(kind: type) -> bool:
+    """Whether no Python code sees what is in instances of a class, and nothing else here knows it: one written in C, as pybind11's enums."""
+    if kind.__module__ in _PLACES:
+        return True
+    if kind.__dictoffset__ or issubclass(kind, _LOOKED_INTO) or hasattr(kind, "__next__") or hasattr(kind, "__get__"):
+        return False
+    parts = [v for base in kind.__mro__[:-1] for v in vars(base).items()]
+    return not any(name == "__slots__" or isinstance(v, types.FunctionType) for name, v in parts)
 
 
 def same_as(value: Any) -> Callable[[Any], bool]:
@@ -57,7 +71,7 @@ def same_as(value: Any) -> Callable[[Any], bool]:
         return functools.partial(_is_written_alike, kind, repr(value))
     if kind in (set, frozenset):
         return functools.partial(_is_equal, kind, frozenset(value))
-    if kind in (tuple, list, collections.deque):
+    if kind in (tuple, list, collections.deque, *_VIEWS):
         return functools.partial(_has_items, kind, [same_as(v) for v in value])
     if isinstance(value, dict | MappingProxyType):
         return functools.partial(_has_entries, kind, tuple(value), [same_as(v) for v in value.values()])
@@ -72,7 +86,8 @@ def same_as(value: Any) -> Callable[[Any], bool]:
         return functools.partial(_is_of_bytes, kind, bytes(value))
     if kind is slice or isinstance(value, GETTERS):
         return functools.partial(_is_made_of, kind, same_as(value.__reduce__()))
-    if isinstance(value, (*_DATA, torch.device)) or is_place(value):
+    is_equal_alike = is_closed(kind) and kind.__eq__ is not object.__eq__ and kind.__hash__ is not None
+    if isinstance(value, (*_DATA, torch.device)) or is_equal_alike:
         return functools.partial(_is_equal, kind, value)
     if isinstance(value, torch.Tensor):
         return functools.partial(_is_a_tensor_like, kind, value.shape, value.dtype)

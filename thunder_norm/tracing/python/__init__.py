@@ -12,6 +12,7 @@ from thunder_norm.tracing.python import (
     callbacks,
     comparisons,
     constructors,
+    conversions,
     derived,
     derived_mappings,
     derived_merging,
@@ -41,6 +42,7 @@ AS_IT_IS = Replacements(
         *mappings.REPLACEMENTS,
         *assertions.REPLACEMENTS,
         *comparisons.REPLACEMENTS,
+        *conversions.REPLACEMENTS,
         *operators.REPLACEMENTS,
         *patterns.REPLACEMENTS,
     )

@@ -1,18 +1,21 @@
-"""Conversions that run methods of the program's objects: ``int(o)``, ``float(o)``, ``str(o)``.
+"""Conversions that run methods of the program's objects: ``int(o)``, ``float(o)``, ``str(o)``, ``f"{o}"``.
 
 Thunder calls them as functions in C, and nothing guards what the methods read.
 """
 
 from __future__ import annotations
 
+import dis
 import operator
 from collections.abc import Callable
 from types import FunctionType
+from typing import Any
 
 from thunder_norm.tracing import guards
 from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import WrappedValue, wrap_const
+from thunder.core.interpreter import InterpreterStack, WrappedValue, wrap_const
 from thunder.core.proxies import Proxy
 
 # the methods that Python tries, in order
@@ -28,6 +31,8 @@ _METHODS: dict[Callable, tuple[str, ...]] = {
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
     """What to call instead of `fn`, if it is such a conversion of an object of a user's class; None for all others."""
+    if fn is format and args and not kwargs:
+        return _formatting(*args)
     if len(args) != 1 or kwargs or not (isinstance(fn, type) or fn is repr or fn is operator.index) or fn not in _METHODS:
         return None
     mro = type(args[0].value).__mro__[:-1]
@@ -44,3 +49,51 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
 def _converted(fn: Callable, method: Callable, value: object) -> object:
     found = method(value)
     return found if fn is repr else fn(found)
+
+
+# -- formatting ---------------------------------------------------------------------------------------------------------------
+
+_handlers = thunders._default_opcode_handler_map
+_EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
+_CONVERSIONS = (None, str, repr, ascii)
+_HAS_SPECIFICATION = 4
+_FORMATTING = ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC")  # the first up to Python 3.12
+
+
+def _formatting(value: WrappedValue, specification: WrappedValue | None = None) -> Callable | None:
+    """What to call instead of `format`, as `lookaside` says: a class without ``__format__`` is asked for its string."""
+    mro = type(value.value).__mro__[:-1]
+    if issubclass(type(value.value), Proxy):
+        return None
+    found = in_classes(mro, "__format__", None)
+    if isinstance(found, FunctionType):
+        guards.note_attribute(value, "__format__")
+        given = wrap_const("") if specification is None else specification
+        return lambda *_: thunders._interpret_call(wrap_const(found), value, given)
+    is_string = found is None and (specification is None or specification.value == "")
+    return (lambda *_: thunders._interpret_call(str, value)) if is_string else None
+
+
+def _format_of(opname: str) -> Any:
+    """The handler of a part of an f-string."""
+
+    def handler(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
+        flags = inst.arg or 0 if opname == "FORMAT_VALUE" else _HAS_SPECIFICATION * (opname == "FORMAT_WITH_SPEC")
+        specification = (stack.pop_wrapped(),) if flags & _HAS_SPECIFICATION else ()
+        found = stack.pop_wrapped()
+        if (conversion := _CONVERSIONS[flags & 3]) is not None:
+            found = thunders._interpret_call(conversion, found)
+        if found is not _EXCEPTION_RAISED:
+            found = thunders._interpret_call(format, found, *specification)
+        return found if found is _EXCEPTION_RAISED else stack.append(found)
+
+    return handler
+
+
+REPLACEMENTS = tuple(
+    Replacement(
+        _handlers, name, _format_of(name), "_format_value_handler and its likes: value = stack.pop(), of which no guard knows"
+    )
+    for name in _FORMATTING
+    if name in _handlers
+)

@@ -1,0 +1,80 @@
+"""Values that Python's or torch's own C code looks into, and no code that a trace follows: another one is another trace."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from thunder_norm.transforms import SubclassTransform
+import thunder
+
+X = torch.arange(12.0).view(3, 4)
+
+
+class Formatted:
+    def __init__(self, n: int):
+        self.n = n
+
+    def __format__(self, specification: str) -> str:
+        return specification + "z" * self.n
+
+
+class Named:
+    def __init__(self, n: int):
+        self.n = n
+
+    def __str__(self) -> str:
+        return "y" * self.n
+
+
+class Shown(Named):
+    def __repr__(self) -> str:
+        return "x" * self.n
+
+
+def attention(v: SDPBackend, x: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(v):
+        return F.scaled_dot_product_attention(x[None], x[None], x[None]) * (2 if v == SDPBackend.MATH else 3)
+
+
+# what a program does with a value, and two values
+CASES: dict[str, tuple[Callable[[Any, torch.Tensor], torch.Tensor], Any, Any]] = {
+    "enum of C++": (attention, SDPBackend.MATH, SDPBackend.FLASH_ATTENTION),
+    "context variable": (
+        lambda v, x: x * v.get(),
+        contextvars.ContextVar("v", default=2),
+        contextvars.ContextVar("w", default=3),
+    ),
+    "values of a dict": (lambda v, x: x * sum(v), {"a": 1}.values(), {"a": 2}.values()),
+    "items of a dict": (lambda v, x: x * sum(n for _, n in v), {"a": 1}.items(), {"a": 2}.items()),
+    "f-string": (lambda v, x: x * len(f"{v}"), Formatted(1), Formatted(2)),
+    "f-string with a specification": (lambda v, x: x * len(f"{v:ab}"), Formatted(1), Formatted(2)),
+    "f-string of a string": (lambda v, x: x * len(f"{v}"), Named(1), Named(2)),
+    "f-string of a string, by name": (lambda v, x: x * len(f"{v!s:>9}" + f"{v!s}"), Named(1), Named(2)),
+    "f-string of what it is": (lambda v, x: x * len(f"{v!r}"), Shown(1), Shown(2)),
+    "f-string of a list": (lambda v, x: x * len(f"{v}"), [1, (2, 3)], [1, (2, 33)]),
+    "f-string of a number": (lambda v, x: x * len(f"{v:.3}{v}"), 2.5, 2.25),
+    "format": (lambda v, x: x * len(format(v)), Named(1), Named(2)),
+    "format with a specification": (lambda v, x: x * len(format(v, "q")), Formatted(1), Formatted(2)),
+    "format of a word": (lambda v, x: x * len("{} {}".format(1, v)), Formatted(1), Formatted(2)),  # noqa: UP032
+    "format of a word, a string": (lambda v, x: x * len("{}".format(v)), Named(1), Named(2)),  # noqa: UP032
+    "percent": (lambda v, x: x * len("%s" % v), Named(1), Named(2)),  # noqa: UP031
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_another_value_is_another_trace(name: str):
+    use, one, other = CASES[name]
+    of_argument, of_attribute = (thunder.jit(f, transforms=[SubclassTransform()]) for f in (use, lambda o, x: use(o.v, x)))
+    assert not torch.equal(use(one, X), use(other, X))
+    for value in (one, other, one, other):
+        torch.testing.assert_close(of_argument(value, X), use(value, X))
+        torch.testing.assert_close(of_attribute(SimpleNamespace(v=value), X), use(value, X))
+    assert (thunder.cache_misses(of_argument), thunder.cache_hits(of_argument)) == (2, 2)
