@@ -104,13 +104,14 @@ def test_nothing_leaves_the_ellipsoid(slopes: str, kind: str, seed: int):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_search_comes_near_the_best_multipliers_that_another_finds(slopes: str, kind: str):
     p, *rest = setting(0, slopes, kind)
+    base, steps = Ellipsoid.of(p), steps_of(*rest)
 
     def value(q: torch.Tensor) -> torch.Tensor:
         return (q @ q).square().sum().log() / 8
 
     def found(count: int) -> float:
         with norm_sensitivity("composed", search_steps=count):
-            e = smallest(Ellipsoid.of(p), steps_of(*rest))
+            e = smallest(base, steps)
         return value(e.cov * e.scale**2).item()
 
     c = rest[0]
@@ -129,7 +130,8 @@ def test_the_search_comes_near_the_best_multipliers_that_another_finds(slopes: s
         optimizer.step()
     values = [found(count) for count in (0, 2, 30)]
     assert values[2] <= values[1] + 1e-6 and values[1] <= values[0] + 1e-6
-    assert values[2] < best + 0.01 and values[1] < best + 0.1
+    assert values[2] < best + 0.01
+    assert values[0] - values[1] > 0.1 * (values[0] - best) - 0.01
 
 
 def _fast(weights) -> float:

@@ -28,8 +28,9 @@ from thunder_norm.core.ellipsoids import EPSILON, above
 
 # H stays below it, so that I - H can be inverted.
 TOP = 1 - 1e-4
-# Steps of Newton's method, shorter than whole ones as A is not fixed.
+# Steps of Newton's method, shorter than whole ones as A is not fixed, and parts of one that are tried until one leads somewhere better.
 _STEPS = (0.6, 0.8)
+_PARTS = (1.0, 0.3, 0.08, 0.016)
 # Powers of H whose sum is below (I - H)^-1.
 _POWERS = 5
 # How many multiples of the first multipliers are tried, up to this eigenvalue of H.
@@ -230,8 +231,8 @@ class OneBend:
         if info.item():
             return None
         move = torch.cholesky_solve((shrinking - growing)[:, None], factor)[:, 0].clamp(-4, 4)
-        for part in (step, step / 3):
-            tried = self.at(at.multipliers * (part * move).exp())
+        for part in _PARTS:
+            tried = self.at(at.multipliers * (part * step * move).exp())
             if tried is not None and tried.value < at.value:
                 return tried
         return None
