@@ -213,7 +213,9 @@ def test_what_attention_leaves_after_first_order_is_in_its_ellipsoid_and_ball(se
     said, reached = _left_after_first_order(seed, factor)
     assert reached.norm(dim=1).max().item() <= said.longest * (1 + 1e-9)
     # in every direction: |w . left| <= |w| of the ellipsoid, and the length
-    directions = F.normalize(torch.randn(200, reached.shape[1], dtype=F64, generator=torch.Generator().manual_seed(seed)), dim=1)
+    directions = F.normalize(
+        torch.randn(200, reached.shape[1], dtype=F64, generator=torch.Generator().manual_seed(seeded(seed))), dim=1
+    )
     directions = torch.cat([directions, F.normalize(reached[:: len(reached) // 50], dim=1)])
     most = (directions * (directions @ said.within.cov)).sum(1).sqrt() * said.within.scale + said.length
     assert ((directions @ reached.mT).abs().amax(1) <= most * (1 + 1e-9)).all()

@@ -116,11 +116,8 @@ class Mapped(nn.Linear):
 
 
 def test_vmap_inside_a_module_is_refused():
-    model, x = Mapped(4, 4), torch.randn(2, 4)
     with pytest.raises(UnsupportedOpError, match="torch.vmap"):
-        ModularNorm(model, x)
-    with pytest.raises(UnsupportedOpError):
-        model(LinfTensor.of(x))
+        ModularNorm(Mapped(4, 4), torch.randn(2, 4))
 
 
 def test_a_lazy_module_is_refused_until_it_has_been_called():

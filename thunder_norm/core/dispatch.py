@@ -143,7 +143,7 @@ def runs_model() -> bool:
 
 
 def is_factory(func: Callable) -> bool:
-    """Whether an operation makes a tensor whose norm no other's decides: none of its rules takes a NormedTensor."""
+    """Whether an operation, called without one, makes a tensor whose norm no other's decides: it has a rule that takes no NormedTensor."""
     op = find_op(key_of(func))
     return op is not None and op.is_factory
 

@@ -51,7 +51,7 @@ class NormedOp:
         self.sums_rule: SumsRule | None = None
         self.fact_rule: FactRule | None = None
         self.movement_rule: Callable | None = None
-        self.is_factory = False  # it makes a tensor whose norm no other's decides: it has rules, and none takes a NormedTensor
+        self.is_factory = False  # a rule of it takes no NormedTensor: it makes a tensor whose norm no other's decides
         self.__name__ = getattr(body, "__name__", str(key))
         self.__qualname__ = getattr(body, "__qualname__", self.__name__)
         self.__module__ = getattr(body, "__module__", __name__)
@@ -123,7 +123,7 @@ class NormedOp:
         self.rules.append(
             NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when, takes_complex, wants_own_kinds)
         )
-        self.is_factory = not any(s.kinds for r in self.rules for s in r.slots.values())
+        self.is_factory = any(not any(s.kinds for s in r.slots.values()) for r in self.rules)
         return rule
 
     def extend_to_complex(self, *names: str) -> None:

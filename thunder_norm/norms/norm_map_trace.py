@@ -29,6 +29,7 @@ from thunder_norm.subclass import boundary_operators, boundary_passes
 from thunder_norm.subclass.acquisition import LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.side_effects import is_side_effect
+from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.activity import depending
 from thunder_norm.tracing.bindable import bindable
 import thunder
@@ -361,7 +362,8 @@ def capture(jitted: Callable, run: Callable[[], Any], plan: Callable[[], Plan]) 
     The latter is seen by running once more with an epilogue that looks at its arguments.  Raises UnsupportedOpError where the program
     is another one in each call.
     """
-    run()
+    with own_changes.made_once():
+        run()
     cache = thunder.compile_stats(jitted).interpreter_cache
     if not cache:
         raise is_another_in_each_call()

@@ -7,8 +7,11 @@ next one is acquired anew, until a call changes nothing any more: one that finds
 from __future__ import annotations
 
 import collections
+import contextlib
+import contextvars
 import functools
 import warnings
+from collections.abc import Iterator
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -22,6 +25,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 
 _OF_VARIABLES = (("attribute", "__globals__"), ("attribute", "cell_contents"))
 _NUMBERS_AND_WORDS = (bool, int, float, complex, str)
+_are_made_once: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_changes_are_made_once", default=False)
 
 
 def let_be(ctx: Any, roots: dict[str, Any]) -> None:
@@ -53,8 +57,18 @@ def note(what: str, changes: dict[Any, tuple[Any, Any]]) -> None:
         what: it is, in words.
         changes: what was under each key, and what is now.
     """
-    if not all(_is_alike(then, now) for then, now in changes.values()):
+    if not _are_made_once.get() and not all(_is_alike(then, now) for then, now in changes.values()):
         _acquire_anew(what)
+
+
+@contextlib.contextmanager
+def made_once() -> Iterator[None]:
+    """A trace that is acquired meanwhile stands for all calls: what it appends to a list, say, is appended once."""
+    token = _are_made_once.set(True)
+    try:
+        yield
+    finally:
+        _are_made_once.reset(token)
 
 
 def _acquire_anew(what: str) -> None:

@@ -201,9 +201,10 @@ class Surroundings:
 
 
 def _hooks_of_all_modules() -> tuple[Any, ...]:
-    """Those that torch runs around the forward of each module, in their order."""
+    """Those that torch runs around the forward of each module, in their order; without torch's own, which count or name modules."""
     found = torch.nn.modules.module
-    return (*found._global_forward_pre_hooks.values(), None, *found._global_forward_hooks.values())
+    hooks = (*found._global_forward_pre_hooks.values(), None, *found._global_forward_hooks.values())
+    return tuple(h for h in hooks if (getattr(h, "__module__", None) or "").partition(".")[0] != "torch")
 
 
 def _of_class(owner: type, name: str) -> Any:
