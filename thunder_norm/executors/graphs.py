@@ -199,8 +199,16 @@ def _is_unwritten(node: torch.fx.Node) -> bool:
     """Whether a node makes a tensor that is read and that nothing has computed."""
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.name().partition(".")[0] not in _UNWRITTEN:
         return False
-    is_filled = all(user.target in _WRITING_ALL and user.args[0] is node for user in node.users)
-    return bool(node.meta["val"].numel()) and not is_filled
+    return bool(node.meta["val"].numel()) and not _is_filled(node)
+
+
+def _is_filled(node: torch.fx.Node) -> bool:
+    """Whether all that reads a node writes into the whole of it first; torch 2.9 permutes what it makes."""
+    return all(
+        (user.target in _WRITING_ALL and user.args[0] is node)
+        or (user.target is torch.ops.aten.permute.default and _is_filled(user))
+        for user in node.users
+    )
 
 
 def _check_pure(graph: torch.fx.GraphModule) -> None:
@@ -270,7 +278,7 @@ def _lay_out_weights(graph: torch.fx.GraphModule) -> None:
 
     Inductor, left alone, copies all such weights before everything else, and they have left the processor's cache when they are used.
     """
-    if not (torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()):  # type: ignore[attr-defined]
+    if not (torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available() and _keeps_noted_strides()):  # type: ignore[attr-defined]
         return
     (output,) = graph.graph.find_nodes(op="output")
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
@@ -283,6 +291,19 @@ def _lay_out_weights(graph: torch.fx.GraphModule) -> None:
         laid_out.meta["val"] = value.clone(memory_format=torch.channels_last)
         node.replace_input_with(weight, laid_out)
         output.replace_input_with(weight, laid_out)
+
+
+@functools.cache
+def _keeps_noted_strides() -> bool:
+    """Whether inductor gives results the strides that are noted: torch 2.9 to 2.11 note again those of the graph, whose convolutions have others then."""
+    from torch._inductor import compile_fx
+
+    graph = torch.fx.Graph()
+    output, noted = graph.output([]), []
+    output.meta["original_output_strides"] = noted
+    compile_fx.record_original_output_strides(torch.fx.GraphModule({}, graph))
+    (output,) = graph.find_nodes(op="output")
+    return output.meta["original_output_strides"] is noted
 
 
 def _name_in_key(graph: torch.fx.GraphModule, with_strides: list[int]) -> None:

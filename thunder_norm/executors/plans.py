@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._prims_common import is_non_overlapping_and_dense_or_false
+
+from thunder_norm.subclass.aliasing import is_dense
 
 Tensors = Sequence[torch.Tensor]
 
@@ -84,7 +85,7 @@ def planned(inputs: Tensors, results: Tensors, layouts: Sequence[Layout]) -> tup
 
 def _has_all_of(view: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether a view has each entry of its base once: where nobody else has the base, it is as good as a tensor of its own."""
-    return view.numel() == base.numel() and is_non_overlapping_and_dense_or_false(view)
+    return view.numel() == base.numel() and is_dense(view)
 
 
 def _memory(t: torch.Tensor) -> int:

@@ -154,6 +154,11 @@ def is_expanded(t: torch.Tensor) -> bool:
     return bool(t.numel()) and any(step == 0 and n > 1 for step, n in zip(t.stride(), t.shape, strict=True))
 
 
+def is_dense(t: torch.Tensor) -> bool:
+    """Whether a tensor has each element of the memory between its first and its last one once."""
+    return not t.numel() or (lies_once(t) and not is_expanded(t) and _end(place(t)) - t.storage_offset() == t.numel())
+
+
 def taken_out(all_elements: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> torch.Tensor:
     """The tensor that lies there in a storage of these elements."""
     return all_elements.contiguous().as_strided(shape, stride, offset)

@@ -95,7 +95,7 @@ def _is_alike(then: Any, now: Any, seen: frozenset[tuple[int, int]] = frozenset(
     are_alike = functools.partial(_is_alike, seen=seen | {(id(then), id(now))})
     if isinstance(now, FunctionType):
         return now.__code__ is then.__code__ and are_alike(_made_of(then), _made_of(now))
-    if type(now) in (list, tuple, collections.deque):
+    if type(now) in (list, collections.deque) or isinstance(now, tuple):
         return len(now) == len(then) and all(map(are_alike, then, now))
     if isinstance(now, dict):
         return tuple(now) == tuple(then) and all(map(are_alike, then.values(), now.values()))
