@@ -243,6 +243,21 @@ def test_what_is_put_there_anew_with_the_same_in_it_is_no_change():
     assert thunder.cache_misses(jitted) == 2
 
 
+@pytest.mark.parametrize("of", [lambda x: x.shape, lambda x: x.size(), lambda x: (x.shape, x.dtype), lambda x: x.max(0)[1:1]])
+def test_sizes_that_are_kept_are_alike_in_each_call(of):
+    kept = SimpleNamespace(last=None)
+
+    def f(x):
+        kept.last = of(x)
+        return x * 2
+
+    jitted, x = thunder.jit(f, transforms=[NormTransform()]), torch.ones(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AcquiredAnewWarning)
+        assert all(torch.equal(jitted(x), x * 2) for _ in range(4))
+    assert thunder.cache_misses(jitted) == 2 and kept.last == of(x)
+
+
 def test_caches_of_installed_packages_are_filled_in_one_acquisition(monkeypatch):
     """As those of einops and einx: a global variable of theirs has another entry after the first call, and lacks one."""
     package = ModuleType("a_package_with_a_cache")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
-from thunder_norm.subclass.aliasing import lies_once
+from thunder_norm.subclass.aliasing import is_dense, lies_once
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -68,3 +69,12 @@ def test_a_tensor_that_lies_once_has_no_element_twice(stride: tuple[int, int]):
         t = torch.arange(20).as_strided((rows, 3), stride)
         assert not lies_once(t) or len(set(t.flatten().tolist())) == t.numel()
     assert not lies_once(torch.arange(20).as_strided((3, 3), (1, 1)))
+
+
+def test_a_dense_tensor_has_all_elements_of_its_memory():
+    steps = (0, 1, 2, 3, 4, 6)
+    for shape in ((3,), (2, 3), (1, 3), (2, 2, 2), (3, 1, 2)):
+        for stride in itertools.product(steps, repeat=len(shape)):
+            found = torch.arange(40).as_strided(shape, stride, 2)
+            assert is_dense(found) == (sorted(found.flatten().tolist()) == list(range(2, 2 + found.numel()))), (shape, stride)
+    assert is_dense(torch.ones(0, 3)) and is_dense(torch.ones(()))
