@@ -30,7 +30,7 @@ from thunder_norm.core.ellipsoids import EPSILON, above
 TOP = 1 - 1e-4
 # Steps of Newton's method, shorter than whole ones as A is not fixed, and parts of one that are tried until one leads somewhere better.
 _STEPS = (0.6, 0.8)
-_PARTS = (1.0, 0.3, 0.08, 0.016)
+_PARTS = (1.0, 1 / 3, 0.08, 0.016)
 # Powers of H whose sum is below (I - H)^-1.
 _POWERS = 5
 # How many multiples of the first multipliers are tried, up to this eigenvalue of H.
