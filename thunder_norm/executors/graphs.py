@@ -302,7 +302,6 @@ def _keeps_noted_strides() -> bool:
     output, noted = graph.output([]), []
     output.meta["original_output_strides"] = noted
     compile_fx.record_original_output_strides(torch.fx.GraphModule({}, graph))
-    (output,) = graph.find_nodes(op="output")
     return output.meta["original_output_strides"] is noted
 
 

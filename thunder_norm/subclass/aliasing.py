@@ -64,7 +64,7 @@ def whole(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 def _is_whole(t: torch.Tensor) -> bool:
     has_all = t.untyped_storage().nbytes() == t.numel() * t.element_size()
-    return has_all and t.storage_offset() == 0 and t.permute(order(t)).is_contiguous()
+    return has_all and t.storage_offset() == 0 and is_dense(t)
 
 
 def order(t: torch.Tensor) -> tuple[int, ...]:
@@ -166,7 +166,7 @@ def taken_out(all_elements: torch.Tensor, shape: tuple[int, ...], stride: tuple[
 
 def is_permuted(t: torch.Tensor) -> bool:
     """Whether the elements lie in memory one after the other, but in another order than that of the dimensions."""
-    return not t.is_contiguous() and t.permute(order(t)).is_contiguous()
+    return not t.is_contiguous() and is_dense(t)
 
 
 def laid_out(t: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
