@@ -6,6 +6,8 @@ Python user would expect (``TypeError``, ``ValueError``, ``KeyError``, ``NotImpl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ThunderNormError(Exception):
     """Base class of all errors raised by thunder_norm."""
@@ -143,3 +145,12 @@ def with_details(headline: str, **details: object) -> str:
     indent = "\n" + " " * (width + 4)
     lines = [f"  {name:<{width}}  {indent.join(str(value).splitlines())}" for name, value in present.items()]
     return "\n".join([headline, *lines])
+
+
+def some_of(names: Sequence[str], most: int = 4) -> str:
+    """The first of many names.
+
+    >>> print(some_of(["a", "b", "c", "d", "e", "f"]))
+    a, b, c, d and 2 more
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

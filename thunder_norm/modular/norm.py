@@ -21,7 +21,7 @@ import torch
 from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode
 from thunder_norm.core.tensors import NORM_DTYPE, describe, has_norm
-from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning, with_details
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning, some_of, with_details
 from thunder_norm.model_state.shards import around, cut, is_spread, local, reshard, whole
 from thunder_norm.modular.block_balls import Blocks, blocked, roles_given
 from thunder_norm.modular.blocks import Block
@@ -193,7 +193,7 @@ class ModularNorm:
                     f"how far the output moves with {unbounded[0]!r} has no bound for all inputs and parameters of norm 1"
                     if self.mode == "bound"
                     else f"how far the output moves with {unbounded[0]!r} is not finite in mode {self.mode!r}",
-                    parameters=", ".join(unbounded),
+                    parameters=some_of(unbounded),
                     lost_in=loss,
                     instead="norm_report(model, ...) shows the operation; mass 0 leaves a parameter out"
                     + ("; mode='typical' has expected sizes in place of bounds" if self.mode == "bound" else ""),

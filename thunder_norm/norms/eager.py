@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm import first_calls
 from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.model_state.initial_buffers import initial_buffers
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
 from thunder_norm.norms.eager_lifting import EagerLifting
 from thunder_norm.norms.inference import Candidate, NormSpec, RunWith, choose
@@ -101,6 +102,7 @@ def run_eagerly(
         NormMismatchError: the uses of a parameter disagree about its norm, and none fits all.
     """
     own = {**tensor_names(model), **(tensors or {})}
+    values = _with_initial_buffers(model, own, values)
     run = _Run(model, args, kwargs, policy, mode, own, otherwise, sensitivity, values, arithmetic)
     result, environment = run(perturbed=perturbed)
     chosen = run.choose(environment)
@@ -121,12 +123,22 @@ def chosen_norms(
     Raises:
         NormMismatchError: none of the norms that the uses of a parameter want fits all of them.
     """
-    run = _Run(model, args, kwargs, policy, mode, tensor_names(model), otherwise).on_copies()
+    own = tensor_names(model)
+    run = _Run(model, args, kwargs, policy, mode, own, otherwise, values=_with_initial_buffers(model, own, ())).on_copies()
     try:
         _, environment = run()
     except Exception:  # noqa: BLE001 - whatever it is, the trace about to be acquired meets it too, at the user's line
         return {}
     return {name: wanted for name, (wanted, _) in run.choose(environment).items()}
+
+
+def _with_initial_buffers(
+    model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], values: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What tensors on meta stand for: `values`, and those of buffers that the model's library can make anew."""
+    known = {id(t) for t, _ in values}
+    made = {id(t): (t, value) for name, value in initial_buffers(model).items() if (t := tensors[name]).is_meta}
+    return [*values, *(pair for i, pair in made.items() if i not in known)]
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode, current_sensitivity, not_composed
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError, SavedFileError, ThunderNormError, with_details
+from thunder_norm.model_state.initial_buffers import with_initial_buffers
 from thunder_norm.model_state.shards import as_one_process, whole_data
 from thunder_norm.norms import norm_map_trace, refused_maps
 from thunder_norm.norms.annotations import named_annotations
@@ -300,6 +301,7 @@ class NormMap:
             first_calls.shown("norm map"),
             as_one_process(self.model),
             undisturbed(self.model, leaves),
+            with_initial_buffers(self.model),
             torch.inference_mode(False),
             torch.enable_grad(),
         ):

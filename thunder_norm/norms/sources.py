@@ -129,11 +129,12 @@ class ModelTensors:
         if self._are_in_place():
             return self
         now = ModelTensors(self._model)
-        if now._described != self._described:
+        read = [s for s in sources if isinstance(s, OfModel)]
+        # one that was read on meta had values while the program was acquired (`initial_buffers`)
+        if now._described != self._described or any(now._tensors[s.name].device != s.tensor.device for s in read):
             return None
-        for source in sources:
-            if isinstance(source, OfModel):
-                source.tensor = now._tensors[source.name]
+        for source in read:
+            source.tensor = now._tensors[source.name]
         return now
 
     def _are_in_place(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.errors import NormMismatchError, some_of, with_details
 from thunder_norm.report.rows import Findings, ReportRow
 from thunder_norm.tables import pandas_for, shortened
 
@@ -96,10 +96,7 @@ class Comparison:
         from rich.text import Text
 
         missing = [(f"only {when}", names) for when, names in (("before", self.only_before), ("after", self.only_after)) if names]
-        lines = [
-            f"{when}: {', '.join(names[:6])}" + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-            for when, names in missing
-        ]
+        lines = [f"{when}: {some_of(names, 6)}" for when, names in missing]
         table = Table(caption=Text("\n".join(["after / before", *lines])), header_style="bold", row_styles=["", "dim"])
         table.add_column("", overflow="fold")
         for head in _HEADS:

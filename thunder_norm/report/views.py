@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from thunder_norm.core.context import COMPOSED
+from thunder_norm.errors import some_of
 from thunder_norm.report.rows import Findings, ReportRow, is_infinite, is_nan
 from thunder_norm.tables import pandas_for, short_location, shortened
 
@@ -20,8 +21,7 @@ def nonfinite(report: Findings) -> list[str]:
             where = f"{first.op} in {first.module or 'the model'}"
             lines.append(f"first {what}: {where}" + (f", {short_location(first.location)}" if first.location else ""))
         if names:
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            lines.append(f"{what} parameters: {', '.join(names[:4])}{more}")
+            lines.append(f"{what} parameters: {some_of(names)}")
     return lines
 
 
