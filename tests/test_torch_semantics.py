@@ -14,7 +14,16 @@ import torch.nn.functional as F
 from tests.seeds import named_seed, seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.tracing.type_promotion import mended_promotion
-from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform, grad, jvp, vmap
+from thunder_norm.transforms import (
+    CheckpointTransform,
+    NormTransform,
+    ProfileTransform,
+    SplitBiasTransform,
+    SubclassTransform,
+    grad,
+    jvp,
+    vmap,
+)
 import thunder
 from thunder.core import dtypes, utils
 from thunder.torch import _torch_to_thunder_function_map
@@ -325,6 +334,26 @@ def test_slices_from_before_the_first_entry_and_bools_as_indices_are_torchs(tran
 def test_false_as_an_index_is_refused_where_nobody_runs_torch():
     with pytest.raises(UnsupportedOpError, match="bools"):
         thunder.jit(lambda x: x[False], transforms=[CheckpointTransform()])(_f(2))
+
+
+@pytest.mark.parametrize(
+    "transform", [CheckpointTransform, NormTransform, ProfileTransform, SplitBiasTransform, SubclassTransform]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_empty_vectors_are_joined_with_anything_as_in_torch(transform, dtype):
+    """What caches of keys and values begin with, in transformers."""
+
+    def joined(x):
+        nothing = torch.tensor([], dtype=dtype)
+        both = torch.concat([nothing, nothing], -2)
+        return torch.cat([nothing, x, x], dim=-2), torch.cat((x, nothing), 1), torch.cat([x, both, x * 2]), both
+
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    results = [f(x) for f in (thunder.jit(joined, transforms=[transform()]), joined)]
+    gradients = [torch.autograd.grad(sum((t * t).sum() for t in found), x) for found in results]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    torch.testing.assert_close(*gradients)
+    assert [t.dtype for t in results[0]] == [t.dtype for t in results[1]]
 
 
 @pytest.mark.parametrize("transform", [CheckpointTransform, SubclassTransform])

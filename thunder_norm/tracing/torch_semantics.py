@@ -109,6 +109,16 @@ def _broadcast_to(self: Any, *size: Any) -> Any:
     return ltorch.expand(self, tuple(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size))
 
 
+@_instead_of(torch.cat, torch.concat, torch.concatenate)
+def _cat(tensors: Sequence[Any], dim: int = 0, **options: Any) -> Any:
+    """Thunder refuses ``torch.tensor([])`` beside tensors of other ranks, which torch leaves out, but for its dtype."""
+    placed = [t for t in tensors if tuple(t.shape) != (0,)]
+    if len(placed) in (0, len(tensors)):
+        return ltorch.cat(tensors, dim if placed else 0, **options)
+    _, dtype = utils.elementwise_type_promotion(*tensors, type_promotion_kind=utils.ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+    return ltorch.to(ltorch.cat(placed, dim, **options), dtype=dtype)
+
+
 def _operator(function: Callable, is_reflected: bool) -> Callable:
     return lambda a, b: function(b, a) if is_reflected else function(a, b)
 
