@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from thunder_norm.checkpointing.regions import is_region, with_body
 from thunder_norm.functions.jitted import Watching
+from thunder_norm.functions.missing_gradients import has_gradient_of_ours
 from thunder_norm.tracing.recording import scope
 import thunder.torch as ltorch
 from thunder.core import prims
@@ -89,6 +90,8 @@ def _split(trace: TraceCtx, bsym: BoundSymbol) -> Sequence[BoundSymbol]:
     parts = _parts(bsym)
     if parts is None:
         subsymbols = [s for sub in bsym.subsymbols for s in _split(trace, sub)]
+        if has_gradient_of_ours(bsym):  # what is written has others
+            return subsymbols
         return [with_body(bsym, subsymbols) if is_region(bsym) else bsym.from_bsym(subsymbols=subsymbols)]
     if _casts(bsym):  # autocast has chosen a dtype for each step
         return [s for sub in bsym.subsymbols for s in _split(trace, sub)]

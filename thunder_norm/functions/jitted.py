@@ -177,6 +177,7 @@ class SubclassTransform(interception.Interpreting):
 
 
 hooks.brings(Transformed, SubclassTransform)
+hooks.leads(SubclassTransform)
 
 # -- what Thunder differentiates -----------------------------------------------------------------------------------------
 

@@ -90,6 +90,11 @@ def with_gradients(
     return found
 
 
+def has_gradient_of_ours(bsym: BoundSymbol) -> bool:
+    """Whether an operation consists of those that `with_gradients` has given a gradient."""
+    return isinstance(bsym.sym.id, str) and bsym.sym.id.startswith(_OURS)
+
+
 def _with_gradients_inside(bsym: BoundSymbol, executor: Any, trace: TraceCtx, moving: Set[str] | None) -> BoundSymbol:
     """A composite with such operations inside; what draws random numbers is its own affair: it may draw them again."""
     if not _is_concerned(bsym, moving):
@@ -108,7 +113,7 @@ def _draws_inside(bsym: BoundSymbol) -> bool:
 def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
     if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
         return False
-    if str(bsym.sym.id).startswith(_OURS):
+    if has_gradient_of_ours(bsym):
         return False
     if bsym.sym.id in _bodies:
         return any(_is_concerned(b, moving) and not _draws_inside(b) for b in bsym.subsymbols)

@@ -35,7 +35,7 @@ import thunder_norm.tracing.modules  # noqa: F401
 from thunder_norm.tracing.hooks import autocast, interpretation, interpreter, jit, promotion, symbols  # noqa: F401 - have what is replaced
 from thunder_norm.tracing.hooks.autocast import disable_autocast
 from thunder_norm.tracing.hooks.lookups import is_replaced_for_all, lookaside_for, register_for_all
-from thunder_norm.tracing.hooks.participants import Participant, brings, inside_function, leader, thunders_proxy
+from thunder_norm.tracing.hooks.participants import Participant, brings, inside_function, leader, leads, thunders_proxy
 from thunder_norm.tracing.hooks.proxies import torch_functions_on_proxies
 from thunder_norm.tracing.hooks.replaced import REPLACED, check_patch_points, first_use, install
 
@@ -50,6 +50,7 @@ __all__ = [
     "install",
     "is_replaced_for_all",
     "leader",
+    "leads",
     "lookaside_for",
     "register_for_all",
     "thunders_proxy",

@@ -27,7 +27,7 @@ from thunder_norm.tracing import (
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
 from thunder_norm.tracing.garbage import rarely_collected
-from thunder_norm.tracing.hooks.participants import Participant, brought_by, leading, participants
+from thunder_norm.tracing.hooks.participants import Participant, brought_by, leading, participants, with_leader
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.random_numbers import keep_draws
 from thunder_norm.user_code import user_line_of
@@ -265,16 +265,15 @@ def _closed_over(function: Any, name: str) -> Any:
 def _has_participant(around: dict[str, Any]) -> bool:
     """Whether one is in the list of transforms, which what is compiled or an executor may bring; the user's list stays as it is."""
     cd = around["weakref_cd"]()
-    if any(isinstance(t, Participant) for t in cd.transforms):
-        return True
-    if cd.cache_option is CACHE_OPTIONS.SYMBOLIC_VALUES:
+    is_given = any(isinstance(t, Participant) for t in cd.transforms)
+    if not is_given and cd.cache_option is CACHE_OPTIONS.SYMBOLIC_VALUES:
         return False
-    brought = brought_by(cd.fn, cd.executors_list)
+    brought = None if is_given else brought_by(cd.fn, cd.executors_list)
     builds = around.get("apply_transforms_and_build_cache_entry")
-    if brought is None or builds is None or "transforms" not in builds.__code__.co_freevars:
-        return False
+    if builds is None or "transforms" not in builds.__code__.co_freevars or not (is_given or brought):
+        return is_given
     cell = builds.__closure__[builds.__code__.co_freevars.index("transforms")]
-    cell.cell_contents = cd.transforms = [*cd.transforms, brought]
+    cell.cell_contents = cd.transforms = with_leader(cd.transforms if brought is None else [*cd.transforms, brought])
     return True
 
 

@@ -87,6 +87,26 @@ def brings(kind: type, make: Callable[[], Participant]) -> None:
     _BROUGHT[kind] = make
 
 
+_LEADERS: list[Callable[[], Participant]] = []
+
+
+def leads(make: Callable[[], Participant]) -> None:
+    """Have what `make` gives lead compilations in whose list no participant interprets subclasses.
+
+    It answers for operations on plain tensors that Thunder has not, or has otherwise: to a program it makes no difference which participant
+    is there.
+    """
+    _LEADERS[:] = [make]
+
+
+def with_leader(transforms: Sequence[Any]) -> list[Any]:
+    """A list of transforms with a participant that interprets subclasses, before the first of ours, if there is one."""
+    first = next((i for i, t in enumerate(transforms) if isinstance(t, Participant)), None)
+    if first is None or any(isinstance(t, Participant) and t.interprets_subclasses for t in transforms):
+        return list(transforms)
+    return [*transforms[:first], *(make() for make in _LEADERS), *transforms[first:]]
+
+
 def brought_by(fn: Callable, executors: Sequence[Any]) -> Participant | None:
     """The participant of a compilation that has none in its list: of the function, or else of an executor."""
     for given in (fn, *executors):
