@@ -91,6 +91,8 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
             storage only with another tensor, or would have to become one of another shape or dtype.
     """
     target = args[0] if args else None
+    if op_key(func) == "requires_grad_" and isinstance(target, NormedTensor):  # set as an attribute
+        return target.requires_grad_(*args[1:])
     if _changes_plainly(func, target):
         plain_args, plain_kwargs = map_tensors(lambda t: t.backing if isinstance(t, NormedTensor) else t, (args, kwargs))
         return func(*plain_args, **plain_kwargs)
