@@ -259,9 +259,11 @@ def _in_place_of(x: NormedTensor, result: NormedTensor, run_rule: RunRule, is_wr
             result = run_rule(op, torch.reshape, (result, tuple(x.shape)), {})
         if type(result) is type(x) or is_written and type(x) is LinfTensor and type(result) is RMSTensor:
             return result
-        return conversions.convert(result, type(x), x.elem_dims)
+        converted = conversions.convert(result, type(x), x.elem_dims)
     except NormMismatchError as e:
         raise UnsupportedOpError(f"in-place operation would turn {describe(x)} into {describe(result)}: {e}") from e
+    converted._sums = result._sums  # of the same numbers
+    return converted
 
 
 def refuse_out(func: Callable, kwargs: Mapping[str, Any]) -> None:
