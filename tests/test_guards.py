@@ -7,6 +7,7 @@ import gc
 import random
 import re
 from types import SimpleNamespace
+from typing import TypedDict
 
 import numpy as np
 import pytest
@@ -26,6 +27,12 @@ class Color(enum.Enum):
     BLUE = 2
 
 
+class Options(TypedDict):
+    """A class that raises an error where it is asked which objects are its own."""
+
+    scale: float
+
+
 # a function of a tensor and one argument, and the arguments of calls in order
 ARGUMENTS = {
     "None and a tensor": (lambda x, m: x if m is None else x * m, [None, X, None, X * 2]),
@@ -36,6 +43,10 @@ ARGUMENTS = {
     "length of a list": (lambda x, m: x * len(m), [[1, 2], [1, 2, 3], [1]]),
     "length of a tuple": (lambda x, m: x * len(m), [(1, 2), (1, 2, 3), (1,)]),
     "list and tuple": (lambda x, m: x * (2 if isinstance(m, list) else 3), [[1], (1,)]),
+    "dict or a class that does not say": (
+        lambda x, m: x * (2 if isinstance(m, (dict, Options)) else 3),
+        [{"scale": 1.0}, {"scale": 2.0}],
+    ),
     "sum": (lambda x, m: x * sum(m), [[1, 2], [1, 5], [1]]),
     "max of nested": (lambda x, m: x * max(m)[1], [[(1, 2), (0, 9)], [(1, 3), (0, 9)], [(1, 3), (2, 9)]]),
     "max of three, by a key": (lambda x, m: x * max(m, -2, 1, key=abs), [3, -4, 3.0]),
@@ -425,3 +436,16 @@ def test_hooks_of_all_modules_are_seen_when_they_come_and_go():
         hook.remove()
     torch.testing.assert_close(f(X), inner(X))
     torch.testing.assert_close(jitted(X), inner(X))
+
+
+def is_options(m):
+    try:
+        return isinstance(m, int | Options)
+    except TypeError:
+        return False
+
+
+def test_what_a_class_raises_that_does_not_say_which_objects_are_its_own_is_caught():
+    jitted = thunder.jit(lambda x, m: x * (2 if is_options(m) else 3), transforms=[SubclassTransform()])
+    for m in ({"scale": 1.0}, 5, {"scale": 1.0}):
+        torch.testing.assert_close(jitted(X, m), X * (2 if is_options(m) else 3))

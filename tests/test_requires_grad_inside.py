@@ -12,7 +12,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
 
 from tests.seeds import seeded
+from thunder_norm import RMSTensor, norm_report, normed
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
@@ -59,7 +61,15 @@ def without_gradients_around(x):
     return y.exp(), y.requires_grad
 
 
-PROGRAMS = [made, asked_for, leaf, from_a_plain_input, of_integers_no_more, again, without_gradients_around]
+def set_as_an_attribute(x):
+    y = (x.a if isinstance(x, TwoTensor) else x).detach() * 2
+    y.requires_grad = True
+    z = torch.ones(4)
+    z.requires_grad = x.requires_grad
+    return y.sin(), (z * 2).requires_grad, y.requires_grad, y.is_leaf
+
+
+PROGRAMS = [made, asked_for, leaf, from_a_plain_input, of_integers_no_more, again, without_gradients_around, set_as_an_attribute]
 INPUTS: dict[str, Callable] = {
     "plain": lambda: torch.randn(3, 4),
     "plain that requires grad": lambda: torch.randn(3, 4, requires_grad=True),
@@ -157,3 +167,38 @@ def test_integers_are_torch_s_error() -> None:
     for call in (program, thunder.jit(program, transforms=[SubclassTransform()])):
         with pytest.raises(RuntimeError, match="floating point dtype"):
             call(x)
+
+
+class Asking(nn.Module):
+    """What the feature encoders of wav2vec 2.0, HuBERT and WavLM do of waves in train mode, for checkpointed activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, waves: torch.Tensor) -> torch.Tensor:
+        h = waves[:, None]
+        h.requires_grad = True
+        return self.head(h)
+
+
+def test_norms_of_what_is_asked_to_require_grad_are_those_of_the_tensor() -> None:
+    torch.manual_seed(seeded(0))
+    model, x = Asking(), torch.randn(3, 4)
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    largest = torch.linalg.matrix_norm(model.head.weight, 2) * 2**0.5  # from RMS to RMS, of four entries to two
+    for found in (jitted(RMSTensor.of(x)), normed(jitted)(x)):
+        torch.testing.assert_close(found.backing, model(x))
+        bound = RMSTensor.of(x).norm_size * largest + model.head.bias.square().mean().sqrt()
+        torch.testing.assert_close(found.norm_size.float(), bound.float(), rtol=1e-4, atol=0)
+    assert norm_report(jitted, x).rows[-1].tightness <= 1 + 1e-5
+    assert ModularNorm(model, x).unreached == ()
+
+
+def test_an_input_is_not_asked_to_require_grad() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.requires_grad = True
+        return x * 2
+
+    with pytest.raises(UnsupportedOpError, match="'requires_grad' of a tensor is set"):
+        thunder.jit(program, transforms=[NormTransform()])(torch.ones(3))

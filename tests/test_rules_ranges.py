@@ -111,7 +111,11 @@ def test_entries_of_random_programs_are_in_their_ranges(seed):
         (lambda x: (x.square() + 1) / torch.ones_like(x), 1, INF),
         (lambda x: torch.zeros_like(x) + torch.full_like(x, 2.0) + x.new_ones(4) + x.new_full((4,), fill_value=1.0), 4, 4),
         (lambda x: torch.ones_like(x).mul_(-torch.sigmoid(x)), -1, 0),
-        (lambda x: torch.ones_like(x).index_fill_(-1, torch.tensor([0]), -3.0) + 1, None, None),
+        (lambda x: torch.ones_like(x).index_fill_(-1, torch.tensor([0]), -3.0) + 1, -2, 2),
+        (lambda x: x.new_zeros(3, 4).scatter_(-1, x.argmax(-1, keepdim=True), 1.0), 0, 1),
+        (lambda x: torch.zeros_like(x).scatter(-1, torch.zeros(3, 1, dtype=torch.long), torch.tanh(x)), -1, 1),
+        (lambda x: torch.ones_like(x).index_copy(0, torch.tensor([1]), torch.sigmoid(x[:1])), 0, 1),
+        (lambda x: torch.ones_like(x).scatter(-1, torch.zeros(3, 1, dtype=torch.long), x), None, None),
     ],
 )
 def test_ranges_are_as_narrow_as_one_expects(call, low, high):
@@ -179,6 +183,10 @@ def renormalised(a):
     return p
 
 
+def _itself(p):
+    return torch.xlogy(p, p)
+
+
 CASES = [
     Case("1 / (1 + x^2)", lambda a: 1 / (1 + a.square()), (x(2, 3, kind=LinfTensor),), 0.0, FEW),
     Case("reciprocal", lambda a: torch.reciprocal(torch.relu(a) + 0.5), (x(2, 3),), 0.0, FEW),
@@ -198,6 +206,9 @@ CASES = [
     Case("xlogy, other dims", lambda a, b: torch.xlogy(a, b.abs() + 0.5), (x(2, 3), x(1, 3, name="b", dims=())), 0.0, FEW),
     Case("xlog1py", lambda a, b: torch.special.xlog1py(a, b.abs() - 0.5), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
     Case("xlog1py of a number", lambda a: torch.special.xlog1py(-2.0, a.abs() - 0.5), (x(2, 3),), 0.0, FEW),
+    Case("xlogy of itself", lambda a: _itself(a.abs() + 0.5), (x(2, 3),), 0.0, FEW),
+    Case("xlogy of a softmax", lambda a: _itself(a.softmax(-1)), (x(2, 3),), 0.0, FEW),
+    Case("xlogy of small numbers", lambda a: _itself(a.sigmoid() * 0.1 + 1e-3), (x(2, 3),), 0.0, FEW),
     Case("xlogy of a number", lambda a: torch.xlogy(-2.0, a.abs() + 0.5), (x(2, 3),), 0.0, FEW),
     Case("log1p", lambda a: torch.log1p(torch.relu(a)), (x(2, 3),), 0.0, FEW),
     Case("log1p below 0", lambda a: torch.log1p(torch.relu(a) - 0.5), (x(2, 3),), 0.0, FEW),
@@ -393,3 +404,15 @@ def test_rest_of_a_gate_moves_as_before():
     """The cap says nothing of sensitivities: the slope of 1 - sigmoid is 1/4 at 0, where the value's own derivative is 0."""
     x = with_perturbation(RMSTensor(40.0, backing=torch.zeros(2, 4)))
     assert sensitivities(1 - torch.sigmoid(x), [x])[0].item() == pytest.approx(0.25)
+
+
+def test_entropies_of_what_may_be_zero_have_bounds_where_nothing_moves():
+    """Of codes that are chosen (perplexities of wav2vec 2.0's codebooks, in eval mode)."""
+    torch.manual_seed(seeded(0))
+    scores = RMSTensor.of(torch.randn(6, 4))
+    one_hot = scores.new_zeros(6, 4).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0).mean(0)
+    for p in (one_hot, RMSTensor.of(torch.rand(6, 4) * 9).abs()):
+        found = torch.xlogy(p, p)
+        actual = RMSTensor.of(torch.xlogy(p.backing, p.backing), found.elem_dims).norm_size
+        assert actual <= found.norm_size * (1 + 1e-6)
+        assert found.norm_size.isfinite()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .written import images, vectors, written
+from .written import edges, images, vectors, written
 
 
 def sequences() -> torch.Tensor:
@@ -256,3 +256,33 @@ class SlotAttention(nn.Module):
             slots = self.update(updates.flatten(0, 1), before.flatten(0, 1)).view_as(before)
             slots = slots + self.mlp(self.norm_mlp(slots))
         return slots
+
+
+class GraphAttentionLayer(nn.Module):
+    """Velickovic et al.'s, as PyG writes it: a softmax over the edges at each node, by an index."""
+
+    def __init__(self, width: int, heads: int, out: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, heads * out, bias=False)
+        self.of_source, self.of_target = (nn.Parameter(torch.randn(1, heads, out) / out**0.5) for _ in range(2))
+
+    def forward(self, x, edges):
+        source, target = edges
+        z = self.project(x).view(-1, *self.of_source.shape[1:])
+        scores = (z * self.of_source).sum(-1)[source] + (z * self.of_target).sum(-1)[target]
+        scores = F.leaky_relu(scores, 0.2)
+        at = target.view(-1, 1).expand_as(scores)
+        largest = scores.new_zeros(len(x), scores.shape[1]).scatter_reduce_(0, at, scores.detach(), "amax", include_self=False)
+        weights = (scores - largest.index_select(0, target)).exp()
+        weights = weights / (torch.zeros_like(largest).scatter_add_(0, at, weights) + 1e-16).index_select(0, target)
+        return torch.zeros_like(z).index_add_(0, target, z[source] * weights.unsqueeze(-1)).flatten(1)
+
+
+@written("graph attention", lambda: torch.randn(6, 8), edges)
+class GraphAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = GraphAttentionLayer(8, 2, 8), GraphAttentionLayer(16, 1, 4)
+
+    def forward(self, x, edges):
+        return self.second(F.elu(self.first(x, edges)), edges)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -202,6 +202,10 @@ class Environment:
     def values_of(self, t: torch.Tensor) -> torch.Tensor:
         """A plain tensor with its values, if it is one without (on meta) and they are known."""
         return t
+
+    def place_of(self, t: torch.Tensor) -> tuple[Hashable, torch.Tensor]:
+        """Which memory with which values a plain tensor of integers is in, and a tensor that lies there as it does."""
+        return (t.untyped_storage()._cdata, t._version), t
 
     def range_of(self, t: torch.Tensor) -> Range | None:
         """Between which numbers the entries of a plain tensor are, where that is known without looking at them."""

@@ -91,6 +91,8 @@ def run(func: Callable, operation: Callable | None, args: tuple, kwargs: dict, r
             storage only with another tensor, or would have to become one of another shape or dtype.
     """
     target = args[0] if args else None
+    if op_key(func) == "requires_grad_" and isinstance(target, NormedTensor):  # set as an attribute
+        return target.requires_grad_(*args[1:])
     if _changes_plainly(func, target):
         plain_args, plain_kwargs = map_tensors(lambda t: t.backing if isinstance(t, NormedTensor) else t, (args, kwargs))
         return func(*plain_args, **plain_kwargs)
@@ -257,9 +259,11 @@ def _in_place_of(x: NormedTensor, result: NormedTensor, run_rule: RunRule, is_wr
             result = run_rule(op, torch.reshape, (result, tuple(x.shape)), {})
         if type(result) is type(x) or is_written and type(x) is LinfTensor and type(result) is RMSTensor:
             return result
-        return conversions.convert(result, type(x), x.elem_dims)
+        converted = conversions.convert(result, type(x), x.elem_dims)
     except NormMismatchError as e:
         raise UnsupportedOpError(f"in-place operation would turn {describe(x)} into {describe(result)}: {e}") from e
+    converted._sums = result._sums  # of the same numbers
+    return converted
 
 
 def refuse_out(func: Callable, kwargs: Mapping[str, Any]) -> None:

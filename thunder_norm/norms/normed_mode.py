@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from thunder_norm.core.programs import without_values
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.shards import is_spread
-from thunder_norm.norms import autograd_functions, buffer_proxies, written_proxies
+from thunder_norm.norms import autograd_functions, buffer_proxies, plain_views, written_proxies
 from thunder_norm.norms.eager import chosen_norms
 from thunder_norm.norms.lifting import Otherwise
 from thunder_norm.norms.parameters import Policy, refuse_mutation
@@ -336,6 +336,12 @@ class NormEnvironment(LiftingEnvironment):
         with _disable_current_modes():
             found = None if proxy is None else known_values.value_of(proxy)
         return t if found is None else found
+
+    def place_of(self, t: torch.Tensor) -> tuple[Hashable, torch.Tensor]:
+        """The tensor that a view which Thunder made is of."""
+        proxy = self.recorder.acquisition.fakes.proxy_of(t)
+        found = None if proxy is None else plain_views.place_of(proxy)
+        return super().place_of(t) if found is None else found
 
     def user_location(self) -> str | None:
         """The user's line the interpreter is at."""

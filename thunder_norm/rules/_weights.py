@@ -25,8 +25,8 @@ _serials = itertools.count()
 class Atom:
     """A factor of terms, with labels of its own: -1, -2, ... in the order of a factor's labels."""
 
-    def __init__(self, keeps: Any):
-        self.serial = next(_serials)
+    def __init__(self, key: Hashable, keeps: Any):
+        self.serial, self.key = next(_serials), key
         self._keeps = keeps  # alive, so that identities stay their own
 
 
@@ -36,7 +36,7 @@ _atoms: weakref.WeakValueDictionary[Hashable, Atom] = weakref.WeakValueDictionar
 def _atom(key: Hashable, keeps: Any) -> Atom:
     found = _atoms.get(key)
     if found is None:
-        found = _atoms[key] = Atom(keeps)
+        found = _atoms[key] = Atom(key, keeps)
     return found
 
 
@@ -148,6 +148,25 @@ def mapped(a: Term, key: Hashable, keeps: Any, dim: int) -> Term:
     (term,), outer = _closed([a])
     along = outer.index(dim) if dim in outer else None
     return Term(1.0, ((_atom(("map", key, term, along), (term, keeps)), outer if along is not None else (*outer, dim)),))
+
+
+def gathered_sum(a: Term, like: Term) -> Term | None:
+    """For each entry of `a` the sum of its group, if `like` is that but for its scale: added up at an index, and chosen by the same."""
+    chosen = _map_of(like)
+    added = None if chosen is None else _map_of(chosen[1])
+    if chosen is None or added is None or (chosen[0][0], added[0][0]) != ("entries", "added") or chosen[0][1] != added[0][1]:
+        return None
+    for dim in {label for _, labels in like.factors for label in labels}:
+        total = mapped(mapped(a, added[0], None, dim), chosen[0], None, dim)  # atoms that are there already keep the index
+        if total.factors == like.factors:
+            return total
+    return None
+
+
+def _map_of(a: Term) -> tuple[tuple, Term] | None:
+    """The key of a linear map along one dimension, and the term that it is of, if `a` is that alone."""
+    key: Any = a.factors[0][0].key if len(a.factors) == 1 else None
+    return (key[1], key[2]) if isinstance(key, tuple) and key[0] == "map" else None
 
 
 _CONTRACTED = -1_000_000  # beyond all dimensions: labels of what is summed over, until it is

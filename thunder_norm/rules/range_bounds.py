@@ -149,6 +149,31 @@ def log(input: RMSTensor) -> RMSTensor:
     return rms(torch.minimum(by_slope, by_ends), input.elem_dims, sensitivity={"input": 1 / least})
 
 
+def _is_of_itself(args: dict[str, Any]) -> bool:
+    """Whether it is x log x of an x that no number is below 0 of, and that moves only where some number keeps it away from 0."""
+    x = args["input"]
+    if x is not args["other"] or current_mode() != "bound" or are_local(args):
+        return False
+    low = known_range(x).low
+    return low > 0 or low == 0 and x.perturbation_size is None
+
+
+@normed_op(torch.xlogy).register_norm(when=_is_of_itself)
+def xlogy_of_itself(input: RMSTensor, other: RMSTensor) -> RMSTensor:
+    """x log x, for x of at least c >= 0, no entry of which exceeds the reach R.
+
+    Value:       max(1 / e, R log R)                              (attained: entries of 1 / e, or of R)
+    Sensitivity: max(|1 + log c|, |1 + log R|)                    (attained at c or R; for c = 0 of what does not move)
+    Source:      x log x is least at 1 / e, and convex
+    Gap:         of a softmax, not all entries are as large as one may be
+    """
+    c, largest = known_range(input).low, reach(input)
+    at_least_one = largest.clamp(min=1)  # below, the value is that at 1 / e
+    value = torch.clamp(at_least_one * at_least_one.log(), min=math.exp(-1))
+    slope = torch.clamp((1 + largest.clamp(min=c).log()).abs(), min=abs(1 + math.log(c))) if c > 0 else 0.0
+    return rms(value, input.elem_dims, sensitivity={"input": slope, "other": 0})
+
+
 @normed_op(torch.xlogy).register_norm(when=_above_zero("other"), lift_dims=SAME_DIMS)
 def xlogy(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     """a log b, for b of at least c > 0.

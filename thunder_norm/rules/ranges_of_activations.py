@@ -245,6 +245,20 @@ def _added_at(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 _register(_added_at, torch.scatter_add, torch.index_add)
 
 
+def _replaced_by(place: int, *names: str) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
+    """Of entries some of which are replaced by a number, or those of another tensor."""
+
+    def rule(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+        found = [of(argument(args, kwargs, 0, "input", "self")), of(argument(args, kwargs, place, *names))]
+        return None if None in found or kwargs.get("reduce") is not None else union(r for r in found if r is not None)
+
+    return rule
+
+
+_register(_replaced_by(3, "src", "value"), torch.scatter)
+_register(_replaced_by(3, "value", "source"), torch.index_fill, torch.index_copy)
+
+
 def _made_of(value: float | None) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
     """Of a new tensor with one number in all entries: `value`, or the second argument."""
 

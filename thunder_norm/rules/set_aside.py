@@ -22,6 +22,7 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules import largest_of_groups
 from thunder_norm.rules._facts import Alternatives, Masked, Source, every_fact, fact, ruled, unconditional, with_fact
 from thunder_norm.rules.partial_sums import opposite, place_put_in
 from thunder_norm.rules.ranges import argument
@@ -128,6 +129,8 @@ def moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], o
         if op not in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.clone, torch.Tensor.contiguous):
             mask = run_real(method, (mask, *args[1:]), kwargs)
         return _made(op, masked, (masked.x.moving(), *args[1:]), kwargs, mask, out)
+    if op is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor):
+        return largest_of_groups.chosen(args[0], 0, args[1], out)
     found = [f for f in every_fact(args[0]) if isinstance(f, Bounding)] if args else []
     if not found or out.ndim != args[0].ndim + 1:
         return out._facts

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_environment
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _weights as terms
 from thunder_norm.rules._combinations import Combination, InverseOfWeights, Sums, combinations_of, is_zero, weights_of
@@ -80,7 +81,7 @@ def _indexed(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found
     if all(i is None or i is Ellipsis or isinstance(i, slice) and i == slice(None) for i in index):
         return _reshaped(args, kwargs, out)
     if len(index) == 1 and isinstance(index[0], torch.Tensor) and index[0].ndim == 1 and index[0].dtype == torch.int64:
-        rows = _rows(index[0], -args[0].ndim, args[0].ndim)
+        rows = rows_of(index[0], -args[0].ndim, args[0].ndim)
         return () if rows is None else _mapped(args[0], ("entries", rows[0]), rows[1], -args[0].ndim, out)
     return ()
 
@@ -137,32 +138,27 @@ def _cumulative(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Fo
     return () if dim is None else _mapped(first(args, kwargs), ("cumsum",), None, dim, out)
 
 
-def _rows(index: Any, dim: int, ndim: int) -> tuple[Hashable, Any] | None:
+def rows_of(index: Any, dim: int, ndim: int) -> tuple[Hashable, Any] | None:
     """Which entries along a dimension an index names, the same for all of the others; None where it is not the same."""
     if not isinstance(index, torch.Tensor) or index.is_inference():
         return None
+    identity, laid_out = current_environment().place_of(index)
+    strides = laid_out.stride()
     if index.ndim == 1:
-        stride = index.stride(0)
+        stride = strides[0]
     elif index.ndim == ndim and all(
-        n == 1 or step == 0 for d, (n, step) in enumerate(zip(index.shape, index.stride(), strict=True)) if d != dim % ndim
+        n == 1 or step == 0 for d, (n, step) in enumerate(zip(index.shape, strides, strict=True)) if d != dim % ndim
     ):
-        stride = index.stride(dim)
+        stride = strides[dim]
     else:
         return None
-    where = (
-        index.untyped_storage()._cdata,
-        index.storage_offset(),
-        stride,
-        index.shape[dim if index.ndim > 1 else 0],
-        index._version,
-    )
-    return where, index
+    return (identity, laid_out.storage_offset(), stride, index.shape[dim if index.ndim > 1 else 0]), index
 
 
 def _chosen(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
     """Entries along one dimension."""
     x, dim = first(args, kwargs), _dim(args, kwargs, 1, "dim", "axis")
-    rows = None if dim is None else _rows(argument(args, kwargs, 2, "index"), dim, x.ndim)
+    rows = None if dim is None else rows_of(argument(args, kwargs, 2, "index"), dim, x.ndim)
     if dim is None or rows is None or any(out.shape[d] != x.shape[d] for d in range(-x.ndim, 0) if d != dim):
         return ()
     return _mapped(x, ("entries", rows[0]), rows[1], dim, out)
@@ -171,7 +167,7 @@ def _chosen(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
 def _added_at(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
     """Entries along one dimension added to zeros."""
     x, dim = first(args, kwargs), _dim(args, kwargs, 1, "dim", "axis")
-    rows = None if dim is None else _rows(argument(args, kwargs, 2, "index"), dim, x.ndim)
+    rows = None if dim is None else rows_of(argument(args, kwargs, 2, "index"), dim, x.ndim)
     source = argument(args, kwargs, 3, "source", "src")
     if dim is None or rows is None or kwargs.get("alpha", 1) != 1 or not (is_zero(x) or is_zero_constant(x)):
         return ()
@@ -180,6 +176,13 @@ def _added_at(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Foun
     return _mapped(source, ("added", rows[0], x.shape[dim]), rows[1], dim, out)
 
 
+def _reduced_at(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found:
+    """The same by a reduction to sums."""
+    kwargs = {name: value for name, value in kwargs.items() if name != "include_self"}
+    return _added_at(args, kwargs, out) if argument(args, kwargs, 4, "reduce") == "sum" else ()
+
+
 register(_cumulative, torch.cumsum)
 register(_chosen, torch.index_select, torch.gather)
 register(_added_at, torch.index_add, torch.scatter_add)
+register(_reduced_at, torch.scatter_reduce)

@@ -157,7 +157,7 @@ def logsumexp(input: RMSTensor, dim: Any, keepdim: bool = False) -> NormedTensor
 def _bounds(result: NormedTensor, x: NormedTensor, dims: ed.Dims, keepdim: bool, is_log_sum: bool = False) -> NormedTensor:
     if not keepdim and len(dims) > 1:
         return result
-    return with_fact(result, Alternatives((Bounding(Source.of(x), dims, is_log_sum, not keepdim),)))
+    return with_fact(result, Alternatives(Bounding(of, dims, is_log_sum, not keepdim) for of in sources_of(x)))
 
 
 def _bounding(x: Any, of: Any) -> Bounding | None:
@@ -165,6 +165,26 @@ def _bounding(x: Any, of: Any) -> Bounding | None:
         return None
     own = Source.of(of)
     return next((f for f in every_fact(x) if isinstance(f, Bounding) and not f.is_reduced and f.x.is_same(own)), None)
+
+
+@dataclass(frozen=True, eq=False)
+class DetachedFrom:
+    """A fact: the same numbers as x, of which nothing is differentiated."""
+
+    x: Source
+
+
+def sources_of(x: NormedTensor) -> list[Source]:
+    """A tensor, and what it was detached from: the same numbers."""
+    return [Source.of(x), *(f.x for f in every_fact(x) if isinstance(f, DetachedFrom))]
+
+
+def _detached(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    x = args[0] if args else kwargs["input"]
+    return Alternatives((*every_fact(out), *map(DetachedFrom, sources_of(x)))) if isinstance(x, NormedTensor) else out._facts
+
+
+normed_op(torch.detach).register_fact(_detached)
 
 
 @normed_op(torch.detach).register_norm(when=_knows(Bounding, "input"))

@@ -23,7 +23,9 @@ from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.wrapper_classes import is_wrapper
+from thunder.core import interpreter
 from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
     WrappedValue,
     do_raise,
     get_interpreterruntimectx,
@@ -49,8 +51,12 @@ def address_refused(name: str) -> UnsupportedOpError:
 def set_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *value: WrappedValue) -> Any:
     """Called where an attribute of a wrapper is set, or deleted if there is no value.
 
-    ``x.data = value`` gives x the metadata of the value, in eager mode, and nothing that is inside of it.
+    ``x.data = value`` gives x the metadata of the value, in eager mode, and nothing that is inside of it.  ``x.requires_grad = value`` is
+    a call of the method, but for a class that has all such calls in its `__torch_function__` and no method of its own.
     """
+    if unwrap(name) == "requires_grad" and value and _has_flag_by_method(type(obj.value.fake)):
+        result = interpreter._interpret_call(_set_flag, obj, *value)
+        return result if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrap_const(None)
     if unwrap(name) != "data" or not value or not _has_metadata_of(acquisition, obj.value.fake, value[0].value):
         return refuse_setattr(acquisition, obj, name)
     cls = type(obj.value.fake).__name__
@@ -65,6 +71,14 @@ def set_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValu
         stacklevel=2,
     )
     return wrap_const(None)
+
+
+def _has_flag_by_method(cls: type[torch.Tensor]) -> bool:
+    return not overrides_torch_function(cls) or cls.requires_grad_ is not torch.Tensor.requires_grad_
+
+
+def _set_flag(tensor: torch.Tensor, value: bool) -> None:
+    tensor.requires_grad_(value)
 
 
 def _has_metadata_of(acquisition: Acquisition, fake: torch.Tensor, value: Any) -> bool:

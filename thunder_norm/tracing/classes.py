@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import types
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,8 +22,9 @@ def in_classes(mro: Sequence[type], name: str, default: Any = MISSING) -> Any:
 
 def saying_themselves(classes: Any) -> Iterator[type]:
     """Of what ``isinstance`` is given, classes of a user's that say themselves which objects are theirs: others of the same type, or later, may be."""
-    if type(classes) is tuple:
-        for cls in classes:
+    is_union = typing.get_origin(classes) in (typing.Union, types.UnionType)
+    if type(classes) is tuple or is_union:
+        for cls in classes.__args__ if is_union else classes:
             yield from saying_themselves(cls)
     elif isinstance(classes, type) and type(classes).__instancecheck__ is not type.__instancecheck__:
         if classes is torch.nn.Buffer or classes.__module__.partition(".")[0] not in LIBRARIES:

@@ -250,7 +250,12 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         note(args[0], "type", None, type(args[0].value))
         if fn is isinstance and len(args) == 2:
             for cls in saying_themselves(args[1].value):
-                is_one = isinstance(args[0].value if args[0].original_value is args[0].nothing else args[0].original_value, cls)
+                try:
+                    is_one = isinstance(
+                        args[0].value if args[0].original_value is args[0].nothing else args[0].original_value, cls
+                    )
+                except Exception:  # noqa: BLE001 - the program is told that too, or is one of a class before, which is noted (TypedDict)
+                    break
                 note(args[0], "instance", f"{cls.__qualname__} {id(cls)}", (cls, is_one))
     elif isinstance(fn, OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
         _note_opaque(fn, args)

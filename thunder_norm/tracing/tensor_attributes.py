@@ -87,6 +87,8 @@ def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Ca
         return _refuse if guards.is_guarded(obj) else None
     if _is_as_it_was(obj, name.value, value.value):
         return _keep
+    if name.value == "requires_grad" and not guards.is_guarded(obj):
+        return _set_flag
     return replaced_memory.data_assigned if name.value == "data" else _refuse
 
 
@@ -103,6 +105,12 @@ def _detached(proxy: TensorProxy) -> TensorProxy | None:
     """What a tensor is the data of, which the program read in the same memory."""
     made = next((b for b in get_tracectx().bound_symbols if any(p.name == proxy.name for p in b.flat_proxy_outs)), None)
     return aliases.written_tensor(made.args[0]) if made is not None and made.sym.name == "detach" else None
+
+
+def _set_flag(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for ``y.requires_grad = True`` of what the program has made: the same as a call of the method."""
+    result = thunders._interpret_call(torch.Tensor.requires_grad_, obj, value)
+    return result if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrap_const(None)
 
 
 def _keep(*_: WrappedValue) -> WrappedValue:

@@ -153,11 +153,14 @@ _instead_of(torch.Tensor.hardshrink)(ltorch.hardshrink)
 
 @_instead_of(torch.Tensor.repeat)
 def _repeat(self: Any, *repeats: Any) -> Any:
-    """Thunder's may share memory with the tensor in a program that is differentiated: where nothing comes to lie between its entries."""
+    """Thunder's may share memory with the tensor in a program that is differentiated: where nothing comes to lie between its entries.
+
+    A clone keeps the order of dimensions in memory, what torch repeats has the usual one.
+    """
     result = ltorch.repeat(self, *repeats)
     leading = result.ndim - self.ndim
     shares = all(n == 1 or new == n for n, new in zip(self.shape, result.shape[leading:], strict=True))
-    return ltorch.clone(ltorch.expand(self, result.shape)) if shares else result
+    return ltorch.contiguous(ltorch.clone(ltorch.expand(self, result.shape))) if shares else result
 
 
 @_instead_of(torch.Tensor.tile)

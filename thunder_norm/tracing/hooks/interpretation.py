@@ -34,7 +34,7 @@ from thunder_norm.tracing.hooks.participants import functions_inside, has_part, 
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
-from thunder_norm.tracing.python import callbacks, conversions, derived
+from thunder_norm.tracing.python import callbacks, conversions, derived, patterns
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue
 from thunder.core.trace import TraceCtx
@@ -91,6 +91,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or derived.lookaside(fn, args)
             or callbacks.lookaside(fn, args, kwargs)
             or conversions.lookaside(fn, args, kwargs)
+            or patterns.lookaside(fn, args)
             or constructors.lookaside(fn, args, kwargs)
             or torch_arguments.lookaside(fn, args, kwargs)
             or known_values.lookaside(fn, args)

@@ -17,6 +17,7 @@ from thunder_norm.tracing.hooks.lookups import lookaside_for
 from thunder_norm.tracing.hooks.replaced import install
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.saved_tensors import releasing_saved
+from thunder_norm.tracing.views_of_results import reshaping_results
 from thunder.core import jit_ext
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue
@@ -75,8 +76,8 @@ class Participant(Transform):
         return False
 
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
-        """The program that runs, forward or backward, which lets go of tensors as soon as nobody needs them."""
-        return freeing_inputs(releasing_saved(computation_trace))
+        """The program that runs, forward or backward, which lets go of tensors as soon as nobody needs them, and whose views need no layout."""
+        return freeing_inputs(releasing_saved(reshaping_results(computation_trace)))
 
 
 _BROUGHT: dict[type, Callable[[], Participant]] = {}

@@ -1,4 +1,4 @@
-"""Patterns of ``match``: of classes, and of mappings.
+"""Patterns of ``match``, of classes and of mappings, and ``isinstance`` where a class does not say which objects are its own.
 
 For ``case Point(x=0)`` Thunder compares with all of ``__match_args__``, not with those that the pattern gives, ``case int(n)`` finds
 nothing, and where a class does not match it leaves another value than None on the stack, which is taken for a match.
@@ -7,16 +7,31 @@ nothing, and where a class does not match it leaves another value than None on t
 from __future__ import annotations
 
 import dis
+from collections.abc import Callable
 from typing import Any
 
+from thunder_norm.tracing.classes import saying_themselves
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterStack, do_raise, wrap_const
+from thunder.core.interpreter import InterpreterStack, WrappedValue, do_raise, wrap_const
+from thunder.core.proxies import Proxy
 
 _handlers = thunders._default_opcode_handler_map
 _MATCHES_ITSELF = 1 << 22  # in ``__flags__`` of a class, as of int and str: its one positional pattern is for the whole
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _MISSING = object()
+
+
+def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call for an ``isinstance`` that raises an error, as of a `TypedDict`: Thunder raises it where no ``except`` of the program is."""
+    if fn is not isinstance or len(args) != 2 or isinstance(args[0].value, Proxy) or not any(saying_themselves(args[1].value)):
+        return None
+    try:
+        isinstance(args[0].value, args[1].value)
+    except Exception as e:  # noqa: BLE001 - whatever the class raises
+        error = e
+        return lambda *_: do_raise(error)
+    return None
 
 
 def _class_handler(inst: dis.Instruction, /, stack: InterpreterStack, **_: Any) -> Any:

@@ -1,0 +1,177 @@
+"""A softmax over groups that an index assigns, as graph attention writes it; and what is none is not taken for one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.seeds import seeded
+from thunder_norm import LinfTensor, RMSTensor, norm_mode, normed
+from thunder_norm.audit import Ball, Case, search
+from thunder_norm.modular import ModularNorm
+from thunder_norm.transforms import NormTransform
+import thunder
+
+NODES = 4
+TO = torch.tensor([1, 1, 2, 2, 0, 0, 3, 1])
+FROM = torch.tensor([0, 1, 2, 3, 0, 1, 2, 2])
+FEW = {"restarts": 6, "steps": 15, "seed": seeded()}
+
+
+def scattered(x, index, reduce):
+    """As PyG scatters: by an index that is expanded to all columns."""
+    expanded = index.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
+    out = x.new_zeros(NODES, *x.shape[1:])
+    return (
+        out.scatter_add_(0, expanded, x)
+        if reduce == "sum"
+        else out.scatter_reduce_(0, expanded, x, reduce=reduce, include_self=False)
+    )
+
+
+def by_scatter(x, index):
+    e = (x - scattered(x.detach(), index, "amax").index_select(0, index)).exp()
+    return e / (scattered(e, index, "sum") + 1e-16).index_select(0, index)
+
+
+def by_index(x, index):
+    largest = x.new_zeros(NODES, x.shape[1]).index_reduce(0, index, x, "amax", include_self=False)
+    e = (x - largest[index]).exp()
+    return e / x.new_zeros(NODES, x.shape[1]).index_add(0, index, e)[index]
+
+
+def without_largest(x, index):
+    e = F.softplus(x)
+    return e / (1e-3 + x.new_zeros(NODES, x.shape[1]).scatter_reduce(0, index[:, None].expand_as(x), e, "sum")[index])
+
+
+PROGRAMS = {f.__name__: f for f in (by_scatter, by_index, without_largest)}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_weights_over_the_sum_of_their_group_are_at_most_one(name):
+    torch.manual_seed(seeded(0))
+    x = RMSTensor.of(torch.randn(8, 3) * 5)
+    for found in (PROGRAMS[name](x, TO), thunder.jit(PROGRAMS[name], transforms=[NormTransform()])(x, TO)):
+        assert isinstance(found, LinfTensor) and found.norm_size <= 1 + 1e-9
+        torch.testing.assert_close(found.backing, PROGRAMS[name](x.backing, TO))
+
+
+BALLS = (Ball("x", RMSTensor, (8, 3), norm_size=2.0),)
+CASES = [Case(name, lambda x, f=f: f(x, TO), BALLS, 0.5, FEW) for name, f in PROGRAMS.items()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_no_input_and_no_movement_exceeds_what_is_claimed(case):
+    found = search(case.call, case.balls, **FEW)
+    assert found.is_sound, found
+    assert found.value > 0.5
+
+
+def other_index(x, index):
+    e = x.exp()
+    return e / x.new_zeros(NODES, 3).index_add(0, FROM, e).index_select(0, index).clamp(min=1e-3)
+
+
+def changed_index(x, index):
+    index, e = index.clone(), x.exp()
+    total = x.new_zeros(NODES, 3).index_add(0, index, e)
+    index.copy_(FROM)
+    return e / (total.index_select(0, index) + 1e-3)
+
+
+def changed_through_a_view(x, index):
+    index, e = index.clone(), x.exp()
+    total = x.new_zeros(NODES, 3).index_add(0, index, e)
+    index.view(2, 4)[0].fill_(0)
+    return e / (total.index_select(0, index) + 1e-3)
+
+
+def of_another(x, index):
+    e = x.exp()
+    return e / (x.new_zeros(NODES, 3).index_add(0, index, x.square()).index_select(0, index) + 1e-3)
+
+
+def largest_of_another(x, index):
+    largest = x.new_zeros(NODES, 3).index_reduce(0, index, x * 0.5, "amax", include_self=False)
+    return (x - largest[index]).exp()
+
+
+def changed_afterwards(x, index):
+    y = x * 1.0
+    largest = x.new_zeros(NODES, 3).index_reduce(0, index, y.detach(), "amax", include_self=False)
+    y.add_(2.0)
+    return (y - largest[index]).exp()
+
+
+def smallest(x, index):
+    return (x - x.new_zeros(NODES, 3).index_reduce(0, index, x, "amin", include_self=False)[index]).exp()
+
+
+def largest_elsewhere(x, index):
+    largest = x.new_zeros(NODES, 3).index_reduce(0, index, x, "amax", include_self=False)
+    return (x - largest[FROM]).exp()
+
+
+OTHERS = {
+    f.__name__: f
+    for f in (
+        other_index, changed_index, changed_through_a_view, of_another, largest_of_another, changed_afterwards, smallest, largest_elsewhere,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_none_is_not_taken_for_one(name):
+    """The entries of each of these exceed 1, at the data."""
+    torch.manual_seed(seeded(0))
+    f, x = OTHERS[name], torch.randn(8, 3) * 3
+    largest = f(x, TO).abs().amax()
+    assert largest > 1
+    for found in (f(RMSTensor.of(x), TO), thunder.jit(f, transforms=[NormTransform()])(RMSTensor.of(x), TO)):
+        actual = found.backing.abs().amax() if not found.elem_dims else found.backing.square().mean(-1).sqrt().amax()
+        torch.testing.assert_close(found.backing.abs().amax(), largest)
+        assert actual <= found.norm_size * (1 + 1e-5)
+
+
+class Attention(nn.Module):
+    """A layer of graph attention (Velickovic et al. 2018), as PyG writes it."""
+
+    def __init__(self, width: int, heads: int, out: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, heads * out, bias=False)
+        self.of_source, self.of_target = (nn.Parameter(torch.randn(1, heads, out) * 0.3) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        source, target = edges[0], edges[1]
+        z = self.project(x).view(-1, *self.of_source.shape[1:])
+        scores = (z * self.of_source).sum(-1).index_select(0, source) + (z * self.of_target).sum(-1).index_select(0, target)
+        weights = by_scatter(F.leaky_relu(scores, 0.2), target)
+        return scattered(z.index_select(0, source) * weights.unsqueeze(-1), target, "sum").flatten(1)
+
+
+def test_two_layers_of_graph_attention_have_bounds():
+    torch.manual_seed(seeded(0))
+    model = nn.ModuleList([Attention(8, 2, 6), Attention(12, 2, 6)])
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model
+
+        def forward(self, x, edges):
+            for layer in self.layers:
+                x = F.elu(layer(x, edges))
+            return x
+
+    net, x, edges = Net(), torch.randn(NODES, 8), torch.stack([FROM, TO])
+    with torch.no_grad():
+        found = normed(thunder.jit(net, transforms=[NormTransform()]))(x, edges)
+        torch.testing.assert_close(found.backing, net(x, edges))
+    actual = found.backing.square().mean(found.elem_dims).sqrt().amax()
+    assert actual <= found.norm_size <= 1e4 * actual
+    for mode in ("bound", "typical"):
+        with norm_mode(mode):
+            assert min(ModularNorm(net, x, edges, mode=mode).targets.values()) > 0

@@ -1,0 +1,69 @@
+"""Views of results whose dimensions eager mode has in the usual order in memory, whatever the operation's input has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.seeds import seeded
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
+import thunder
+
+# what torch's kernels give a layout of their own, of a tensor whose dimensions are in another order
+RESULTS = {
+    "repeat": lambda x: x[None].repeat(2, 1, 1, 1),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "group_norm": lambda x: F.group_norm(x, 1),
+    "masked_fill": lambda x: x.masked_fill(x > 0, 0.0),
+    "tril": lambda x: x.tril(),
+    "weight norm": lambda x: torch._weight_norm(x, x.norm(dim=(1, 2), keepdim=True), 0),
+}
+ORDERS = {"permuted": (2, 0, 1), "transposed": (0, 2, 1), "reversed": (2, 1, 0)}
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform, CheckpointTransform])
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_eager_mode_views_is_viewed(name: str, transform: type) -> None:
+    torch.manual_seed(seeded(0))
+    for order in ORDERS.values():
+
+        def program(x: torch.Tensor, order: tuple[int, ...] = order) -> tuple[torch.Tensor, torch.Tensor]:
+            y = RESULTS[name](x.permute(order))
+            return y.view(-1), y.view(y.shape[0], -1).sin()
+
+        jitted = thunder.jit(program, transforms=[transform()])
+        x = torch.randn(4, 5, 3)
+        for requires_grad in (False, True):
+            ours, eager = (x.clone().requires_grad_(requires_grad) for _ in range(2))
+            found, expected = jitted(ours), program(eager)
+            torch.testing.assert_close(found, expected)
+            if requires_grad:
+                for results in (found, expected):
+                    torch.autograd.backward(results, [torch.ones_like(r) for r in results])
+                torch.testing.assert_close(ours.grad, eager.grad)
+
+
+def test_what_eager_mode_cannot_view_of_an_input_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        thunder.jit(lambda x: x.t().view(-1), transforms=[NormTransform()])(torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_view_that_is_written_into_is_one_or_refused(name: str, requires_grad: bool) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = RESULTS[name](x.transpose(1, 2))
+        z = y.view(y.shape[0], -1)
+        z.mul_(2)
+        return y.view(-1), z.sin()
+
+    torch.manual_seed(seeded(0))
+    x = torch.randn(4, 5, 3, requires_grad=requires_grad)
+    try:
+        found = thunder.jit(program, transforms=[NormTransform()])(x)
+    except RuntimeError as e:
+        assert "view size is not compatible" in str(e)
+    else:
+        torch.testing.assert_close(found, program(x))

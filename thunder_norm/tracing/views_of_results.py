@@ -1,0 +1,43 @@
+"""Views of what a program computes, which may lie in memory in another order than in eager mode.
+
+    F.layer_norm(x.permute(0, 2, 3, 1), (c,)).view(n, -1)
+    scores.transpose(1, 2).masked_fill(mask, 0).view(n, -1)
+
+torch's kernels say in which order the dimensions of a result lie in memory, and Thunder writes some of them, where they are differentiated,
+in operations that leave it as it was: a view that eager mode has is an error there.  A copy has the same entries, unless the program
+writes into one of both.
+"""
+
+from __future__ import annotations
+
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, from_trace
+from thunder.executors import torchex
+
+
+def reshaping_results(trace: TraceCtx) -> TraceCtx:
+    """The same program, with `torch.reshape` for each view of what it computes: a view wherever there is one.
+
+    One that writes into tensors is left as it is: what it views has to be the same memory.
+    """
+    given = {p.name for p in trace.args if isinstance(p, TensorProxy)}
+    if any(map(_writes, trace.bound_symbols)) or not any(_is_view_of_result(bsym, given) for bsym in trace.bound_symbols):
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = [_reshaped(b) if _is_view_of_result(b, given) else b for b in trace.bound_symbols]
+    return new
+
+
+def _is_view_of_result(bsym: BoundSymbol, given: set[str]) -> bool:
+    return bsym.sym is torchex.view and isinstance(bsym.args[0], TensorProxy) and bsym.args[0].name not in given
+
+
+def _writes(bsym: BoundSymbol) -> bool:
+    return bsym.sym.name == "update_aliases" or bsym.sym.name.endswith("_") or any(map(_writes, bsym.subsymbols))
+
+
+def _reshaped(bsym: BoundSymbol) -> BoundSymbol:
+    sizes = bsym.args[1:] if bsym.args[1:] else tuple(bsym.kwargs.values())
+    shape = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else tuple(sizes)
+    return bsym.from_bsym(sym=torchex.reshape, args=(bsym.args[0], shape), kwargs={}, subsymbols=())
