@@ -13,9 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from thunder_norm.tracing.native import bound_symbols, flattening, passes
+from thunder_norm.tracing.native import bound_symbols, flattening, passes, proxies, symbols
 from thunder_norm.tracing.value_kinds import ValueKinds
+import thunder
+import thunder.torch as ltorch
+from thunder.common import CompileData
 from thunder.core import devices, dtypes, prims, pytree
+from thunder.core.compile_data import compile_data_and_stats
 from thunder.core.proxies import (
     AnyProxy,
     CollectionProxy,
@@ -26,7 +30,7 @@ from thunder.core.proxies import (
     StringProxy,
     TensorProxy,
 )
-from thunder.core.symbol import BoundSymbol
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, tracectx
 
 
@@ -205,3 +209,102 @@ def test_kinds_of_values_are_those_of_isinstance():
     collections.abc.Sequence.register(Late)
     found.forget()
     assert found.of(Late()) == 2
+
+
+SHAPES = [(), (2, 3), [4], (0,), torch.Size([2]), (2, -1), (2.0,), 3, None]
+KINDS = [
+    dtypes.float32,
+    dtypes.float32_,
+    dtypes.int64,
+    dtypes.bool8,
+    dtypes.complex64,
+    dtypes.uint8,
+    dtypes.uint64,
+    float,
+    int,
+    None,
+]
+
+
+def _told(function, *args, **kwargs):
+    """What it returns, or the class and text of its error."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as e:  # noqa: BLE001 - whatever it is, it must be the same
+        return type(e), str(e)
+
+
+def _properties_of(found):
+    names = "_name _shape _device _dtype _true_dtype _numel _ndim _requires_grad _grad _distparallel_type _thunder_fsdp_padding_size history".split()
+    return [repr(getattr(found, n)) for n in names] + [found.tags] if isinstance(found, TensorProxy) else found
+
+
+def test_properties_of_tensors_are_those_that_thunder_infers():
+    with tracectx(TraceCtx()):
+        likes = [None] + [
+            TensorProxy(shape=shape, device=devices.cpu, dtype=dtype, requires_grad=True)
+            for shape in ((), (2, 3))
+            for dtype in (dtypes.float32, dtypes.int64)
+        ]
+        for like, shape, dtype in itertools.product(likes, SHAPES, KINDS):
+            for device, requires_grad in ((devices.cpu, True), (None, None), (devices.cpu, False), ("cpu", 1)):
+                given = like, shape, device, dtype, requires_grad
+                assert _told(proxies._properties, *given) == _told(proxies._original_properties, *given), given
+
+
+def test_other_proxies_of_tensors_are_those_that_thunder_makes():
+    changes = [
+        {},
+        {"name": "b"},
+        {"name": "b", "tags": {1}, "history": (1,)},
+        {"name": "b", "shape": (5,)},
+        {"name": "b", "shape": None},
+    ]
+    changes += [{"name": "b", "dtype": k} for k in KINDS] + [{"name": "b", "requires_grad": r} for r in (False, True, None)]
+    for shape, dtype, change in itertools.product(((), (2,)), (dtypes.float32, dtypes.int64), changes):
+        found = []
+        for replace in (proxies._replace, proxies._original_replace):
+            with tracectx(TraceCtx()):
+                t = TensorProxy("a", shape=shape, device=devices.cpu, dtype=dtype, requires_grad=True)
+                found.append(_properties_of(_told(replace, t, **change)))
+        assert found[0] == found[1], change
+
+
+def test_calls_of_symbols_write_what_thunders_write():
+    def composite(meta):
+        return Symbol("composite", meta, id="composite")
+
+    x, y = (torch.ones(2, 3) for _ in range(2))
+    programs = [
+        lambda x, y: ltorch.add(x, y, alpha=2),
+        lambda x, y: composite(lambda a, b: a)(x, y),
+        lambda x, y: composite(lambda a, b: a)(x, x),
+        lambda x, y: composite(lambda a, b: (prims.sin(a), b))(x, b=y),
+        lambda x, y: composite(lambda a, b: {"b": a, "a": [b, prims.sin(b)]})(x, y),
+        lambda x, y: composite(lambda a, b: None)((x, [y]), slice(0, 1)),
+        lambda x, y: composite(lambda a, b=3: b)(x),
+        lambda x, y: ltorch.softmax(x, -1) + ltorch.sum(y),
+        lambda x, y: composite(lambda a: a)(x, y),
+        lambda x, y: prims.sin(x, y),
+        lambda x, y: Symbol("nothing", None, id="nothing")(x),
+    ]
+    num_written = 0
+    for program, is_grad_enabled in itertools.product(programs, (True, False)):
+        found = []
+        for call in (symbols._call, symbols._original_call):
+            compiled = CompileData(fn=program, disable_preprocessing=True)
+            compiled.is_grad_enabled = is_grad_enabled
+            with compile_data_and_stats(compiled, None), pytest.MonkeyPatch.context() as patched:
+                patched.setattr(Symbol, "__call__", call)
+                trace = _told(thunder.trace(), program, x, y)
+            if isinstance(trace, TraceCtx):
+                num_written += 1
+                tags = [[p.tags for p in b.flat_proxy_outs] for b in trace.bound_symbols]
+                trace = (
+                    str(trace).partition("\n\n")[2],
+                    tags,
+                    [vars(b).keys() - bound_symbols._PROPERTIES for b in trace.bound_symbols],
+                )
+            found.append(trace)
+        assert found[0] == found[1]
+    assert num_written == 2 * 2 * 8  # the last three programs are none

@@ -10,15 +10,35 @@ from typing import Any
 import thunder.torch as ltorch
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+
+_MADE = "_thunder_norm_made_of_einsum"  # of a trace
+
+
+class _Made:
+    """The tensors of a trace that are made from a result of `einsum`, as far as it was looked at: each operation once."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.last: BoundSymbol | None = None
+        self.num_seen = 0
+
+    def go_on(self, bsyms: list[BoundSymbol]) -> None:
+        """Look at the operations that are new, at all of them if others went."""
+        if self.num_seen > len(bsyms) or self.num_seen and bsyms[self.num_seen - 1] is not self.last:
+            self.__init__()
+        for bsym in bsyms[self.num_seen :]:
+            is_einsum = bsym.sym is ltorch.einsum or any(inner.sym is ltorch.einsum for inner in bsym.subsymbols)
+            if is_einsum or any(p.name in self.names for p in bsym.flat_proxy_args):
+                self.names.update(p.name for p in bsym.flat_proxy_outs)
+        self.num_seen, self.last = len(bsyms), bsyms[-1] if bsyms else None
 
 
 def is_made_of_einsum(proxy: Any) -> bool:
     """Whether a result of `einsum` is among what a tensor was made from, and its strides perhaps that one's."""
-    names = {proxy.name} if isinstance(proxy, TensorProxy) else set()
-    for bsym in reversed(get_jit_ctx().computation_trace.bound_symbols):
-        if names.isdisjoint(p.name for p in bsym.flat_proxy_outs):
-            continue
-        if bsym.sym is ltorch.einsum or any(inner.sym is ltorch.einsum for inner in bsym.subsymbols):
-            return True
-        names |= {p.name for p in bsym.flat_proxy_args}
-    return False
+    if not isinstance(proxy, TensorProxy):
+        return False
+    trace = get_jit_ctx().computation_trace
+    made = vars(trace).setdefault(_MADE, _Made())
+    made.go_on(trace.bound_symbols)
+    return proxy.name in made.names

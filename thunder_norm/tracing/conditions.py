@@ -37,7 +37,7 @@ _CONDITIONS = {
     "stored key": "dict.__contains__({value}, {detail!r}) is {expected}",
     "own attribute": "{expected}(object.__getattribute__({value}, {detail!r}))",
     "own state": "{expected}(vars({value}))",
-    "not own": "{detail!r} not in {value}.__dict__",
+    "not own": "{detail!r} not in {value}",  # of its ``__dict__``
     "has": "hasattr({value}, {detail!r}) is {expected}",
 }
 
@@ -49,6 +49,7 @@ def _code(kind: str, detail: Any) -> CodeType:
 
 def holds(value: Any, kind: str, detail: Any, expected: Any) -> bool:
     """Whether a condition holds of a value."""
+    value = value.__dict__ if kind == "not own" else value
     return eval(_code(kind, detail), {"value": value, "expected": expected})  # noqa: S307 - of names and literals alone
 
 
@@ -101,6 +102,8 @@ def compiled(
 
     for path, kind, detail, expected in conditions:
         value, constant = place(path), f"c{len(constants)}"
+        if kind == "not own":
+            value = entries(path, value)
         constants[constant] = expected
         condition = _CONDITIONS[kind].format(value=value, expected=constant, detail=detail)
         lines.append(f"if not ({condition}): raise _GuardError({_described(path)!r})")

@@ -27,6 +27,7 @@ _MAPPING = (*_OF_MAPPINGS.split(), *"clear copy get items keys pop popitem setde
 _SEQUENCE = (*_OF_SEQUENCES.split(), *"append clear copy count extend index insert pop remove reverse sort".split())
 
 
+@functools.lru_cache(maxsize=4096)
 def base_of(kind: type) -> type | None:
     """The builtin class that stores what an instance of `kind` holds; None if it is no list, tuple or dict."""
     return next((base for base in (OrderedDict, dict, list, tuple) if issubclass(kind, base)), None)

@@ -26,6 +26,7 @@ from thunder_norm.tracing import (
 )
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
+from thunder_norm.tracing.deep_calls import with_room
 from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.hooks.participants import Participant, brought_by, leading, participants, with_leader
 from thunder_norm.tracing.hooks.replaced import replaces
@@ -218,7 +219,7 @@ def _with_cache_info(fn: Callable) -> Callable:
 
     def compiling(*args: Any, **kwargs: Any) -> Any:
         with native.compiler(), rarely_collected():
-            entry, *inputs = find(*args, **kwargs)
+            entry, *inputs = with_room(find, *args, **kwargs)
         acquired = vars(around["weakref_cd"]())
         program, is_of_one_call = acquired.pop(_DIFFERENTIATED, None), acquired.pop(_IS_OF_ONE_CALL, False)
         cache = around["weakref_cs"]().interpreter_cache
