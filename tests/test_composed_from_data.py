@@ -17,7 +17,7 @@ from thunder_norm.core.composed import spread_of
 from thunder_norm.core.ellipsoids import Ellipsoid
 from thunder_norm.core.local import from_data
 from thunder_norm.rules import slopes_within
-from thunder_norm.rules._attention_away import Moving, remainder
+from thunder_norm.rules._attention_away import Moving, Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # the oracle's Jacobians of fused attention
 F64 = torch.float64
@@ -182,7 +182,7 @@ def _left_after_first_order(seed: int, factor: float):
 
     a = torch.func.jacrev(scores)(torch.zeros(7, dtype=F64))
     moving = (Moving.of(t, Ellipsoid.of(r @ r.mT), (heads,)) for t, r in zip((q, k, v), roots, strict=True))
-    said = remainder(*moving, p, Ellipsoid.of(a @ a.mT), d**-0.5)
+    said = Rows(*moving, p, Ellipsoid.of(a @ a.mT), d**-0.5).found()
     assert said is not None
 
     def run(u: torch.Tensor, only_scores: bool = False) -> torch.Tensor:

@@ -88,6 +88,7 @@ from thunder_norm.rules import (
     movements,
     movements_nearby,
     movements_of_attention,
+    movements_of_normalizations,
     slopes,
 )
 
@@ -133,6 +134,7 @@ __all__ = [
     "movements",
     "movements_nearby",
     "movements_of_attention",
+    "movements_of_normalizations",
     "normalization",
     "order_statistics",
     "own_lengths",

@@ -1,4 +1,4 @@
-"""How results move near the data where they are curved: normalizations, softmax, attention, products of what moves.
+"""How results move near the data where they are curved: softmax, products of what moves; `movements_of_attention` and `movements_of_normalizations` go on.
 
 Inside ``norm_sensitivity("within")`` such a result y = f(x) of one sample moves by ``J d``, J its Jacobian at the data, exactly known, and by
 ``(J(z) - J) d`` for points z within the distance, a *remainder* that is no longer than the second derivative's bound there, times the
@@ -26,13 +26,8 @@ from thunder_norm.core.within import moved
 from thunder_norm.trees import flat_tensors
 
 Found = Sequence[Made | None] | None
-# The features of each group, by their numbers [groups, size].
-Groups = Callable[[NormedTensor], torch.Tensor]
 # An operation, given what takes an argument to a plain tensor.
 Function = Callable[[Callable[[Any], Any]], torch.Tensor]
-# |D^2 f(z)[h, h]| for f(z) = z / sqrt(|z|^2 + c) is at most this times |h|^2 / (|z|^2 + c): the largest of
-# t ((b^2 + 3 a^2 (1 - t^2))^2 + 4 a^2 b^2)^(1/2) with a^2 + b^2 = 1, t = |z| / (|z|^2 + c)^(1/2) <= 1.
-_OF_UNIT_VECTORS = 2 / math.sqrt(3) * (1 + 1e-9)
 
 
 def one_sample(call: Call, tensors: Sequence[Any]) -> list[NormedTensor] | None:
@@ -97,68 +92,6 @@ def groups_of(x: NormedTensor, dims: Sequence[int]) -> torch.Tensor:
     """The features of each group, by their numbers: over `dims`, negative."""
     numbers = torch.arange(x.numel()).reshape(x.shape).movedim(tuple(dims), tuple(range(-len(dims), 0)))
     return numbers.reshape(-1, math.prod(x.shape[d] for d in dims))
-
-
-# -- normalizations -------------------------------------------------------------------------------------------------------
-
-
-def _normalized(call: Call, x: Any, groups: Groups, eps: float, gain: Any, is_centred: bool, f: Function) -> Found:
-    """``g f(x)`` with ``f(z) = n^(1/2) z / (|z|^2 + n eps)^(1/2)`` of groups of n entries, centred or not.
-
-    Within a distance r of a group its derivative changes by at most ``2 / 3^(1/2) n^(1/2) r / s^2``, s^2 the least of |z|^2 + n eps there.
-    """
-    moving = one_sample(call, [x])
-    if moving is None or gain is not None and not is_fixed(gain) or eps < 0:
-        return None
-    spread, numbers = near(x), groups(x)
-    t = values(x.backing.detach()).reshape(-1)[numbers]
-    lengths = (t - t.mean(-1, keepdim=True) if is_centred else t).norm(dim=-1)
-    r, count = moved(spread, numbers).detach().item() * (1 + 1e-9), numbers.shape[1]
-    square = max(lengths.amin().item() - r, 0.0) ** 2 + count * eps
-    if square == 0:
-        return None
-    factor = 1.0 if gain is None else values(gain.detach()).abs().amax().item()
-    rate = _OF_UNIT_VECTORS * math.sqrt(count) * factor * r / square
-    return by_jacobian(call, moving, f, rate * moved(spread))
-
-
-def _last(shape: Sequence[int]) -> Groups:
-    return lambda x: groups_of(x, tuple(range(-len(shape), 0)))
-
-
-@normed_op(F.layer_norm).register_movement
-@normed_op(torch.ops.aten.native_layer_norm.default).register_movement
-def layer_norm(call: Call) -> Found:
-    """Centred, over the last dimensions."""
-    x, shape, weight, bias = call.given["input"], call.given["normalized_shape"], call.given.get("weight"), call.given.get("bias")
-    eps = call.given.get("eps", 1e-5)
-    if bias is not None and not is_fixed(bias):
-        return None
-    return _normalized(
-        call, x, _last(shape), eps, weight, True, lambda plain: F.layer_norm(plain(x), shape, plain(weight), plain(bias), eps)
-    )
-
-
-@normed_op(F.rms_norm).register_movement
-def rms_norm(call: Call) -> Found:
-    """The same about 0."""
-    x, shape, weight, eps = call.given["input"], call.given["normalized_shape"], call.given.get("weight"), call.given.get("eps")
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _normalized(call, x, _last(shape), eps, weight, False, lambda plain: F.rms_norm(plain(x), shape, plain(weight), eps))
-
-
-@normed_op(F.group_norm).register_movement
-def group_norm(call: Call) -> Found:
-    """Groups of channels of one sample."""
-    x, groups, weight, bias = call.given["input"], call.given["num_groups"], call.given.get("weight"), call.given.get("bias")
-    eps = call.given.get("eps", 1e-5)
-    if bias is not None and not is_fixed(bias) or not groups or x.shape[0] != 1:
-        return None
-
-    def run(plain: Callable[[Any], Any]) -> torch.Tensor:
-        return F.group_norm(plain(x), groups, plain(weight), plain(bias), eps)
-
-    return _normalized(call, x, lambda x: torch.arange(x.numel()).reshape(groups, -1), eps, weight, True, run)
 
 
 # -- softmax --------------------------------------------------------------------------------------------------------------
