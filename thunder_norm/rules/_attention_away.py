@@ -65,7 +65,7 @@ class Moving:
 
 
 def _absolute(e: Ellipsoid) -> torch.Tensor:
-    return e.cov.detach() * (e.scale * ROUNDED) ** 2
+    return e.cov.detach() * (e.scale * ROUNDED) * (e.scale * ROUNDED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,7 @@ class Rows:
         length = self.of_first(damped / 2) + norm_of(damped / 2 * (p * apart * b).sum(-1))
         length += self.together(of_values, of_values.sum(-1).sqrt()) + norm_of((p * (slope + width) * b * e).sum(-1))
         of_any, of_these = self.of_either_sign(wide, bent)
-        if of_these.diagonal().mean().item() < of_any**2:
+        if of_these.diagonal().mean().item() < of_any * of_any:
             within = sum_of(within, Ellipsoid.of(above(of_these)))
         else:
             length += of_any

@@ -80,12 +80,14 @@ class _Groups:
         if not bool((lengths > 0).all()) or not bool(cov.isfinite().all()):
             return None
         left, total = _Left(z / lengths[:, None], lengths, z.norm(dim=-1), self.constant, cov, is_from_data()), moved(near(x))
-        ball = left.by_length(left.furthest if is_from_data() else total.detach().item() ** 2 * _ROUNDED, self.is_centred)
+        ball = left.by_length(
+            left.furthest if is_from_data() else total.detach().double().square().item() * _ROUNDED, self.is_centred
+        )
         tried = [(ball, total / total.detach()), (left.by_direction(), _reached(x))]
         found = [(self._with_gain(f[0]), reached, f[1]) for f, reached in tried if f is not None]
         if not found:
             return None
-        within, reached, by = min(found, key=lambda r: _size(r[0]) * r[1].item() ** 4)
+        within, reached, by = min(found, key=lambda r: _size(r[0]) * r[1].detach().double().square().square().item())
         scale = torch.ones_like(self.gain)
         scale[index] = by[:, None].expand(self.numbers.shape).flatten()
         return within, reached, scale
@@ -98,7 +100,8 @@ class _Groups:
 
 def _size(e: Ellipsoid) -> float:
     """``tr P^4``, its root: near that of the longest vector."""
-    return (e.cov @ e.cov).square().sum().sqrt().item() * e.scale**4
+    square = e.scale * e.scale  # infinite where it is no number
+    return (e.cov @ e.cov).square().sum().sqrt().item() * square * square
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +250,8 @@ def _covariance(x: NormedTensor) -> torch.Tensor:
     found = torch.zeros(x.numel(), x.numel(), dtype=torch.float64)
     for v, share in zip(near(x).parts, _shares(x), strict=True):
         e = v.ellipsoid
-        found = found + e.cov.detach() * ((e.scale * v.root.size.detach().item() * _ROUNDED) ** 2 / share)
+        length = e.scale * v.root.size.detach().item() * _ROUNDED
+        found = found + e.cov.detach() * (length * length / share)
     return found
 
 
