@@ -105,6 +105,8 @@ FUNCTIONS = {
     "logarithm": lambda x: (x.abs() + 4 - x).log(),
     "root": lambda x: (x + 5).sqrt(),
     "gate": lambda x: F.silu(x @ torch.diag(W)) * x,
+    "gate, of halves": lambda x: F.glu(3 * x[..., :4]) @ torch.vander(W)[:2],
+    "gate, of halves of tokens": lambda x: F.glu(x[..., :2, :], dim=-2),
     "scores": lambda x: (x @ x.mT).softmax(-1) @ x,
 }
 

@@ -149,3 +149,18 @@ def entrywise(call: Call, a: Any, b: Any) -> Found:
     lengths = [moved(near(x)) * math.sqrt(y.numel() / x.numel()) for x in (a, b)]
     besides = entries[0] * lengths[1] + entries[1] * lengths[0]
     return by_jacobian(call, moving, lambda plain: plain(a) * plain(b), besides)
+
+
+@normed_op(F.glu).register_movement
+def glu(call: Call) -> Found:
+    """``a sigmoid(b)``: its second derivative is ``s'(b) (e_a d_b + d_a e_b) + a s''(b) e_b d_b``, of entries ``|s'| <= 1/4``, ``|s''| <= 3^(1/2) / 18``."""
+    x, dim = call.given["input"], call.given.get("dim", -1)
+    moving = one_sample(call, [x])
+    if moving is None or not isinstance(dim, int) or not x.ndim:
+        return None
+    dim = dim - x.ndim if dim >= 0 else dim
+    first, second = torch.arange(x.numel()).reshape(x.shape).chunk(2, dim)
+    r = moved(near(x), torch.stack([first.flatten(), second.flatten()], 1)).detach().item()
+    largest = values(x.backing.detach()).chunk(2, dim)[0].abs().amax().item() + r
+    rate = (0.25 + largest * math.sqrt(3) / 18) * (1 + 1e-9)
+    return by_jacobian(call, moving, lambda plain: F.glu(plain(x), dim), rate * r * moved(near(x)))
