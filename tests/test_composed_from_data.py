@@ -251,9 +251,11 @@ def test_the_adversary_finds_what_claims_too_little(broken: str, monkeypatch: py
     elif broken == "remainders":
         from thunder_norm.rules import movements_nearby
 
-        by_jacobian = movements_nearby.by_jacobian
+        made_of = movements_nearby.made_of
         monkeypatch.setattr(
-            movements_nearby, "by_jacobian", lambda call, moving, f, besides: by_jacobian(call, moving, f, besides * 0)
+            movements_nearby,
+            "made_of",
+            lambda call, moving, f, besides: made_of(call, moving, f, [(e, n * 0) for e, n in besides]),
         )
     assert (found(f, point, radius) > claimed(f, point, radius, only_away=True) * 1.0001) == (broken != "none")
 

@@ -9,16 +9,18 @@ Of movements away from the data alone (`from_data`) the remainder is half as lon
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from thunder_norm.core.composed import LARGEST, Call, Made, Spread, Term, is_fixed, moves, spread_of, values
-from thunder_norm.core.ellipsoids import Dense, Ellipsoid
+from thunder_norm.core.composed import LARGEST, Call, Made, Root, Spread, Term, Vertex, is_fixed, moves, spread_of, values
+from thunder_norm.core.ellipsoids import Dense, Ellipsoid, sum_of
 from thunder_norm.core.local import is_from_data, is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -48,6 +50,41 @@ def near(x: Any) -> Spread:
     spread = spread_of(x)
     assert spread is not None, "`one_sample` has looked"
     return spread
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """How what moves for several reasons moves at once.
+
+    Attributes:
+        shares: c_r of each root r, which add up to 1: what moves by all of them is in the ellipsoid of ``sum_r P_r / c_r``, and by one alone in
+            ``c_r^(1/2)`` times that.
+        reached: how much of it they reach: 1 where they move at once, as far as they do; between any two points they may one after the other.
+    """
+
+    shares: dict[Root, float]
+    reached: torch.Tensor
+
+    @classmethod
+    def of(cls, parts: Sequence[Vertex]) -> Together | None:
+        """Of these parts of what moves; None where one does not move, which might."""
+        lengths: dict[Root, float] = {}
+        for v in parts:
+            lengths[v.root] = lengths.get(v.root, 0.0) + v.ellipsoid.length.item() * v.root.size.detach().item()
+        total = sum(lengths.values())
+        if not all(0 < n < math.inf for n in lengths.values()):
+            return None
+        shares = {r: n / total for r, n in lengths.items()}
+        terms = [r.size / r.size.detach() * (c if is_from_data() else math.sqrt(c)) for r, c in shares.items()]
+        return cls(shares, functools.reduce(torch.add, terms))
+
+    def within(self, parts: Sequence[Vertex]) -> Ellipsoid:
+        """An ellipsoid that all of a movement is in."""
+        found = [(v.ellipsoid.times(v.root.size.detach().item()), self.shares[v.root]) for v in parts]
+        if is_from_data() or len(found) == 1:
+            return functools.reduce(sum_of, (e for e, _ in found))
+        scale = max(e.scale for e, _ in found)
+        return Ellipsoid.of(functools.reduce(torch.add, (e.cov * ((e.scale / scale) ** 2 / c) for e, c in found)), scale)
 
 
 def linear(moving: Sequence[NormedTensor], f: Function) -> tuple[Term, ...] | None:
@@ -140,15 +177,34 @@ def matrix_product(call: Call, a: Any, b: Any) -> Found:
 
 
 def entrywise(call: Call, a: Any, b: Any) -> Found:
-    """The same entry by entry, by the largest entries of e; broadcast, so that it counts how often an entry is used."""
+    """The same entry by entry: ``e_a d_b + d_a e_b``, or ``d_a d_b`` of moves away from the data alone.
+
+    With ``e_a = A u`` and ``d_b = B w``, u and w of at most unit length, ``e_a d_b`` is linear in ``u w^T``: in the ellipsoid of ``A A^T o B B^T``, entry by
+    entry.  Broadcast, an entry is there as often as it is used.
+    """
     moving = one_sample(call, [a, b])
     if moving is None or not (moves(a) and moves(b)):
         return None
     (y,) = call.results
+
+    def run(plain: Callable[[Any], Any]) -> torch.Tensor:
+        return plain(a) * plain(b)
+
     entries = [moved(near(x), torch.arange(x.numel())[:, None]).detach() for x in (a, b)]
     lengths = [moved(near(x)) * math.sqrt(y.numel() / x.numel()) for x in (a, b)]
     besides = entries[0] * lengths[1] + entries[1] * lengths[0]
-    return by_jacobian(call, moving, lambda plain: plain(a) * plain(b), besides)
+    by = Together.of([v for x in moving for v in near(x).parts])
+    if by is None or y.numel() > LARGEST:
+        return by_jacobian(call, moving, run, besides)
+    within = [by.within(near(x).parts) for x in (a, b)]
+    index = [torch.arange(x.numel()).reshape(x.shape).expand(y.shape).flatten() for x in (a, b)]
+    cov = math.prod(e.cov.detach()[i][:, i] for e, i in zip(within, index, strict=True))
+    assert isinstance(cov, torch.Tensor)
+    scale = within[0].scale * within[1].scale * (1 if is_from_data() else 2)
+    of_both = Ellipsoid.of(cov + torch.diag(1e-12 * cov.diagonal()), scale)
+    if not of_both.length.item() * by.reached.item() <= besides.item() * (0.5 if is_from_data() else 1.0) * (1 + 1e-9):
+        return by_jacobian(call, moving, run, besides)
+    return made_of(call, moving, run, [(of_both, by.reached)])
 
 
 @normed_op(F.glu).register_movement

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import Call, Root, Vertex, moves, parts_of, values
+from thunder_norm.core.composed import Call, Vertex, moves, parts_of, values
 from thunder_norm.core.ellipsoids import Ellipsoid, sum_of
 from thunder_norm.core.local import is_from_data
 from thunder_norm.core.registry import normed_op
@@ -20,7 +20,7 @@ from thunder_norm.core.within import moved
 from thunder_norm.rules._attention_away import Moving, Remainder, Rows
 from thunder_norm.rules._attention_between import Between
 from thunder_norm.rules._attention_nearby import Moved, Nearby, weights_of
-from thunder_norm.rules.movements_nearby import Found, by_jacobian, groups_of, linear, made_of, near, one_sample
+from thunder_norm.rules.movements_nearby import Found, Together, by_jacobian, groups_of, linear, made_of, near, one_sample
 
 Plain = Callable[[Any], Any]
 
@@ -48,7 +48,7 @@ def attention(call: Call) -> Found:
     roots = parts_of(terms, at.weights.numel())
     lengths = [moved(near(x), groups_of(x, (-1,))) if moves(x) else torch.zeros((), dtype=torch.float64) for x in tokens]
     besides = _between_any_two(at, roots, lengths)
-    together = _Together.of([v for x in moving for v in near(x).parts])
+    together = Together.of([v for x in moving for v in near(x).parts])
     left = _left(at, roots, together) if roots and together is not None else None
     if (
         left is None
@@ -59,41 +59,6 @@ def attention(call: Call) -> Found:
     parts = [left.within, Ellipsoid.ball(call.results[0].numel(), left.length)]
     parts = parts if is_from_data() else [sum_of(*parts)]
     return made_of(call, moving, lambda plain: at.damped(plain, left.damped), [(e, together.reached) for e in parts])
-
-
-@dataclass(frozen=True, eq=False)
-class _Together:
-    """How what moves for several reasons moves at once.
-
-    Attributes:
-        shares: c_r of each root r, which add up to 1: what moves by all of them is in the ellipsoid of ``sum_r P_r / c_r``, and by one alone in
-            ``c_r^(1/2)`` times that.
-        reached: how much of it they reach: 1 where they move at once, as far as they do; between any two points they may one after the other.
-    """
-
-    shares: dict[Root, float]
-    reached: torch.Tensor
-
-    @classmethod
-    def of(cls, parts: Sequence[Vertex]) -> _Together | None:
-        """Of these parts of what moves; None where one does not move, which might."""
-        lengths: dict[Root, float] = {}
-        for v in parts:
-            lengths[v.root] = lengths.get(v.root, 0.0) + v.ellipsoid.length.item() * v.root.size.detach().item()
-        total = sum(lengths.values())
-        if not all(0 < n < math.inf for n in lengths.values()):
-            return None
-        shares = {r: n / total for r, n in lengths.items()}
-        terms = [r.size / r.size.detach() * (c if is_from_data() else math.sqrt(c)) for r, c in shares.items()]
-        return cls(shares, functools.reduce(torch.add, terms))
-
-    def within(self, parts: Sequence[Vertex]) -> Ellipsoid:
-        """An ellipsoid that all of a movement is in."""
-        found = [(v.ellipsoid.times(v.root.size.detach().item()), self.shares[v.root]) for v in parts]
-        if is_from_data() or len(found) == 1:
-            return functools.reduce(sum_of, (e for e, _ in found))
-        scale = max(e.scale for e, _ in found)
-        return Ellipsoid.of(functools.reduce(torch.add, (e.cov * ((e.scale / scale) ** 2 / c) for e, c in found)), scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +129,7 @@ def _between_any_two(at: _Attention, roots: Sequence[Vertex], lengths: Sequence[
     return sum((c * n for c, n in found if c), torch.zeros((), dtype=torch.float64))
 
 
-def _left(at: _Attention, roots: Sequence[Vertex], by: _Together) -> Remainder | None:
+def _left(at: _Attention, roots: Sequence[Vertex], by: Together) -> Remainder | None:
     """What is left after first order; None where values have heads that scores have not."""
     heads = at.weights.shape[:-2]
     if torch.broadcast_shapes(heads, at.data[2].shape[:-2]) != heads:

@@ -36,7 +36,7 @@ from thunder_norm.core.local import is_from_data
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.core.within import moved
-from thunder_norm.rules.movements_nearby import Found, Function, groups_of, made_of, near, one_sample
+from thunder_norm.rules.movements_nearby import Found, Function, Together, groups_of, made_of, near, one_sample
 
 # |D^2 f(z)[h, h]| for f(z) = z / sqrt(|z|^2 + c) is at most this times |h|^2 / (|z|^2 + c): the largest of
 # t ((b^2 + 3 a^2 (1 - t^2))^2 + 4 a^2 b^2)^(1/2) with a^2 + b^2 = 1, t = |z| / (|z|^2 + c)^(1/2) <= 1.
@@ -67,14 +67,16 @@ class _Groups:
     def centred(self, t: torch.Tensor, dim: int) -> torch.Tensor:
         return t - t.mean(dim, keepdim=True) if self.is_centred else t
 
-    def of(self, x: NormedTensor) -> tuple[Ellipsoid, torch.Tensor, torch.Tensor] | None:
+    def of(self, x: NormedTensor, by: Together) -> tuple[Ellipsoid, torch.Tensor, torch.Tensor] | None:
         """What is left after first order, how much of it the parts of a movement reach, and what the first order is multiplied by, [features].
 
         None if groups come too near to 0.
         """
         z = self.centred(values(x.backing.detach()).reshape(-1)[self.numbers], -1)
         index = self.numbers.flatten()
-        cov = _covariance(x)[index][:, index].reshape(*self.numbers.shape, *self.numbers.shape)
+        moves = by.within(near(x).parts)
+        size = moves.scale * _ROUNDED
+        cov = (moves.cov.detach() * size * size)[index][:, index].reshape(*self.numbers.shape, *self.numbers.shape)
         cov = self.centred(self.centred(cov, 1), 3)
         lengths = (z.square().sum(-1) + self.constant).sqrt()
         if not bool((lengths > 0).all()) or not bool(cov.isfinite().all()):
@@ -83,13 +85,13 @@ class _Groups:
         ball = left.by_length(
             left.furthest if is_from_data() else total.detach().double().square().item() * _ROUNDED, self.is_centred
         )
-        tried = [(ball, total / total.detach()), (left.by_direction(), _reached(x))]
+        tried = [(ball, total / total.detach()), (left.by_direction(), by.reached)]
         found = [(self._with_gain(f[0]), reached, f[1]) for f, reached in tried if f is not None]
         if not found:
             return None
-        within, reached, by = min(found, key=lambda r: _size(r[0]) * r[1].detach().double().square().square().item())
+        within, reached, factor = min(found, key=lambda r: _size(r[0]) * r[1].detach().double().square().square().item())
         scale = torch.ones_like(self.gain)
-        scale[index] = by[:, None].expand(self.numbers.shape).flatten()
+        scale[index] = factor[:, None].expand(self.numbers.shape).flatten()
         return within, reached, scale
 
     def _with_gain(self, e: Ellipsoid) -> Ellipsoid:
@@ -227,40 +229,15 @@ def _normalized(
 
 def _made(call: Call, moving: list[NormedTensor], groups: _Groups, f: Function) -> Found:
     (x,) = moving
-    total, sizes = moved(near(x)), [v.root.size.detach().item() for v in near(x).parts]
+    total, by = moved(near(x)), Together.of(near(x).parts)
     if not total.item() > 0:  # to first order alone
         return made_of(call, moving, f, [(Ellipsoid.ball(x.numel(), 0.0), total)])
-    found = groups.of(x) if all(sizes) else None
+    found = groups.of(x, by) if by is not None else None
     if found is None:
         return None
     within, reached, scale = found
     shape = call.results[0].shape
     return made_of(call, moving, lambda plain: scale.reshape(shape) * f(plain), [(within, reached)])
-
-
-def _shares(x: NormedTensor) -> list[torch.Tensor]:
-    """How much of the length of a movement each of its parts is."""
-    lengths = [v.ellipsoid.length.detach().cpu() * v.root.size.detach().cpu() for v in near(x).parts]
-    total = functools.reduce(torch.add, lengths)
-    return [n / total for n in lengths]
-
-
-def _covariance(x: NormedTensor) -> torch.Tensor:
-    """Of the sum of all parts: that of each, ``P_i``, over its share ``c_i``, so that ``P_i <= c_i P``."""
-    found = torch.zeros(x.numel(), x.numel(), dtype=torch.float64)
-    for v, share in zip(near(x).parts, _shares(x), strict=True):
-        e = v.ellipsoid
-        length = e.scale * v.root.size.detach().item() * _ROUNDED
-        found = found + e.cov.detach() * (length * length / share)
-    return found
-
-
-def _reached(x: NormedTensor) -> torch.Tensor:
-    """How much of the ellipsoid of all parts they reach: 1 where they move at once; ``c_i^(1/2)`` by each where they do one after the other."""
-    parts = near(x).parts
-    shares = [c if is_from_data() else c.sqrt() for c in _shares(x)]
-    terms = [v.root.size / v.root.size.detach() * c.to(v.root.size.device) for v, c in zip(parts, shares, strict=True)]
-    return functools.reduce(torch.add, terms)
 
 
 def _last(shape: Any) -> Callable[[NormedTensor], torch.Tensor]:
