@@ -201,3 +201,39 @@ def test_transformer_blocks_are_no_steeper_nearby(kind: str, radius: float):
     found = _steepest(f, x, radius)
     assert found <= bound * (1 + 1e-6)
     assert radius > 0.01 or bound <= 1.5 * found
+
+
+PAIRS = {
+    "normalization of a sum": lambda a, b: F.layer_norm(a + 2 * b.flip(-1), (4,)),
+    "product": lambda a, b: a * b,
+    "product of sums": lambda a, b: (a - b) * (a.flip(-1) + b),
+    "attention": lambda a, b: F.scaled_dot_product_attention(2 * a, b, a + b),
+    "normalized attention": lambda a, b: F.rms_norm(F.scaled_dot_product_attention(a, b, b) + a, (4,)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("radii", [(0.3, 0.03), (0.02, 0.3)])
+def test_of_two_inputs_each_moves_no_further_by_itself(name: str, radii: tuple[float, float]):
+    torch.manual_seed(seeded(6))
+    f, points = PAIRS[name], [torch.randn(1, 3, 4, dtype=F64) for _ in radii]
+    moved = [r / math.sqrt(12) for r in radii]
+    given = [
+        with_perturbation(RMSTensor._wrap(x.clone(), RMSTensor.of(x, (-2, -1)).norm_size + m, None, (-2, -1)), m)
+        for x, m in zip(points, moved, strict=True)
+    ]
+    with norm_sensitivity("within"):
+        y = f(*given)
+    for i, x in enumerate(given):
+        bound = sensitivities(y, x).item()
+        found = 0.0
+        for _ in range(60):
+            near = [
+                p + r * F.normalize(torch.randn(12, dtype=F64), dim=0).reshape(p.shape)
+                for p, r in zip(points, radii, strict=True)
+            ]
+            jacobian = torch.autograd.functional.jacobian(
+                lambda t, near=near, i=i: f(*near[:i], t, *near[i + 1 :]), near[i], vectorize=True
+            )
+            found = max(found, torch.linalg.matrix_norm(jacobian.reshape(12, 12), 2).item())
+        assert found <= bound * (1 + 1e-6)
