@@ -213,7 +213,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("radii", [(0.3, 0.03), (0.02, 0.3)])
+@pytest.mark.parametrize("radii", [(0.3, 0.03), (0.02, 0.3), (0.3, 0.0)])
 def test_of_two_inputs_each_moves_no_further_by_itself(name: str, radii: tuple[float, float]):
     torch.manual_seed(seeded(6))
     f, points = PAIRS[name], [torch.randn(1, 3, 4, dtype=F64) for _ in radii]

@@ -52,36 +52,50 @@ def near(x: Any) -> Spread:
     return spread
 
 
+# The share of what does not move but might (parameters of a report), in what moves at once.
+_AT_REST = 1e-3
+
+
 @dataclass(frozen=True, eq=False)
 class Together:
     """How what moves for several reasons moves at once.
 
     Attributes:
+        sizes: of each root; of one that does not move, but might, some that is small.
         shares: c_r of each root r, which add up to 1: what moves by all of them is in the ellipsoid of ``sum_r P_r / c_r``, and by one alone in
             ``c_r^(1/2)`` times that.
         reached: how much of it they reach: 1 where they move at once, as far as they do; between any two points they may one after the other.
     """
 
+    sizes: dict[Root, float]
     shares: dict[Root, float]
     reached: torch.Tensor
 
     @classmethod
     def of(cls, parts: Sequence[Vertex]) -> Together | None:
-        """Of these parts of what moves; None where one does not move, which might."""
-        lengths: dict[Root, float] = {}
+        """Of these parts of what moves; None where none does, or further than there are numbers."""
+        sizes = {v.root: v.root.size.detach().item() for v in parts}
+        lengths: dict[Root, float] = dict.fromkeys(sizes, 0.0)
         for v in parts:
-            lengths[v.root] = lengths.get(v.root, 0.0) + v.ellipsoid.length.item() * v.root.size.detach().item()
-        total = sum(lengths.values())
-        if not all(0 < n < math.inf for n in lengths.values()):
+            lengths[v.root] += v.ellipsoid.length.item()
+        total = sum(n * sizes[r] for r, n in lengths.items())
+        if not 0 < total < math.inf or not all(0 < n < math.inf for n in lengths.values()):
             return None
-        shares = {r: n / total for r, n in lengths.items()}
-        terms = [r.size / r.size.detach() * (c if is_from_data() else math.sqrt(c)) for r, c in shares.items()]
-        return cls(shares, functools.reduce(torch.add, terms))
+        resting = [r for r, n in sizes.items() if not n]
+        shares = {r: n * sizes[r] / total * (1 - _AT_REST * len(resting)) for r, n in lengths.items()}
+        shares.update(dict.fromkeys(resting, _AT_REST))
+        sizes.update({r: _AT_REST * total / lengths[r] for r in resting})
+        is_at_once = is_from_data()
+        factors = {
+            r: (1.0 if not resting else 1 / (1 - _AT_REST * len(resting))) * c if is_at_once else math.sqrt(c)
+            for r, c in shares.items()
+        }
+        return cls(sizes, shares, functools.reduce(torch.add, (r.size * (f / sizes[r]) for r, f in factors.items())))
 
     def within(self, parts: Sequence[Vertex]) -> Ellipsoid:
         """An ellipsoid that all of a movement is in."""
-        found = [(v.ellipsoid.times(v.root.size.detach().item()), self.shares[v.root]) for v in parts]
-        if is_from_data() or len(found) == 1:
+        found = [(v.ellipsoid.times(self.sizes[v.root]), self.shares[v.root]) for v in parts]
+        if is_from_data() or len(self.shares) == 1:
             return functools.reduce(sum_of, (e for e, _ in found))
         scale = max(e.scale for e, _ in found)
         return Ellipsoid.of(functools.reduce(torch.add, (e.cov * ((e.scale / scale) ** 2 / c) for e, c in found)), scale)
