@@ -17,7 +17,7 @@ from thunder_norm.core.composed import spread_of
 from thunder_norm.core.ellipsoids import Ellipsoid
 from thunder_norm.core.local import from_data
 from thunder_norm.rules import slopes_within
-from thunder_norm.rules._attention_away import Moving, remainder
+from thunder_norm.rules._attention_away import Moving, Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # the oracle's Jacobians of fused attention
 F64 = torch.float64
@@ -182,7 +182,7 @@ def _left_after_first_order(seed: int, factor: float):
 
     a = torch.func.jacrev(scores)(torch.zeros(7, dtype=F64))
     moving = (Moving.of(t, Ellipsoid.of(r @ r.mT), (heads,)) for t, r in zip((q, k, v), roots, strict=True))
-    said = remainder(*moving, p, Ellipsoid.of(a @ a.mT), d**-0.5)
+    said = Rows(*moving, p, Ellipsoid.of(a @ a.mT), d**-0.5).found()
     assert said is not None
 
     def run(u: torch.Tensor, only_scores: bool = False) -> torch.Tensor:
@@ -251,9 +251,11 @@ def test_the_adversary_finds_what_claims_too_little(broken: str, monkeypatch: py
     elif broken == "remainders":
         from thunder_norm.rules import movements_nearby
 
-        by_jacobian = movements_nearby.by_jacobian
+        made_of = movements_nearby.made_of
         monkeypatch.setattr(
-            movements_nearby, "by_jacobian", lambda call, moving, f, besides: by_jacobian(call, moving, f, besides * 0)
+            movements_nearby,
+            "made_of",
+            lambda call, moving, f, besides: made_of(call, moving, f, [(e, n * 0) for e, n in besides]),
         )
     assert (found(f, point, radius) > claimed(f, point, radius, only_away=True) * 1.0001) == (broken != "none")
 

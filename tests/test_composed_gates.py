@@ -82,12 +82,16 @@ def test_all_states_are_in_one_ellipsoid(name: str):
 @pytest.mark.parametrize("broken", ["none", "gates", "state"])
 def test_the_adversary_finds_steps_that_claim_too_little(broken: str, monkeypatch: pytest.MonkeyPatch):
     f = model("GRU", 1.5, is_last=True)
-    between = _recurrent_vertices._between
+    slopes = _recurrent_vertices.gru_everywhere
+
+    def less(by: float):
+        return lambda *args: type(found := slopes(*args))(*((low / by, high / by) for low, high in found))
+
     if broken == "gates":
-        monkeypatch.setattr(_recurrent_vertices, "_between", lambda v, low, high: between(v, low / 20, high / 20))
+        monkeypatch.setattr(_recurrent_vertices, "gru_everywhere", less(20))
     elif broken == "state":
         monkeypatch.setattr(_recurrent_vertices, "_affine", lambda x, w, h, v: _affine(x, w * 0, h, v * 0))
-        monkeypatch.setattr(_recurrent_vertices, "_between", lambda v, low, high: between(v, low / 5, high / 5))
+        monkeypatch.setattr(_recurrent_vertices, "gru_everywhere", less(5))
     found = programs.steepest(f, STEPS * WIDTH, 0, steps=100, starts=16)
     assert (found > claimed(f, "composed")) == (broken != "none")
 
@@ -125,3 +129,71 @@ def test_the_bound_is_differentiable_in_the_weights():
     with norm_sensitivity("composed"):
         y = layer(x)[0][:, -1]
     assert sensitivities(y, x).item() < found.item()
+
+
+def near(f, point: torch.Tensor, radius: float, dims=(-2, -1)) -> float:
+    """Of the states of a sequence [1, steps, width], from Euclidean length to Euclidean length."""
+    norm, moved = RMSTensor.of(point, dims).norm_size, radius / math.sqrt(point.numel())
+    x = with_perturbation(RMSTensor._wrap(point.clone(), norm + moved, None, dims), moved)
+    with norm_sensitivity("within"):
+        y = f(x)
+    size = math.prod(y.shape[d] for d in y.elem_dims)
+    return sensitivities(y, x).item() * math.sqrt(size / point.numel())
+
+
+def layer(name: str, scale: float):
+    """Sequences to the last state."""
+    torch.manual_seed(seeded(0))
+    kind, options = LAYERS[name]
+    made = kind(WIDTH, HIDDEN, batch_first=True, **options).double()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.mul_(scale)
+    made.requires_grad_(False)
+    return lambda x: made(x)[0][..., -1, :]
+
+
+@pytest.mark.parametrize("name", [n for n in LAYERS if "both" not in n])
+@pytest.mark.parametrize(("radius", "scale"), [(0.03, 1.5), (0.3, 4.0), (1.5, 1.5)])
+def test_no_point_nearby_is_steeper(name: str, radius: float, scale: float):
+    f = layer(name, scale)
+    torch.manual_seed(seeded(3))
+    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
+    e, d = (torch.randn(12, STEPS, WIDTH, dtype=F64, requires_grad=True) for _ in range(2))
+    optimizer, found = torch.optim.Adam([e, d], lr=0.1), 0.0
+    for _ in range(25):
+        lengths = [t.flatten(1).norm(dim=1)[:, None, None] for t in (e, d)]
+        z, unit = point + radius * e / lengths[0].clamp(min=1.0), 1e-5 * d / lengths[1]
+        ratio = (f(z + unit) - f(z - unit)).norm(dim=-1) / 2e-5
+        found = max(found, ratio.max().item())
+        optimizer.zero_grad()
+        (-ratio.log().sum()).backward()
+        optimizer.step()
+    for dims in ((-2, -1), (-1,)):
+        assert found <= near(f, point, radius, dims) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_at_radius_0_it_is_the_jacobian(name: str):
+    f = layer(name, 1.5)
+    torch.manual_seed(seeded(3))
+    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
+    exact = torch.linalg.matrix_norm(torch.func.jacrev(lambda x: f(x[None])[0])(point[0]).flatten(1), 2).item()
+    found = [near(f, point, 0.0, dims) for dims in ((-2, -1), (-1,))]
+    if "both" in name:  # directions meet at the input alone, further back than what is kept together
+        assert exact <= min(found) and found[0] <= 1.5 * exact
+    else:
+        assert found == pytest.approx([exact, exact], rel=1e-3)
+
+
+def test_states_before_the_first_step_count_nearby():
+    torch.manual_seed(seeded(4))
+    lstm = torch.nn.LSTM(WIDTH, HIDDEN, batch_first=True).double().requires_grad_(False)
+    states = torch.randn(1, 1, HIDDEN, dtype=F64), 3 * torch.randn(1, 1, HIDDEN, dtype=F64)
+    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return lstm(x, states)[1][1][0]
+
+    exact = torch.linalg.matrix_norm(torch.func.jacrev(lambda x: run(x[None])[0])(point[0]).flatten(1), 2).item()
+    assert near(run, point, 0.0) == pytest.approx(exact, rel=1e-3)

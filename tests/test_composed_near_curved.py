@@ -93,6 +93,7 @@ FUNCTIONS = {
         )
     ),
     "group_norm": lambda x: F.group_norm(x, 3, 1 + torch.arange(3).double(), torch.ones(3).double()),
+    "instance_norm": lambda x: F.instance_norm(x, weight=W[:3], bias=W[:3]),
     "log_softmax": lambda x: x.log_softmax(-1),
     "log_softmax, mixed": lambda x: (3 * x).log_softmax(-1) @ torch.vander(W),
     "product, mixed": lambda x: (x * x[:, :1]) @ torch.vander(W),
@@ -104,6 +105,8 @@ FUNCTIONS = {
     "logarithm": lambda x: (x.abs() + 4 - x).log(),
     "root": lambda x: (x + 5).sqrt(),
     "gate": lambda x: F.silu(x @ torch.diag(W)) * x,
+    "gate, of halves": lambda x: F.glu(3 * x[..., :4]) @ torch.vander(W)[:2],
+    "gate, of halves of tokens": lambda x: F.glu(x[..., :2, :], dim=-2),
     "scores": lambda x: (x @ x.mT).softmax(-1) @ x,
 }
 
@@ -123,6 +126,7 @@ EXACT = (
     "layer_norm",
     "rms_norm",
     "group_norm",
+    "instance_norm",
     "softmax, mixed",
     "log_softmax, mixed",
     "product",

@@ -177,3 +177,11 @@ def test_a_loss_and_a_report_take_the_number_of_steps_around_them():
         with norm_sensitivity("global", search_steps=steps):
             found.append(margin.constants().sum().item())
     assert found[0] == found[2] and found[3] < found[2] < found[1]
+
+
+def test_what_is_beyond_squares_of_numbers_is_that_many_times_as_long():
+    torch.manual_seed(seeded(0))
+    low, high, w = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    steps = [Bend(0, low, high), Sum(((1, Dense(w)),))]
+    one, many = (smallest(Ellipsoid.ball(3, radius), steps).length.item() for radius in (1.0, 1e200))
+    assert many / 1e200 == pytest.approx(one)

@@ -108,9 +108,10 @@ def _smallest_of_one(base: Ellipsoid, steps: Sequence[Step]) -> Ellipsoid | None
     chosen = _ellipsoid(base, steps, *again, best.multipliers, best)
     if chosen is None:
         return None
-    square = chosen.length.item() ** 2
+    scale = base.scale * alone[1].scale
+    relative = chosen.length.item() / scale if scale else 0.0  # its square may be no number otherwise
     with torch.no_grad():
-        is_shorter = square <= alone[0].least_by_first(best) * (base.scale * alone[1].scale) ** 2
+        is_shorter = relative * relative <= alone[0].least_by_first(best)
     if is_shorter:
         return chosen
     first = _ellipsoid(base, steps, *again, alone[0].first)

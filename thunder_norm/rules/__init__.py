@@ -90,6 +90,7 @@ from thunder_norm.rules import (
     movements,
     movements_nearby,
     movements_of_attention,
+    movements_of_normalizations,
     slopes,
 )
 
@@ -135,6 +136,7 @@ __all__ = [
     "movements",
     "movements_nearby",
     "movements_of_attention",
+    "movements_of_normalizations",
     "normalization",
     "order_statistics",
     "own_lengths",

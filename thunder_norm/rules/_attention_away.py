@@ -29,9 +29,9 @@ from thunder_norm.core.ellipsoids import Ellipsoid, sum_of
 
 # Pieces in which the largest of a quotient is looked for.
 _PIECES = 16
-_ROUNDED = 1 + 1e-9
+ROUNDED = 1 + 1e-9
 # Scores that move further say nothing of weights.
-_FURTHEST = 100.0
+FURTHEST = 100.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Moving:
 
 
 def _absolute(e: Ellipsoid) -> torch.Tensor:
-    return e.cov.detach() * (e.scale * _ROUNDED) ** 2
+    return e.cov.detach() * (e.scale * ROUNDED) * (e.scale * ROUNDED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,28 +88,18 @@ class Remainder:
         return self.within.length.item() + self.length
 
 
-def remainder(
-    query: Moving, key: Moving, value: Moving, weights: torch.Tensor, scores: Ellipsoid, scale: float
-) -> Remainder | None:
-    """Of attention whose tokens move within these covariances; None where that is further than exponentials go.
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """All queries of all heads as rows r [rows], keys as j.
 
-    Args:
+    Attributes:
         query: queries.
         key: keys.
         value: values.
         weights: p, [..., queries, keys].
-        scores: that of the a_j, all of them, ``sum_j p_j a_j = 0`` in each row.
-        scale: s.
+        scores: an ellipsoid of the a_j, all of them, ``sum_j p_j a_j = 0`` in each row.
+        scale: s, not negative.
     """
-    rows = _Rows(query, key, value, weights, scores, abs(scale))
-    if not all(bool(t.isfinite().all()) for t in (rows.cov, query.cov, key.cov, value.cov)):
-        return None
-    return rows.remainder() if bool((rows.most <= _FURTHEST).all()) else None
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """All queries of all heads as rows r [rows], keys as j."""
 
     query: Moving
     key: Moving
@@ -118,30 +108,50 @@ class _Rows:
     scores: Ellipsoid
     scale: float
 
+    def found(self) -> Remainder | None:
+        """What is left; None where that is further than exponentials go."""
+        is_finite = all(bool(t.isfinite().all()) for t in (self.cov, self.query.cov, self.key.cov, self.value.cov))
+        return self.remainder() if is_finite and bool((self.most <= FURTHEST).all()) else None
+
     def remainder(self) -> Remainder:
+        """What is left."""
         b, apart, e = self.products, self.deviations.square().sum(-1).sqrt(), self.moved_apart(self.value)
         p, most = self.p, self.most
-        high = _largest(lambda t: _bend(t) / 2, most, p)
-        total = (p * (torch.expm1(most) - most)).sum(-1)
-        by_moves = (self.form(p * high).sqrt() + (p * high * b.square()).sum(-1).sqrt()).square()
-        damped = torch.minimum(by_moves, total / (1 + total)).nan_to_num(nan=1.0).clamp(max=1.0) * _ROUNDED
-        middle, half = _middle(_bend(-most) / 2 * (1 - damped)[:, None], high)
-        slope, width = _middle(_slope(-most) * (1 - damped)[:, None], _largest(_slope, most, p))
+        high, damped = self.bent, self.damped
+        middle, half = middle_of(_bend(-most) / 2 * (1 - damped)[:, None], high)
+        slope, width = middle_of(slope_of(-most) * (1 - damped)[:, None], largest_quotient(slope_of, most, p))
 
         by_scores = self.of_squares(p * middle)
         by_products = self.of_products(p * (1 - damped / 2)[:, None])
         by_values = self.of_values(slope)
-        within = functools.reduce(sum_of, (Ellipsoid.of(_above(g)) for g in (by_scores, by_products, by_values)))
+        within = functools.reduce(sum_of, (Ellipsoid.of(above(g)) for g in (by_scores, by_products, by_values)))
 
         wide, bent, of_values = p * half * apart, p * middle * apart, p * width * e
-        length = self.of_first(damped / 2) + _norm(damped / 2 * (p * apart * b).sum(-1))
-        length += self.together(of_values, of_values.sum(-1).sqrt()) + _norm((p * (slope + width) * b * e).sum(-1))
+        length = self.of_first(damped / 2) + norm_of(damped / 2 * (p * apart * b).sum(-1))
+        length += self.together(of_values, of_values.sum(-1).sqrt()) + norm_of((p * (slope + width) * b * e).sum(-1))
         of_any, of_these = self.of_either_sign(wide, bent)
-        if of_these.diagonal().mean().item() < of_any**2:
-            within = sum_of(within, Ellipsoid.of(_above(of_these)))
+        if of_these.diagonal().mean().item() < of_any * of_any:
+            within = sum_of(within, Ellipsoid.of(above(of_these)))
         else:
             length += of_any
-        return Remainder(within, length * _ROUNDED, damped.reshape(*self.weights.shape[:-1], 1))
+        return Remainder(within, length * ROUNDED, damped.reshape(*self.weights.shape[:-1], 1))
+
+    @functools.cached_property
+    def bent(self) -> torch.Tensor:
+        """The largest ``phi(t) / (t^2 Z)``."""
+        return largest_quotient(lambda t: _bend(t) / 2, self.most, self.p)
+
+    @functools.cached_property
+    def total(self) -> torch.Tensor:
+        """The largest ``Z - 1`` of each row."""
+        return (self.p * (torch.expm1(self.most) - self.most)).sum(-1)
+
+    @functools.cached_property
+    def damped(self) -> torch.Tensor:
+        """k, the largest ``1 - 1 / Z`` of each row."""
+        w = self.p * self.bent
+        by_moves = (self.form(w).sqrt() + (w * self.products.square()).sum(-1).sqrt()).square()
+        return torch.minimum(by_moves, self.total / (1 + self.total)).nan_to_num(nan=1.0).clamp(max=1.0) * ROUNDED
 
     @property
     def p(self) -> torch.Tensor:
@@ -161,7 +171,7 @@ class _Rows:
     @functools.cached_property
     def first(self) -> torch.Tensor:
         """The largest ``|a_j|``."""
-        return self.own.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt() * _ROUNDED
+        return self.own.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt() * ROUNDED
 
     @functools.cached_property
     def most(self) -> torch.Tensor:
@@ -179,7 +189,7 @@ class _Rows:
         """The largest ``|b_j|``."""
         n = torch.arange(len(self.p))
         queries = torch.linalg.eigvalsh(self.query.by_token[n, :, n])[..., -1].clamp(min=0).sqrt()
-        return self.scale * queries[:, None] * self.moved_apart(self.key) * _ROUNDED
+        return self.scale * queries[:, None] * self.moved_apart(self.key) * ROUNDED
 
     def moved_apart(self, t: Moving) -> torch.Tensor:
         """How far keys or values move at most, less their mean by the weights, [rows, keys]."""
@@ -196,13 +206,13 @@ class _Rows:
     def form(self, w: torch.Tensor) -> torch.Tensor:
         """The largest ``sum_j w_j a_j^2`` of each row."""
         root = w.sqrt()
-        return torch.linalg.eigvalsh(root[:, :, None] * self.own * root[:, None])[..., -1].clamp(min=0) * _ROUNDED
+        return torch.linalg.eigvalsh(root[:, :, None] * self.own * root[:, None])[..., -1].clamp(min=0) * ROUNDED
 
     def together(self, w: torch.Tensor, factors: torch.Tensor) -> float:
         """The length of all rows of ``factor (sum_j w_j a_j^2)^(1/2)``; of ``sum_j w_j a_j^2`` where the factors are the largest of its root."""
         root = (factors.square()[:, None] * w).flatten().sqrt()
         cov = self.cov.reshape(len(root), len(root))
-        return torch.linalg.eigvalsh(root[:, None] * cov * root)[-1].clamp(min=0).sqrt().item() * _ROUNDED
+        return torch.linalg.eigvalsh(root[:, None] * cov * root)[-1].clamp(min=0).sqrt().item() * ROUNDED
 
     def mapped(self, cov: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
         """The covariance of ``sum_j c_j t_j (v_j - y)``, all entries of the result, for a t_j in each row of covariance `cov`."""
@@ -243,30 +253,30 @@ class _Rows:
         """
         b, first = self.products, self.first
         on_wide, on_bent = ((w * b.square()).sum(-1).sqrt() for w in (wide, bent))
-        length = self.together(wide, self.form(wide).sqrt()) + 2 * self.together(wide, on_wide) + _norm(on_wide.square())
-        length += 2 * self.together(bent, on_bent) + _norm(on_bent.square())
+        length = self.together(wide, self.form(wide).sqrt()) + 2 * self.together(wide, on_wide) + norm_of(on_wide.square())
+        length += 2 * self.together(bent, on_bent) + norm_of(on_bent.square())
 
         squares = (self.form(wide).sqrt() + on_wide).square() + (2 * self.form(bent).sqrt() + on_bent) * on_bent
         inverse = 1 / squares.sqrt().clamp(min=1e-150)
-        at_once = (self.together(wide, inverse) + _norm(on_wide * inverse)) ** 2
-        at_once += (2 * self.together(bent, inverse) + _norm(on_bent * inverse)) * _norm(on_bent * inverse)
+        at_once = (self.together(wide, inverse) + norm_of(on_wide * inverse)) ** 2
+        at_once += (2 * self.together(bent, inverse) + norm_of(on_bent * inverse)) * norm_of(on_bent * inverse)
         most = wide * self.most.square() + bent * (2 * first + b) * b
         unit = self.deviations / self.deviations.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-300)
         blocks = squares[:, None, None] * torch.einsum("rj,rjx,rjy->rxy", most, unit, unit)
-        return length, min(at_once, len(squares)) * torch.block_diag(*blocks) * _ROUNDED
+        return length, min(at_once, len(squares)) * torch.block_diag(*blocks) * ROUNDED
 
     def of_first(self, factors: torch.Tensor) -> float:
         """The length of ``f sum_j p_j a_j (v_j - y)`` of all rows."""
-        return math.sqrt(max(torch.linalg.eigvalsh(_above(self.mapped(self.cov, factors[:, None] * self.p)))[-1].item(), 0.0))
+        return math.sqrt(max(torch.linalg.eigvalsh(above(self.mapped(self.cov, factors[:, None] * self.p)))[-1].item(), 0.0))
 
 
-def _above(cov: torch.Tensor) -> torch.Tensor:
+def above(cov: torch.Tensor) -> torch.Tensor:
     """A covariance that is not below the exact one, whatever was rounded: sums of terms of the sizes of its diagonal."""
     cov = (cov + cov.mT) / 2
     return cov + 1e-10 * cov.diagonal().amax().clamp(min=0) * torch.eye(len(cov), dtype=cov.dtype)
 
 
-def _norm(t: torch.Tensor) -> float:
+def norm_of(t: torch.Tensor) -> float:
     return t.square().sum().sqrt().item()
 
 
@@ -276,18 +286,18 @@ def _bend(t: torch.Tensor) -> torch.Tensor:
     return torch.where(t.abs() < 1e-3, series, 2 * (torch.expm1(t) - t) / torch.where(t.abs() < 1e-3, 1.0, t).square())
 
 
-def _slope(t: torch.Tensor) -> torch.Tensor:
+def slope_of(t: torch.Tensor) -> torch.Tensor:
     """``(exp(t) - 1) / t``, growing in t."""
     return torch.where(t.abs() < 1e-8, 1 + t / 2, torch.expm1(t) / torch.where(t.abs() < 1e-8, 1.0, t))
 
 
-def _largest(f: Callable[[torch.Tensor], torch.Tensor], most: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+def largest_quotient(f: Callable[[torch.Tensor], torch.Tensor], most: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """The largest ``f(t) / (1 + p phi(t))`` for t up to `most`, f growing: piece by piece by the larger end of one and the smaller of the other."""
     ends = torch.linspace(0, 1, _PIECES + 1, dtype=p.dtype)[:, None, None] * most
     phi = torch.expm1(ends[:-1]) - ends[:-1]
-    return (f(ends[1:]) / (1 + p * phi)).amax(0) * _ROUNDED
+    return (f(ends[1:]) / (1 + p * phi)).amax(0) * ROUNDED
 
 
-def _middle(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def middle_of(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of an interval the middle, and half of its width, rounded up."""
     return (low + high) / 2, (high - low).clamp(min=0) / 2 + 1e-9 * high

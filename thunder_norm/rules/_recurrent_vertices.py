@@ -1,4 +1,4 @@
-"""How the states of a GRU and an LSTM move, step by step, for all inputs: as vertices of `composed`'s graph.
+"""How the states of a GRU and an LSTM move, step by step: as vertices of `composed`'s graph.
 
 A step is written so that what two gates share is there once, and every gate moves by the slopes that it has whatever the numbers are: sigmoids
 are between 0 and 1 and have slopes in [0, 1/4], states are within known numbers.  For the difference of two runs, with D for diagonal
@@ -11,82 +11,87 @@ matrices of which only the range is known,
 
 q_. being what sigmoids and tanhs are taken of, ``u_n = W_n h + b_n`` within u entry by entry, b >= 1 the largest entry of h, c that of c: it
 grows by 1 in a step.  These are mean values over the way from one run to the other: ``h' = (h + n) / 2 + (z - 1/2) (h - n)`` keeps a
-new state between the two that it is a mean of.
+new state between the two that it is a mean of.  Near the data the ranges are smaller (`_recurrent_slopes`).
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from thunder_norm.core.composed import LARGEST, Root, Vertex
-from thunder_norm.core.ellipsoids import Dense, LinearMap, Picked, Scaled
+from thunder_norm.core.ellipsoids import Dense, Ellipsoid, LinearMap, Picked, Scaled
+from thunder_norm.rules._recurrent_slopes import Layer, Near, gru_everywhere, lstm_everywhere
 
 Terms = list[tuple[Vertex, LinearMap | None]]
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """Matrices and bias of a layer, by gates: W_ih, W_hh and b_hh, in double precision.
-
-    Attributes:
-        by_input: [H, width of x] each.
-        by_state: [H, width of h] each.
-        bias: b_hh, [H] each, or zeros.
-        projection: [width of h, H], of an LSTM that has one.
-        largest: the largest entry of the first state, of an LSTM of the first cell state.
-    """
-
-    by_input: Sequence[torch.Tensor]
-    by_state: Sequence[torch.Tensor]
-    bias: Sequence[torch.Tensor]
-    projection: torch.Tensor | None
-    largest: float
-
-
 # One step, numbered from 0: the state and what else there is after it, from x and that before, which are None if nothing of them moves yet.
-Step = Callable[[Layer, int, Vertex, "tuple[Vertex, ...] | None"], tuple[Vertex, ...]]
+Step = Callable[[Layer, "Near | None", int, Vertex, "tuple[Vertex, ...] | None"], tuple[Vertex, ...]]
 
 
-def gru_step(layer: Layer, number: int, x: Vertex, before: tuple[Vertex, ...] | None) -> tuple[Vertex, ...]:
+def gru_step(layer: Layer, near: Near | None, number: int, x: Vertex, before: tuple[Vertex, ...] | None) -> tuple[Vertex, ...]:
     """The state after it."""
     (r, z, new), (r_h, z_h, new_h) = layer.by_input, layer.by_state
     h = None if before is None else before[0]
-    size, bound = len(z), max(layer.largest, 1.0)
-    u = (new_h.abs().sum(1) * bound + layer.bias[2].abs()).detach()
-    p: Terms = [(x, Dense(new)), (_bend(_affine(x, r, h, r_h), -u / 4, u / 4), None)]
-    if h is not None:
-        p.append((_between(_sum(size, [(h, Dense(new_h))]), 0.0, 1.0), None))
-    n = _between(_sum(size, p), 0.0, 1.0)
+    size = len(z)
+    of_r, of_z, of_x = _affine(x, r, h, r_h), _affine(x, z, h, z_h), _sum(size, [(x, Dense(new))])
+    of_h = None if h is None else _sum(size, [(h, Dense(new_h))])
+    if near is None:
+        slopes = gru_everywhere(layer, number)
+    else:
+        slopes = near.gru(
+            number, [_reach(v, size) for v in (of_r, of_z, of_x, of_h)], _reach(h and _sum(size, [(h, None)]), size)
+        )
+    p: Terms = [(of_x, None), (_bend(of_r, *slopes.r), None)]
+    if of_h is not None:
+        p.append((_bend(of_h, *slopes.u), None))
+    n = _bend(_sum(size, p), *slopes.n)
     half, sign = (Scaled(torch.tensor([c], dtype=torch.float64), size) for c in (0.5, -1.0))
     apart = _sum(size, [(n, sign), *([] if h is None else [(h, None)])])
     terms: Terms = [(n, half), *([] if h is None else [(h, half)])]
-    terms.append((_between(apart, -0.5, 0.5), None))
-    terms.append((_between(_affine(x, z, h, z_h), -(1 + bound) / 4, (1 + bound) / 4), None))
+    terms.append((_bend(apart, *slopes.apart), None))
+    terms.append((_bend(of_z, *slopes.z), None))
     return (_sum(size, terms),)
 
 
-def lstm_step(layer: Layer, number: int, x: Vertex, before: tuple[Vertex, ...] | None) -> tuple[Vertex, ...]:
+def lstm_step(layer: Layer, near: Near | None, number: int, x: Vertex, before: tuple[Vertex, ...] | None) -> tuple[Vertex, ...]:
     """The state and the cell state after it."""
     h, c = before or (None, None)
-    size, bound = len(layer.by_input[0]), layer.largest + number
-    i, f, g, o = (_affine(x, w, h, v) for w, v in zip(layer.by_input, layer.by_state, strict=True))
-    terms: Terms = [(_between(i, -0.25, 0.25), None), (_between(f, -bound / 4, bound / 4), None), (_between(g, 0.0, 1.0), None)]
+    size = len(layer.by_input[0])
+    i, f, g, o = gates = [_affine(x, w, h, v) for w, v in zip(layer.by_input, layer.by_state, strict=True)]
+    if near is None:
+        slopes = lstm_everywhere(layer, number)
+    else:
+        slopes = near.lstm(number, [_reach(v, size) for v in gates], _reach(c and _sum(size, [(c, None)]), size))
+    terms: Terms = [(_bend(i, *slopes.i), None), (_bend(f, *slopes.f), None), (_bend(g, *slopes.g), None)]
     if c is not None:
-        terms.append((_between(c, 0.0, 1.0), None))
+        terms.append((_bend(c, *slopes.cell), None))
     cell = _sum(size, terms)
-    most = math.tanh(bound + 1) / 4
-    state = _sum(size, [(_between(cell, 0.0, 1.0), None), (_between(o, -most, most), None)])
+    state = _sum(size, [(_bend(cell, *slopes.new_cell), None), (_bend(o, *slopes.o), None)])
     if layer.projection is not None:
         state = _sum(len(layer.projection), [(state, Dense(layer.projection))])
     return state, cell
 
 
-def sequence(step: Step, layer: Layer, inputs: Sequence[Vertex]) -> tuple[Vertex, ...] | None:
+def _reach(v: Vertex | None, size: int) -> torch.Tensor:
+    """How far each entry of a sum of linear maps of parts of one vertex moves; not at all if there is none."""
+    if v is None:
+        return torch.zeros(size, dtype=torch.float64)
+    matrix, base = torch.zeros((), dtype=torch.float64), v
+    for part, c in v.terms:
+        ((base, picked),) = part.terms
+        assert picked is not None, "it is a part"
+        rows = picked.times(torch.eye(base.size, dtype=torch.float64))
+        matrix = matrix + (rows if c is None else c.times(rows) * c.scale)
+    e, size_of_root = base.ellipsoid, v.root.size.detach().item()
+    squares = ((matrix @ e.cov) * matrix).sum(1).detach() + 1e-12 * matrix.detach().square().sum(1)
+    return e.scale * size_of_root * squares.clamp(min=0).sqrt() * (1 + 1e-9)
+
+
+def sequence(step: Step, layer: Layer, near: Near | None, inputs: Sequence[Vertex]) -> tuple[Vertex, ...] | None:
     """All states as one vector, in the order of the steps, and what the last step leaves, given how inputs move with one root.
 
     The states so far, what else the last step has left and the inputs still to come are one vertex, so that a step is the way from one
@@ -100,12 +105,23 @@ def sequence(step: Step, layer: Layer, inputs: Sequence[Vertex]) -> tuple[Vertex
             return None
         parts = _parts_of_one([*states, *besides, *left])
         states, besides, left = parts[:number], parts[number : -len(left)], parts[-len(left) :]
-        state, *besides = step(layer, number, left.pop(0), (states[-1], *besides) if states else None)
+        state, *besides = step(layer, near, number, left.pop(0), (states[-1], *besides) if states else None)
         states.append(state)
     if sum(v.size for v in (*states, *besides)) > LARGEST:
         return None
     whole = _parts_of_one([*states, *besides])
     return _joined(whole[: len(states)]), *whole[len(states) - 1 :]
+
+
+def at_once(inputs: Sequence[Vertex]) -> list[Vertex]:
+    """Inputs of all steps, each in an ellipsoid of its own of a root of the same size, as parts of one vector in an ellipsoid.
+
+    That of T blocks ``T P_t``: of T numbers of at most 1 the squares over T add up to at most 1.
+    """
+    cov = torch.block_diag(*(v.ellipsoid.cov * (v.ellipsoid.scale * v.ellipsoid.scale * len(inputs)) for v in inputs))
+    whole = Vertex(Root(inputs[0].root.size), len(cov), given=Ellipsoid.of(cov))
+    ends = itertools.accumulate(v.size for v in inputs)
+    return [_sum(v.size, [(whole, Picked(torch.arange(end - v.size, end)))]) for v, end in zip(inputs, ends, strict=True)]
 
 
 def in_reverse(v: Vertex, steps: int) -> Vertex:
@@ -145,7 +161,3 @@ def _affine(x: Vertex, by_input: torch.Tensor, h: Vertex | None, by_state: torch
 
 def _bend(v: Vertex, low: torch.Tensor, high: torch.Tensor) -> Vertex:
     return Vertex(v.root, v.size, terms=((v, None),), slopes=(low, high))
-
-
-def _between(v: Vertex, low: float, high: float) -> Vertex:
-    return _bend(v, *(torch.full((v.size,), end, dtype=torch.float64) for end in (low, high)))

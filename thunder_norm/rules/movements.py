@@ -95,6 +95,13 @@ for _op in _REARRANGING:
     normed_op(_op).register_movement(rearranged)
 
 
+@normed_op(F.pad).register_movement
+def pad(call: Call) -> Found:
+    """With zeros, or with entries there are."""
+    is_moved = call.given.get("mode", "constant") != "constant" or not call.given.get("value")
+    return rearranged(call) if is_moved else None
+
+
 def unchanged(call: Call) -> Found:
     """The tensor itself, by another name, in another dtype or as a copy."""
     (x, *others) = call.moving
@@ -177,6 +184,14 @@ def matmul(call: Call, *, has_batch: bool = False) -> Found:
         return movements_nearby.matrix_product(call, x, other)
     if moves(x) and x.ndim >= 1 and other.ndim == 2:
         return _of_samples(call, x, has_batch=has_batch)
+    if (
+        moves(other)
+        and is_fixed(x)
+        and x.ndim == 2
+        and (whole := spread_of(other)) is not None
+        and whole.ndim == other.ndim - 1 == 2
+    ):
+        return _of_samples(call, other)  # samples one by one, which it does not add up
     if moves(other) and is_fixed(x) and x.ndim >= 2 and other.ndim >= 2:
         return _summing_rows(call, other, values(x).abs().sum(-1).max().item())
     return None
@@ -215,9 +230,9 @@ def _convolved(call: Call) -> Found:
     return _of_batch(call) if is_image else None
 
 
-for _op in (F.conv1d, F.conv2d, F.conv3d):
+for _op in (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
     normed_op(_op).register_movement(_convolved)
-for _op in (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d):
+for _op in (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.interpolate):
     normed_op(_op).register_movement(_of_batch)
 
 

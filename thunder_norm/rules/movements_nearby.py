@@ -1,4 +1,4 @@
-"""How results move near the data where they are curved: normalizations, softmax, attention, products of what moves.
+"""How results move near the data where they are curved: softmax, products of what moves; `movements_of_attention` and `movements_of_normalizations` go on.
 
 Inside ``norm_sensitivity("within")`` such a result y = f(x) of one sample moves by ``J d``, J its Jacobian at the data, exactly known, and by
 ``(J(z) - J) d`` for points z within the distance, a *remainder* that is no longer than the second derivative's bound there, times the
@@ -9,16 +9,18 @@ Of movements away from the data alone (`from_data`) the remainder is half as lon
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from thunder_norm.core.composed import LARGEST, Call, Made, Spread, Term, is_fixed, moves, spread_of, values
-from thunder_norm.core.ellipsoids import Dense, Ellipsoid
+from thunder_norm.core.composed import LARGEST, Call, Made, Root, Spread, Term, Vertex, is_fixed, moves, spread_of, values
+from thunder_norm.core.ellipsoids import Dense, Ellipsoid, sum_of
 from thunder_norm.core.local import is_from_data, is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -26,13 +28,8 @@ from thunder_norm.core.within import moved
 from thunder_norm.trees import flat_tensors
 
 Found = Sequence[Made | None] | None
-# The features of each group, by their numbers [groups, size].
-Groups = Callable[[NormedTensor], torch.Tensor]
 # An operation, given what takes an argument to a plain tensor.
 Function = Callable[[Callable[[Any], Any]], torch.Tensor]
-# |D^2 f(z)[h, h]| for f(z) = z / sqrt(|z|^2 + c) is at most this times |h|^2 / (|z|^2 + c): the largest of
-# t ((b^2 + 3 a^2 (1 - t^2))^2 + 4 a^2 b^2)^(1/2) with a^2 + b^2 = 1, t = |z| / (|z|^2 + c)^(1/2) <= 1.
-_OF_UNIT_VECTORS = 2 / math.sqrt(3) * (1 + 1e-9)
 
 
 def one_sample(call: Call, tensors: Sequence[Any]) -> list[NormedTensor] | None:
@@ -53,6 +50,55 @@ def near(x: Any) -> Spread:
     spread = spread_of(x)
     assert spread is not None, "`one_sample` has looked"
     return spread
+
+
+# The share of what does not move but might (parameters of a report), in what moves at once.
+_AT_REST = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """How what moves for several reasons moves at once.
+
+    Attributes:
+        sizes: of each root; of one that does not move, but might, some that is small.
+        shares: c_r of each root r, which add up to 1: what moves by all of them is in the ellipsoid of ``sum_r P_r / c_r``, and by one alone in
+            ``c_r^(1/2)`` times that.
+        reached: how much of it they reach: 1 where they move at once, as far as they do; between any two points they may one after the other.
+    """
+
+    sizes: dict[Root, float]
+    shares: dict[Root, float]
+    reached: torch.Tensor
+
+    @classmethod
+    def of(cls, parts: Sequence[Vertex]) -> Together | None:
+        """Of these parts of what moves; None where none does, or further than there are numbers."""
+        sizes = {v.root: v.root.size.detach().item() for v in parts}
+        lengths: dict[Root, float] = dict.fromkeys(sizes, 0.0)
+        for v in parts:
+            lengths[v.root] += v.ellipsoid.length.item()
+        total = sum(n * sizes[r] for r, n in lengths.items())
+        if not 0 < total < math.inf or not all(0 < n < math.inf for n in lengths.values()):
+            return None
+        resting = [r for r, n in sizes.items() if not n]
+        shares = {r: n * sizes[r] / total * (1 - _AT_REST * len(resting)) for r, n in lengths.items()}
+        shares.update(dict.fromkeys(resting, _AT_REST))
+        sizes.update({r: _AT_REST * total / lengths[r] for r in resting})
+        is_at_once = is_from_data()
+        factors = {
+            r: (1.0 if not resting else 1 / (1 - _AT_REST * len(resting))) * c if is_at_once else math.sqrt(c)
+            for r, c in shares.items()
+        }
+        return cls(sizes, shares, functools.reduce(torch.add, (r.size * (f / sizes[r]) for r, f in factors.items())))
+
+    def within(self, parts: Sequence[Vertex]) -> Ellipsoid:
+        """An ellipsoid that all of a movement is in."""
+        found = [(v.ellipsoid.times(self.sizes[v.root]), self.shares[v.root]) for v in parts]
+        if is_from_data() or len(self.shares) == 1:
+            return functools.reduce(sum_of, (e for e, _ in found))
+        scale = max(e.scale for e, _ in found)
+        return Ellipsoid.of(functools.reduce(torch.add, (e.cov * ((e.scale / scale) ** 2 / c) for e, c in found)), scale)
 
 
 def linear(moving: Sequence[NormedTensor], f: Function) -> tuple[Term, ...] | None:
@@ -97,68 +143,6 @@ def groups_of(x: NormedTensor, dims: Sequence[int]) -> torch.Tensor:
     """The features of each group, by their numbers: over `dims`, negative."""
     numbers = torch.arange(x.numel()).reshape(x.shape).movedim(tuple(dims), tuple(range(-len(dims), 0)))
     return numbers.reshape(-1, math.prod(x.shape[d] for d in dims))
-
-
-# -- normalizations -------------------------------------------------------------------------------------------------------
-
-
-def _normalized(call: Call, x: Any, groups: Groups, eps: float, gain: Any, is_centred: bool, f: Function) -> Found:
-    """``g f(x)`` with ``f(z) = n^(1/2) z / (|z|^2 + n eps)^(1/2)`` of groups of n entries, centred or not.
-
-    Within a distance r of a group its derivative changes by at most ``2 / 3^(1/2) n^(1/2) r / s^2``, s^2 the least of |z|^2 + n eps there.
-    """
-    moving = one_sample(call, [x])
-    if moving is None or gain is not None and not is_fixed(gain) or eps < 0:
-        return None
-    spread, numbers = near(x), groups(x)
-    t = values(x.backing.detach()).reshape(-1)[numbers]
-    lengths = (t - t.mean(-1, keepdim=True) if is_centred else t).norm(dim=-1)
-    r, count = moved(spread, numbers).detach().item() * (1 + 1e-9), numbers.shape[1]
-    square = max(lengths.amin().item() - r, 0.0) ** 2 + count * eps
-    if square == 0:
-        return None
-    factor = 1.0 if gain is None else values(gain.detach()).abs().amax().item()
-    rate = _OF_UNIT_VECTORS * math.sqrt(count) * factor * r / square
-    return by_jacobian(call, moving, f, rate * moved(spread))
-
-
-def _last(shape: Sequence[int]) -> Groups:
-    return lambda x: groups_of(x, tuple(range(-len(shape), 0)))
-
-
-@normed_op(F.layer_norm).register_movement
-@normed_op(torch.ops.aten.native_layer_norm.default).register_movement
-def layer_norm(call: Call) -> Found:
-    """Centred, over the last dimensions."""
-    x, shape, weight, bias = call.given["input"], call.given["normalized_shape"], call.given.get("weight"), call.given.get("bias")
-    eps = call.given.get("eps", 1e-5)
-    if bias is not None and not is_fixed(bias):
-        return None
-    return _normalized(
-        call, x, _last(shape), eps, weight, True, lambda plain: F.layer_norm(plain(x), shape, plain(weight), plain(bias), eps)
-    )
-
-
-@normed_op(F.rms_norm).register_movement
-def rms_norm(call: Call) -> Found:
-    """The same about 0."""
-    x, shape, weight, eps = call.given["input"], call.given["normalized_shape"], call.given.get("weight"), call.given.get("eps")
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _normalized(call, x, _last(shape), eps, weight, False, lambda plain: F.rms_norm(plain(x), shape, plain(weight), eps))
-
-
-@normed_op(F.group_norm).register_movement
-def group_norm(call: Call) -> Found:
-    """Groups of channels of one sample."""
-    x, groups, weight, bias = call.given["input"], call.given["num_groups"], call.given.get("weight"), call.given.get("bias")
-    eps = call.given.get("eps", 1e-5)
-    if bias is not None and not is_fixed(bias) or not groups or x.shape[0] != 1:
-        return None
-
-    def run(plain: Callable[[Any], Any]) -> torch.Tensor:
-        return F.group_norm(plain(x), groups, plain(weight), plain(bias), eps)
-
-    return _normalized(call, x, lambda x: torch.arange(x.numel()).reshape(groups, -1), eps, weight, True, run)
 
 
 # -- softmax --------------------------------------------------------------------------------------------------------------
@@ -207,12 +191,46 @@ def matrix_product(call: Call, a: Any, b: Any) -> Found:
 
 
 def entrywise(call: Call, a: Any, b: Any) -> Found:
-    """The same entry by entry, by the largest entries of e; broadcast, so that it counts how often an entry is used."""
+    """The same entry by entry: ``e_a d_b + d_a e_b``, or ``d_a d_b`` of moves away from the data alone.
+
+    With ``e_a = A u`` and ``d_b = B w``, u and w of at most unit length, ``e_a d_b`` is linear in ``u w^T``: in the ellipsoid of ``A A^T o B B^T``, entry by
+    entry.  Broadcast, an entry is there as often as it is used.
+    """
     moving = one_sample(call, [a, b])
     if moving is None or not (moves(a) and moves(b)):
         return None
     (y,) = call.results
+
+    def run(plain: Callable[[Any], Any]) -> torch.Tensor:
+        return plain(a) * plain(b)
+
     entries = [moved(near(x), torch.arange(x.numel())[:, None]).detach() for x in (a, b)]
     lengths = [moved(near(x)) * math.sqrt(y.numel() / x.numel()) for x in (a, b)]
     besides = entries[0] * lengths[1] + entries[1] * lengths[0]
-    return by_jacobian(call, moving, lambda plain: plain(a) * plain(b), besides)
+    by = Together.of([v for x in moving for v in near(x).parts])
+    if by is None or y.numel() > LARGEST:
+        return by_jacobian(call, moving, run, besides)
+    within = [by.within(near(x).parts) for x in (a, b)]
+    index = [torch.arange(x.numel()).reshape(x.shape).expand(y.shape).flatten() for x in (a, b)]
+    cov = math.prod(e.cov.detach()[i][:, i] for e, i in zip(within, index, strict=True))
+    assert isinstance(cov, torch.Tensor)
+    scale = within[0].scale * within[1].scale * (1 if is_from_data() else 2)
+    of_both = Ellipsoid.of(cov + torch.diag(1e-12 * cov.diagonal()), scale)
+    if not of_both.length.item() * by.reached.item() <= besides.item() * (0.5 if is_from_data() else 1.0) * (1 + 1e-9):
+        return by_jacobian(call, moving, run, besides)
+    return made_of(call, moving, run, [(of_both, by.reached)])
+
+
+@normed_op(F.glu).register_movement
+def glu(call: Call) -> Found:
+    """``a sigmoid(b)``: its second derivative is ``s'(b) (e_a d_b + d_a e_b) + a s''(b) e_b d_b``, of entries ``|s'| <= 1/4``, ``|s''| <= 3^(1/2) / 18``."""
+    x, dim = call.given["input"], call.given.get("dim", -1)
+    moving = one_sample(call, [x])
+    if moving is None or not isinstance(dim, int) or not x.ndim:
+        return None
+    dim = dim - x.ndim if dim >= 0 else dim
+    first, second = torch.arange(x.numel()).reshape(x.shape).chunk(2, dim)
+    r = moved(near(x), torch.stack([first.flatten(), second.flatten()], 1)).detach().item()
+    largest = values(x.backing.detach()).chunk(2, dim)[0].abs().amax().item() + r
+    rate = (0.25 + largest * math.sqrt(3) / 18) * (1 + 1e-9)
+    return by_jacobian(call, moving, lambda plain: F.glu(plain(x), dim), rate * r * moved(near(x)))

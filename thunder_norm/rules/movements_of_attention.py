@@ -17,16 +17,17 @@ from thunder_norm.core.local import is_from_data
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.core.within import moved
-from thunder_norm.rules._attention_away import Moving, Remainder, remainder
+from thunder_norm.rules._attention_away import Moving, Remainder, Rows
+from thunder_norm.rules._attention_between import Between
 from thunder_norm.rules._attention_nearby import Moved, Nearby, weights_of
-from thunder_norm.rules.movements_nearby import Found, by_jacobian, groups_of, linear, made_of, near, one_sample
+from thunder_norm.rules.movements_nearby import Found, Together, by_jacobian, groups_of, linear, made_of, near, one_sample
 
 Plain = Callable[[Any], Any]
 
 
 @normed_op(F.scaled_dot_product_attention).register_movement
 def attention(call: Call) -> Found:
-    """``softmax(s q k^T + mask) v``: what is left after first order by `Nearby.bend`, or by `remainder` if that is less."""
+    """``softmax(s q k^T + mask) v``: what is left after first order by `Nearby.bend`, or by `Rows` and `Between` if that is less."""
     given = call.given
     q, k, v = tokens = given["query"], given["key"], given["value"]
     moving = one_sample(call, tokens)
@@ -47,12 +48,17 @@ def attention(call: Call) -> Found:
     roots = parts_of(terms, at.weights.numel())
     lengths = [moved(near(x), groups_of(x, (-1,))) if moves(x) else torch.zeros((), dtype=torch.float64) for x in tokens]
     besides = _between_any_two(at, roots, lengths)
-    left = _away(at, roots) if is_from_data() and roots else None
-    total = functools.reduce(torch.add, lengths)
-    if left is None or left.longest > besides.item() / 2 or not total.item() > 0:
+    together = Together.of([v for x in moving for v in near(x).parts])
+    left = _left(at, roots, together) if roots and together is not None else None
+    if (
+        left is None
+        or together is None
+        or left.longest * together.reached.item() > besides.item() * (0.5 if is_from_data() else 1.0)
+    ):
         return by_jacobian(call, moving, at.run, besides)
-    count, ball = total / total.detach(), Ellipsoid.ball(call.results[0].numel(), left.length)
-    return made_of(call, moving, lambda plain: at.damped(plain, left.damped), [(left.within, count), (ball, count)])
+    parts = [left.within, Ellipsoid.ball(call.results[0].numel(), left.length)]
+    parts = parts if is_from_data() else [sum_of(*parts)]
+    return made_of(call, moving, lambda plain: at.damped(plain, left.damped), [(e, together.reached) for e in parts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,18 +129,14 @@ def _between_any_two(at: _Attention, roots: Sequence[Vertex], lengths: Sequence[
     return sum((c * n for c, n in found if c), torch.zeros((), dtype=torch.float64))
 
 
-def _away(at: _Attention, roots: Sequence[Vertex]) -> Remainder | None:
-    """What is left after first order of movements away from the data; None where values have heads that scores have not."""
+def _left(at: _Attention, roots: Sequence[Vertex], by: Together) -> Remainder | None:
+    """What is left after first order; None where values have heads that scores have not."""
     heads = at.weights.shape[:-2]
     if torch.broadcast_shapes(heads, at.data[2].shape[:-2]) != heads:
         return None
     query, key, value = (
-        Moving.of(t, _within(near(x).parts) if moves(x) else None, heads, n)
+        Moving.of(t, by.within(near(x).parts) if moves(x) else None, heads, n)
         for x, t, n in zip(at.tokens, at.own, (1, at.repeats, at.repeats), strict=True)
     )
-    return remainder(query, key, value, at.weights, _within(roots), at.scale)
-
-
-def _within(parts: Sequence[Vertex]) -> Ellipsoid:
-    """An ellipsoid that all of a movement is in."""
-    return functools.reduce(sum_of, (v.ellipsoid.times(v.root.size.detach().item()) for v in parts))
+    rows = Rows if is_from_data() else Between
+    return rows(query, key, value, at.weights, by.within(roots), abs(at.scale)).found()

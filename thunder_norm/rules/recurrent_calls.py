@@ -13,7 +13,9 @@ from thunder_norm import padded_sequences
 from thunder_norm.core.composed import is_composed, is_fixed, moves, moves_as, moves_within, spread_of, values
 from thunder_norm.core.local import is_within
 from thunder_norm.core.programs import written_as
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules import _recurrent_vertices
+from thunder_norm.rules._recurrent_slopes import Layer, Near
 from thunder_norm.rules._recurrent_steps import each_step, elman_step, gru_step, lstm_step
 from thunder_norm.rules.recurrent import gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
 
@@ -46,10 +48,11 @@ def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequ
     out, *after = layer(gates.flip(0) if is_reversed else gates, *states, w_hh, b_hh, *projection)
     out = out.flip(0) if is_reversed else out
     found = out.transpose(0, time) if time else out, *after
-    if is_composed() and (is_within() or layer in _OF_ONE_SLOPE):
+    if not is_composed():
+        return found
+    is_moved = layer in _OF_GATES and _move_by_gates(found, layer, x, states, weights, is_reversed, time)
+    if layer in _OF_ONE_SLOPE or is_within() and not is_moved:
         _move_by_steps(found, layer, x, states, weights, is_reversed, time)
-    elif is_composed():
-        _move_by_gates(found, layer, x, states, weights, is_reversed, time)
     return found
 
 
@@ -72,39 +75,58 @@ def _move_by_steps(
 
 def _move_by_gates(
     found: Tensors, layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int
-) -> None:
-    """What `_direction` has found moves as the gates at each step do, for all inputs, if only x moves, the features of its rows in time."""
+) -> bool:
+    """What `_direction` has found moves as the gates at each step do, if only x moves, the features of its rows in time; whether that is so."""
     w_ih, w_hh, b_ih, b_hh, *projection = weights
     results = [y for y in found if moves(y)]
     given = [t for t in (*states, *weights) if t is not None]
     if not moves(x) or time != x.ndim - 2 or not all(map(is_fixed, given)) or len(results) < len(found):
-        return
+        return False
     inputs = x.unbind(time)
     last = results[1]
-    if not _has_roots_of(F.linear(inputs[0], w_ih, b_ih), x) or not _has_roots_of(F.linear(last, w_hh, b_hh), last):
-        return  # parameters move too
-    spreads = [s for t in inputs if moves(t) and _has_roots_of(t, x) and (s := spread_of(t)) is not None and s.ndim == 1]
+    if not _has_roots_of(F.linear(inputs[0], w_ih, b_ih), inputs[0]) or not _has_roots_of(F.linear(last, w_hh, b_hh), last):
+        return False  # parameters move too
+    spreads = [s for t in inputs if moves(t) and (s := spread_of(t)) is not None and s.ndim == 1]
     if len(spreads) < len(inputs) or not spreads:
-        return
+        return False
     step, gates = _OF_GATES[layer]
-    own = _recurrent_vertices.Layer(
+    own = Layer(
         by_input=values(w_ih).chunk(gates),
         by_state=values(w_hh).chunk(gates),
         bias=(values(w_hh)[:, 0].detach() * 0 if b_hh is None else values(b_hh)).chunk(gates),
+        input_bias=(values(w_ih)[:, 0].detach() * 0 if b_ih is None else values(b_ih)).chunk(gates),
         projection=values(projection[0]) if projection else None,
         largest=values(states[-1]).detach().abs().amax().item(),
     )
     order = spreads[::-1] if is_reversed else spreads
-    by_root = [[v for s in order for v in s.parts if v.root is first.root] for first in order[0].parts]
+    if all(_has_roots_of(t, x) for t in inputs):
+        by_root = [[v for s in order for v in s.parts if v.root is first.root] for first in order[0].parts]
+    elif len({id(v.root.size) for s in order for v in s.parts}) == 1 and all(len(s.parts) == 1 for s in order):
+        by_root = [_recurrent_vertices.at_once([s.parts[0] for s in order])]
+    else:
+        return False
     if any(len(of_root) < len(inputs) for of_root in by_root):
-        return
-    made = [m for of_root in by_root if (m := _recurrent_vertices.sequence(step, own, of_root)) is not None]
+        return False
+    if is_within() and len(by_root) > 1:
+        return False  # how far entries move is the sum over all of them
+    near = _near(own, x, states, is_reversed, time) if is_within() else None
+    made = [m for of_root in by_root if (m := _recurrent_vertices.sequence(step, own, near, of_root)) is not None]
     if len(made) < len(by_root):
-        return
+        return False
     for i, y in enumerate(results):
         parts = [m[i] for m in made]
         turned = i == 0 and is_reversed
         moves_within(y, 1 if i else 2, [_recurrent_vertices.in_reverse(v, len(inputs)) for v in parts] if turned else parts)
+    return True
+
+
+def _near(layer: Layer, x: NormedTensor, states: Sequence[torch.Tensor], is_reversed: bool, time: int) -> Near:
+    """The sequences at hand, in the order of the steps."""
+    data = values(x.backing.detach())
+    rows = [t.reshape(-1, t.shape[-1]) for t in data.unbind(time)]
+    slack = 1000 * torch.finfo(x.backing.dtype).eps * (data.abs().amax().item() if data.numel() else 0.0)
+    before = [values(s).detach().reshape(-1, s.shape[-1]) for s in states]
+    return Near(layer, rows[::-1] if is_reversed else rows, slack, before)
 
 
 def _has_roots_of(y: torch.Tensor, x: torch.Tensor) -> bool:

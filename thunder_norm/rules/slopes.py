@@ -132,9 +132,20 @@ for _op in slopes_within.steep_functions():
 @normed_op(torch.ops.aten._prelu_kernel.default).register_movement
 @normed_op(F.prelu).register_movement
 def prelu(call: Call) -> Sequence[Made] | None:
-    """Slopes 1 and a, of which there is one for all channels."""
+    """Slopes 1 and a, of which there is one for all channels or one for each; near the data one of them where entries keep their sign."""
     x, weight = call.given["input"], call.given["weight"]
-    if [id(t) for t in call.moving] != [id(x)] or not is_fixed(weight) or weight.numel() != 1 or (spread := spread_of(x)) is None:
+    if [id(t) for t in call.moving] != [id(x)] or not is_fixed(weight) or (spread := spread_of(x)) is None:
         return None
-    a = values(weight).reshape(1).expand(spread.parts[0].size)
-    return [Made(spread.ndim, (Term(x, (a.clamp(max=1.0), a.clamp(min=1.0))),))]
+    a = values(weight)
+    if weight.ndim != x.ndim and a.numel() > 1:  # of the kernel it has the dimensions of x
+        a = a.reshape(-1, *[1] * (x.ndim - 2))
+    rows = a.expand(x.shape).reshape(-1, spread.parts[0].size)
+    if not len(rows):
+        return None
+    least, largest = rows.amin(0), rows.amax(0)
+    low, high = least.clamp(max=1.0), largest.clamp(min=1.0)
+    if is_within():
+        start, end = reach(x, spread)
+        low, high = torch.where(start > 0, 1.0, low), torch.where(start > 0, 1.0, high)
+        low, high = torch.where(end < 0, least, low), torch.where(end < 0, largest, high)
+    return [Made(spread.ndim, (Term(x, (low, high)),))]
