@@ -5,6 +5,8 @@ The backward of each is not the derivative of its forward, so that one cannot st
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -251,3 +253,36 @@ def test_a_function_that_takes_a_dict_is_traced():
     y = jf(a, b)
     y.sum().backward()
     assert torch.equal(y.detach(), a.detach() * b / 2) and torch.equal(a.grad, b / 2)
+
+
+class Called(Function):
+    """A function of a function, which may hold tensors that torch is not told of."""
+
+    @staticmethod
+    def forward(ctx, function, x):
+        return function(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, g
+
+
+def _times(y, x):
+    return x * y
+
+
+HIDING = {
+    "a closure": lambda x: (lambda y: lambda x: x * y)(x.sum()),
+    "a partial": lambda x: functools.partial(_times, x.sum()),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", HIDING)
+def test_a_function_that_is_given_tensors_inside_of_an_object_is_refused(name, transform):
+    jf = thunder.jit(lambda x: Called.apply(HIDING[name](x), x), transforms=[transform()])
+    with pytest.raises(UnsupportedOpError, match="holds tensors of the traced program"):
+        jf(torch.ones(3))
+    assert torch.equal(
+        thunder.jit(lambda x: Called.apply(torch.sin, x), transforms=[transform()])(torch.ones(3)), torch.ones(3).sin()
+    )

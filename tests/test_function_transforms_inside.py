@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import thunder_norm.transforms as T
 from tests.seeds import seeded
@@ -161,3 +162,39 @@ def test_what_torch_made_before_is_ours_in_a_program(made: Callable):
 def test_what_torch_made_before_of_whole_jacobians_is_refused(transform: Callable):
     with pytest.raises(TransformError, match="jacrev, jacfwd or hessian made outside"):
         thunder.jit(transform(_weighted), transforms=[SubclassTransform()])(torch.ones(2))
+
+
+def _without_gradients(x: torch.Tensor) -> tuple:
+    """Transforms of torch's under ``torch.no_grad()``: what they give is a constant, and right."""
+
+    def of(x: torch.Tensor) -> torch.Tensor:
+        return F.silu(x) + F.elu(x)
+
+    with torch.no_grad():
+        gradient = torch.func.grad(lambda x: of(x).square().sum())(x)
+        y, pull = torch.func.vjp(of, x)
+        (pulled,) = pull(y)
+        again = torch.func.grad(lambda x: torch.func.grad(lambda x: of(x).sum())(x).square().sum())(x)
+        tangent = torch.func.jvp(lambda x: x * 1, (x,), (x,))[1]
+    return gradient, y, pulled, again, tangent
+
+
+def test_transforms_under_no_grad_are_right_and_their_results_constants() -> None:
+    x = float64(3, 4).requires_grad_()
+    jitted = thunder.jit(_without_gradients, transforms=[SubclassTransform()])
+    assert_same(jitted(x), _without_gradients(x))
+
+    def loss(f: Callable) -> Callable:
+        return lambda x: sum((t * x).sum() for t in f(x))
+
+    (expected,) = torch.autograd.grad(loss(_without_gradients)(x), x)
+    (found,) = torch.autograd.grad(thunder.jit(loss(_without_gradients), transforms=[SubclassTransform()])(x), x)
+    assert_same(found, expected)
+
+
+def test_transforms_under_no_grad_inside_of_a_gradient_are_constants() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda x: (_without_gradients(x)[0] * x).sum())(x)
+
+    x = float64(3, 4)
+    assert_same(thunder.jit(f, transforms=[SubclassTransform()])(x), f(x))

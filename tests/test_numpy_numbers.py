@@ -31,6 +31,8 @@ PROGRAMS = {
     "index": lambda x: x[:, : np.int64(2)] + x[np.int64(1), :2],
     "padding": lambda x: F.pad(x, (np.int64(1), 0)),
     "made": lambda x: torch.full((np.int64(2), 1), np.float64(3)) + x[0],
+    "compared": lambda x: x * (x > np.float64(0.1)) + x * (np.int64(0) >= x),
+    "compared and chosen": lambda x: torch.where(np.float32(0.5) != x, x, np.float64(2)) * (x == np.float64(1)).logical_not(),
     "looked at": lambda x: x * 2 if np.sqrt(4) == 2 else x,
 }
 

@@ -363,3 +363,12 @@ def test_sizes_that_are_values(transform):
         torch.testing.assert_close(jf(x), f(x))
     with pytest.raises(DataDependentError, match="the size of what torch.zeros returns"):
         thunder.jit(f, transforms=[CheckpointTransform()])(x)
+
+
+def test_arrays_of_plain_tensors_beside_norms_are_refused_with_the_line():
+    def f(x, labels):
+        return x * float(labels[labels > 0].cpu().numpy().sum())
+
+    with pytest.raises(UnsupportedOpError, match="numpy reads values of a tensor") as error:
+        normed(thunder.jit(f, transforms=[NormTransform()]))(RMSTensor.of(torch.ones(3)), torch.tensor([1, 0, 2]))
+    assert "test_read_values.py:" in str(error.value)

@@ -73,3 +73,23 @@ def test_strides_without_a_norm_are_refused():
 def test_splits_at_positions_that_are_data_are_refused():
     with pytest.raises(NormMismatchError, match="numbers"):
         torch.tensor_split(RMSTensor.of(torch.ones(4, 3)), torch.tensor([1, 2]))
+
+
+PYTHONS_TYPES = {
+    "to bool": lambda x: x.to(bool),
+    "to float": lambda x: x.to(float),
+    "zeros_like": lambda x: torch.zeros_like(x, dtype=bool),
+    "ones_like": lambda x: torch.ones_like(x, dtype=int),
+    "full_like": lambda x: torch.full_like(x, 2, dtype=float),
+    "new_ones": lambda x: x.new_ones(3, dtype=bool),
+}
+
+
+@pytest.mark.parametrize("name", PYTHONS_TYPES)
+def test_types_of_python_are_dtypes(name):
+    """A tensor of bools had the norm that its numbers had, of which entries of 1 know nothing."""
+    f, x = PYTHONS_TYPES[name], torch.full((3, 4), 0.01)
+    found, expected = f(RMSTensor.of(x)), f(x)
+    assert found.dtype == expected.dtype
+    assert isinstance(found, RMSTensor | LinfTensor) is expected.is_floating_point()
+    torch.testing.assert_close(found.backing if expected.is_floating_point() else found, expected)

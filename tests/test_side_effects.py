@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -215,6 +216,34 @@ def test_an_eager_call_on_a_norm_keeps_what_a_plain_call_keeps(cls):
         torch.testing.assert_close(model(RMSTensor.of(X + i)).backing.detach(), result)
     torch.testing.assert_close(kept(model), want)
     assert type(model(X)) is torch.Tensor
+
+
+def _by_closure(model: Model) -> Callable:
+    return lambda x: model(x)
+
+
+def _by_dict(model: Model) -> Callable:
+    models = {"a": model}
+    return lambda x: models["a"](x)
+
+
+def _by_submodule(model: Model) -> Callable:
+    whole = nn.Sequential(model, nn.Identity())
+    return lambda x: whole(x)
+
+
+REACHED: tuple[Callable[[Model], Callable], ...] = (_by_closure, _by_dict, _by_submodule, lambda model: model.forward)
+
+
+@pytest.mark.parametrize("reached", REACHED)
+@pytest.mark.parametrize("cls", [Assigned, InPlace, Statistics])
+def test_a_jitted_function_keeps_what_the_models_that_it_reaches_keep(cls, reached):
+    results, want = in_eager_mode(cls, 3)
+    model = cls()
+    jf = thunder.jit(reached(model), transforms=[NormTransform()])
+    for i, result in enumerate(results):
+        torch.testing.assert_close(jf(X + i).detach(), result)
+    torch.testing.assert_close(kept(model), want)
 
 
 def test_an_eager_call_that_fails_keeps_plain_tensors():

@@ -138,6 +138,15 @@ def test_programs_are_told_what_eager_ones_are(question, transform):
     assert grad(lambda x: f(x).sum())(x).tolist() == [2.0, 2.0]
 
 
+def test_sizes_of_wrappers_are_torchs():
+    def f(x):
+        return x.size(), x.shape, [x.size(), (x * 2).size()], isinstance(x.size(), torch.Size), f"{x.size()}", x.T.size()[1:]
+
+    found, expected = jit(f)(two(3, 4)), f(two(3, 4))
+    assert found == expected
+    assert [type(v) for v in (*found, *found[2])] == [type(v) for v in (*expected, *expected[2])]
+
+
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize(
     "f", [lambda x: x * (2 if type(x) is nn.Parameter else 3), lambda x: x * (2 if isinstance(x, nn.Parameter) else 3)]

@@ -350,3 +350,16 @@ def test_another_mask_in_a_backward_is_a_trace_of_its_own() -> None:
             found.append([opened(t) for t in torch.autograd.grad(loss, (x, value), torch.ones_like(loss.detach()))])
         compare(*found)
     assert thunder.cache_misses(jf) == 2
+
+
+def test_new_memory_that_is_written_into_is_not_the_input():
+    """It takes the input for its dtype: what it holds before is no part of the mask."""
+
+    def f(x):
+        y = x.new_empty(4)
+        y.index_fill_(0, (x > 0).nonzero()[:, 0], 3.0)
+        return y.index_fill_(0, (x <= 0).nonzero()[:, 0], 2.0)
+
+    jf = jit(f)
+    for x in SEVERAL:
+        compare(jf(x.a), f(x.a))

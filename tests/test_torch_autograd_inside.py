@@ -272,3 +272,45 @@ def test_of_norms_is_refused():
     for call in (thunder.jit(program, transforms=[NormTransform()]), program):
         with pytest.raises(UnsupportedOpError, match=r"torch.autograd.grad"):
             call(RMSTensor.of(torch.randn(4, 3)))
+
+
+CURVED: dict[str, Callable] = {
+    "silu": F.silu,
+    "elu": F.elu,
+    "hardswish": F.hardswish,
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "std": lambda x: x.std(0),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+}
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_second_derivatives_by_two_calls(name: str):
+    """The second call finds steps beside the operation that they are of: their cotangents were counted twice."""
+
+    def f(x):
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            (g,) = grad(CURVED[name](x).square().sum(), x, create_graph=True)
+            of_gradient = (g * g).sum()
+        return g.detach(), grad(of_gradient, x)[0]
+
+    _compare_without_gradients(f)
+
+
+def test_derivatives_are_recorded_where_the_program_says_so_inside_of_no_grad():
+    def f(x):
+        with torch.enable_grad():
+            x = x.clone().requires_grad_()
+            results = [activation(x) for activation in CURVED.values()]
+        return tuple(grad(y, x, torch.ones_like(y))[0] for y in results)
+
+    _compare_without_gradients(f)
+
+
+def _compare_without_gradients(f: Callable) -> None:
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3, 4, dtype=torch.float64)
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            torch.testing.assert_close(thunder.jit(f, transforms=[NormTransform()])(x), f(x))

@@ -127,3 +127,12 @@ def op_name(func: Callable) -> str:
 def is_in_place(key: str) -> bool:
     """Whether a canonical name is that of an in-place operation, by torch's naming rule."""
     return key.endswith("_") and not key.endswith("__")
+
+
+# as torch reads Python's types, whatever its default dtype
+PYTHONS_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def torch_dtype(dtype: Any) -> Any:
+    """The dtype that torch takes a type of Python for: ``x.to(float)``; all else as it is."""
+    return PYTHONS_DTYPES.get(dtype, dtype) if isinstance(dtype, type) else dtype

@@ -16,6 +16,7 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.operations import AUTOGRAD_APPLY, on_proxies
 from thunder_norm.subclass.record import Recorded, recording
+from thunder_norm.subclass.refusals import blaming_hidden_tensors
 from thunder_norm.subclass.refused_backward import Refuse, untraceable_backward
 from thunder_norm.subclass.trace import OperationId, composite
 from thunder_norm.tracing import lookasides
@@ -52,7 +53,8 @@ class FunctionCall:
         self.backward: list[Recorded] = []
         self.gradients: list[torch.Tensor | None] = [None] * len(self.inputs)
         with recording(self.acquisition) as recorder, torch.set_grad_enabled(is_grad_enabled()):
-            self.result = self._run()
+            with blaming_hidden_tensors(cls, self.leaves):
+                self.result = self._run()
             self.forward, recorder.log = recorder.log, []
             self.outputs = list({id(t): t for t in flat_tensors(self.result)}.values())
             self._check_unchanged()

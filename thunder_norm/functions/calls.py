@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
 from thunder_norm.errors import ThunderNormError, TransformError, TransformTypeError, with_details
 from thunder_norm.functions import acquisition
 from thunder_norm.functions.acquisition import Interrupted
 from thunder_norm.functions.interpreted import active_level, announce, closed, is_open, values_of, wrapped
 from thunder_norm.functions.missing_gradients import with_gradients
-from thunder_norm.functions.programs import described, is_differentiable
+from thunder_norm.functions.programs import described, detach, is_differentiable
 from thunder_norm.functions.readability import tidied
 from thunder_norm.functions.transformed import Call, Transformed, run_interpreted
+from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.subclass.broadcast import broadcast_scalars_of
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.trace import leaf_proxies
@@ -24,7 +25,8 @@ from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.locations import with_users_line
 from thunder_norm.tracing.named_results import without_fields
 from thunder_norm.tracing.random_numbers import draws_numbers
-from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.recording import gradients_recorded, scope
+from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise
 from thunder.core.jit_ext import get_jit_ctx
@@ -120,9 +122,8 @@ def _written(
         with scope(trace) as bsyms, disable_autocast():
             _check_not_torchs()
             call = Call(transformed, args, kwargs)
-            result = transformed.value.emit(call)
+            bsyms, result = _emitted(lambda: transformed.value.emit(call), bsyms)
             _check_not_torchs()  # the function may have met the first such wrapper
-            bsyms, result = tidied(bsyms, result)
             bsyms = prepare(bsyms)
             acquisition.name_printably(tree_flatten((call.own, call.tensors))[0])
     except Interrupted:
@@ -142,13 +143,43 @@ def _written(
     return wrapped(shown, transformed)
 
 
+def _emitted(emit: Callable[[], Any], bsyms: list[BoundSymbol]) -> tuple[list[BoundSymbol], Any]:
+    """What `emit` writes, tidied, and its result.
+
+    Under ``torch.no_grad()`` the operations have derivatives all the same, which a transform takes of what it has written itself; what
+    comes out of it is a constant there.
+    """
+    is_recorded = is_grad_enabled()
+    with gradients_recorded(True):
+        written = emit()
+        tidy, result = tidied(bsyms, written)
+    if is_recorded:
+        return tidy, result
+    made, kept = ({o.name for b in operations for o in b.flat_proxy_outs} for operations in (bsyms, tidy))
+    constants = []
+
+    def constant(p: Any, of: Any) -> Any:
+        if not isinstance(p, TensorProxy) or of.name not in made:
+            return p
+        with scope(
+            get_jit_ctx().computation_trace
+        ) as copies:  # of what was given, where an operation was left out that does nothing
+            p = p if p.name in kept else prims.shallow_copy(p)
+        tidy.extend(copies)
+        constants.append(p.name)
+        return p
+
+    result = tree_map(constant, result, written)
+    detach([o for b in tidy for o in b.flat_proxy_outs if o.name in constants])
+    return tidy, result
+
+
 def write_operations(emit: Callable[[], Any], like: WrappedValue) -> Any:
     """Write what `emit` does into the open trace, as Thunder differentiates it right; its result, for the interpreter."""
     trace = get_jit_ctx().computation_trace
     try:
         with scope(trace) as bsyms, disable_autocast():
-            result = emit()
-            bsyms, result = tidied(bsyms, result)
+            bsyms, result = _emitted(emit, bsyms)
             bsyms = _for_thunders_autograd(bsyms)
     except ThunderNormError as e:
         return do_raise(with_users_line(e))

@@ -32,7 +32,7 @@ from thunder_norm.functions.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.fallback import fallback_executor
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.random_numbers import draws_numbers
-from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.recording import gradients_recorded, scope
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
@@ -156,8 +156,11 @@ def pullback_of(scopes: Sequence[list[BoundSymbol]], inputs: Sequence[TensorProx
         TransformError: a rule returned something that does not fit its operation.
     """
     reverse = _Reverse(inputs, {}, (True,) * len(inputs))
-    for operations in scopes:
-        operations[:] = [b for bsym in operations for b in reverse.follow(bsym)]
+    with gradients_recorded(
+        True
+    ):  # of the steps of an operation, where the program has left the block that recorded its derivatives
+        for operations in scopes:
+            operations[:] = [b for bsym in operations for b in reverse.follow(bsym)]
     return Pullback(reverse.nodes, tuple(inputs), tuple(outs), {}, (True,) * len(inputs))
 
 
@@ -192,12 +195,15 @@ class _Reverse:
             return [bsym]
         if any(draws_numbers(b) for b in forward):
             return forward
-        made = {p.name for b in forward for p in b.flat_proxy_outs}
+        outs = {o.name for o in bsym.flat_proxy_outs}
+        # steps that a later derivative finds beside the operation itself, which consists of them
         anew_of = {
-            variableify(o): TensorProxy(like=o, history=None)
-            for o in bsym.flat_proxy_outs
-            if isinstance(o, TensorProxy) and o.name in made
+            variableify(o): TensorProxy(like=o, history=None) if isinstance(o, TensorProxy) else o
+            for b in forward
+            for o in b.flat_proxy_outs
         }
+        inner = {v: o for v, o in anew_of.items() if v.proxy.name not in outs}
+        self.nodes[-len(nodes) :] = [replace(n, saved=tuple(inner.get(variableify(p), p) for p in n.saved)) for n in nodes]
         self.trace.peek_scope().extend(b.from_bsym_swap_proxies(anew_of) for b in forward)
         return [bsym]
 

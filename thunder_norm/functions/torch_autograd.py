@@ -49,6 +49,7 @@ def _grad(outputs: WrappedValue, inputs: WrappedValue, *args: WrappedValue, **kw
         cotangents = _checked(of, options, acquisition)
     except (RuntimeError, ValueError, UnsupportedOpError) as e:
         return do_raise(e)
+    options["create_graph"] = options["create_graph"] and is_grad_enabled()
     return write_operations(lambda: _written(of["outputs"], of["inputs"], cotangents, options), inputs)
 
 
@@ -110,7 +111,7 @@ def _written(
                 f"The differentiated Tensor at index {i} appears to not have been used in the graph. Set allow_unused=True if this is the "
                 "desired behavior."
             )
-    if not (options["create_graph"] and is_grad_enabled()):
+    if not options["create_graph"]:
         detach(found)
     return tuple(found)
 

@@ -172,7 +172,8 @@ def _stated(op: Callable, call: inspect.BoundArguments, found: list[Any]) -> Any
     best = found[0]
     is_simple = isinstance(best, Form) and (not best.is_of_groups or best.degree <= 1)
     if is_simple or all(call.arguments[name]._facts is None for name in inputs):
-        return with_facts(unconditional(op, *call.args, **call.kwargs), found)
+        result = unconditional(op, *call.args, **call.kwargs)
+        return None if result is None else with_facts(result, found)  # a result without a norm: of bools
     value, lipschitz = _claims(best)
     return with_facts(moves_with(source_of(best), LinfTensor(value, elem_dims=()), lipschitz, *inputs), found)
 

@@ -12,6 +12,7 @@ from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.op_names import torch_dtype
 from thunder_norm.rules._shared import like, scaled, times
 
 # Significant bits; rounding to nearest errs by at most 2^-bits of the entry, in the normal range.  A part of a complex number is less.
@@ -27,6 +28,7 @@ def cast(x: NormedTensor, dtype: torch.dtype | None, **ignored: Any) -> NormedTe
     Raises:
         NormMismatchError: the dtype is that of integers, in mode "bound".
     """
+    dtype = torch_dtype(dtype)
     if dtype == torch.bool:
         return None
     is_integer = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
@@ -47,7 +49,7 @@ def cast(x: NormedTensor, dtype: torch.dtype | None, **ignored: Any) -> NormedTe
 
 
 def _dtype_among(values: tuple) -> torch.dtype | None:
-    return next((v for v in values if isinstance(v, torch.dtype)), None)
+    return next((v for v in map(torch_dtype, values) if isinstance(v, torch.dtype)), None)
 
 
 @normed_op(torch.Tensor.to).register_norm

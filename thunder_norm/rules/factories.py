@@ -18,11 +18,12 @@ from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.op_names import torch_dtype
 from thunder_norm.rules._shared import Number, as_kind, like, maximum, refuse, refuse_perturbation, register_refusal, scalar
 
 
 def _is_floating(options: dict[str, Any]) -> bool:
-    dtype = options.get("dtype")
+    dtype = torch_dtype(options.get("dtype"))
     return dtype is None or dtype.is_floating_point or dtype.is_complex
 
 

@@ -111,7 +111,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     With `written` it is a composite of other operations.
     """
     name = _fallback_name(func) + _which(func, used)
-    is_index = func is torch.Tensor.__getitem__
+    is_index = (func.func if isinstance(func, Sized) else func) is torch.Tensor.__getitem__
     infer = functools.partial(_infer_once_each, func) if is_effect(func) or is_index else ltorch.meta_adaptor(func)
 
     def meta(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:

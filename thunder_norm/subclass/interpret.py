@@ -26,7 +26,9 @@ from thunder_norm.subclass.attributes import (
 )
 from thunder_norm.subclass.operations import (
     AUTOGRAD_APPLY,
+    call,
     catch_up,
+    on_proxies,
     operation_of,
     operation_on_first,
     operation_with_history,
@@ -39,6 +41,7 @@ from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.subclass.record import recording
 from thunder_norm.subclass.refusals import (
     FUNCTORCH_LEVELS,
+    blaming_hidden_tensors,
     is_derivative,
     refuse_derivative,
     refuse_functorch,
@@ -211,7 +214,12 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
     if acquisition.is_followed(values):
         acquisition.differentiate()
-    return lambda cls, *inputs, **options: operation_of(acquisition, apply)(*inputs, **options)
+
+    def run(*inputs: Any, **options: Any) -> Any:
+        with blaming_hidden_tensors(apply.__self__, (inputs, options)):
+            return call(acquisition, apply, inputs, options)
+
+    return lambda cls, *inputs, **options: on_proxies(run)(*inputs, **options)
 
 
 _CHECKPOINT_OPTIONS = frozenset("use_reentrant context_fn determinism_check debug preserve_rng_state early_stop".split())

@@ -182,7 +182,10 @@ def operation_on_first(acquisition: Acquisition, fn: Callable) -> Callable:
     return lambda obj, name, *default: operation_of(acquisition, fn)(obj)
 
 
-_READS_DATA = "its data is not allocated yet"  # what torch says where C code reads a fake
+_READS_DATA = (
+    "its data is not allocated yet",
+    "numpy() is not supported for tensor subclasses",
+)  # what torch says where a fake is read
 
 
 def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
@@ -203,7 +206,7 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
     except (UnsupportedOpError, UnsupportedSubclassError) as e:
         raise acquisition.refuse(e)  # noqa: B904 - the same exception
     except RuntimeError as e:
-        if _READS_DATA not in str(e):
+        if not any(text in str(e) for text in _READS_DATA):
             raise
         raise acquisition.refuse(data_dependent_on_wrapper(f"{getattr(fn, '__name__', fn)} reads values of a tensor")) from e
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
+from thunder_norm.op_names import PYTHONS_DTYPES
 from thunder_norm.subclass.fallback import is_kept, made_for
 from thunder_norm.subclass.sized import Sized
 from thunder_norm.tracing.known_values import MAY_BE_VIEWS
@@ -159,6 +160,8 @@ def _memory(p: Any, made_by: Mapping[str, BoundSymbol], place: Callable[[Any], A
 
 
 def _may_return_view(bsym: BoundSymbol) -> bool:
+    if is_unwritten(bsym.sym.name) or bsym.sym.name in _FILLED:  # which take a tensor for its dtype and device
+        return False
     if isinstance(bsym.sym.id, prims.PrimIDs):
         return bsym.sym.id.name in MAY_BE_VIEWS
     made = made_for(bsym.sym)
@@ -205,6 +208,7 @@ def is_unwritten(name: str) -> bool:
     return name.partition(".")[0] in _UNWRITTEN
 
 
+_FILLED = frozenset("new_zeros new_ones new_full".split())
 _UNWRITTEN = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
 
 
@@ -243,9 +247,6 @@ def compiled(p: TensorProxy | NumberProxy, operations: list[BoundSymbol], inputs
     return transform_for_execution(trace, (torchex.ex, pythonex.ex)).python_callable()
 
 
-_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-
-
 def as_tensor(number: complex) -> torch.Tensor:
     """A number as a tensor without dimensions, as exactly as Python has it."""
-    return torch.tensor(number, dtype=_DTYPES[type(number)])
+    return torch.tensor(number, dtype=PYTHONS_DTYPES[type(number)])

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import ThunderNormError
+from thunder_norm.model_state import buffers
 from thunder_norm.model_state.escapes import escape
 from thunder_norm.model_state.reachable import Place, Reachable, described, ways_to
 from thunder_norm.subclass.acquisition import Acquisition
@@ -346,7 +347,7 @@ def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
             value = plain
         if bsym.sym.id is prims.PrimIDs.PACK_BUFFER:
             module, name, _ = bsym.args
-            found.append(bindable(_NAME, _buffer_setter(name.removeprefix(".")))(module, value, output=None))
+            found.append(bindable(_NAME, buffers.put)(module, name.removeprefix("."), value, output=None))
         else:
             found.append(bsym if value is None else bsym.from_bsym(args=(*bsym.args[:-1], value)))
     epilogue.bound_symbols[:] = found
@@ -383,15 +384,3 @@ def _keeping(
         return kept.detach() if is_constant and kept.requires_grad else kept  # a buffer that is put back stays the same tensor
 
     return keep
-
-
-def _buffer_setter(name: str) -> Callable[[Any, Any], None]:
-    path, _, own = name.rpartition(".")
-
-    def put(module: Any, value: Any) -> None:
-        buffers, used = module._model.get_submodule(path)._buffers, module._overrides_buffers.get(name)
-        if used is buffers.get(own):  # no transform has put another in its place
-            buffers[own] = value
-        module.set_buffer(name, value)
-
-    return put

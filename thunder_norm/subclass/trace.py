@@ -367,6 +367,8 @@ def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
         return proxy if proxy is not None else _constant_result(acquisition, result)
     if type(result).__module__ == "torch.return_types":
         return type(result)([_to_proxies(acquisition, v) for v in result])
+    if isinstance(result, torch.Size):
+        return result
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*(_to_proxies(acquisition, v) for v in result))
     if isinstance(result, tuple | list):

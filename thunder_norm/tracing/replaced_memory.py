@@ -81,6 +81,11 @@ def noted() -> Iterator[None]:
         _current.reset(token)
 
 
+def is_replaced(proxy: TensorProxy) -> bool:
+    """Whether the program has given an input another memory by now."""
+    return proxy.name in _current.get({})
+
+
 # -- while the program is acquired ----------------------------------------------------------------------------------------
 
 

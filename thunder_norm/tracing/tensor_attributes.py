@@ -18,6 +18,7 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.snapshots import same_as
 from thunder_norm.tracing.version_counters import give_own
 from thunder.core import interpreter as thunders
+from thunder.core import prims
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
@@ -95,6 +96,8 @@ def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Ca
 def _is_as_it_was(obj: WrappedValue, name: str, value: Any) -> bool:
     if name == "requires_grad":
         return value is obj.value.requires_grad
+    if name == "data" and replaced_memory.is_replaced(obj.value):
+        return False
     if name == "data":  # tensor.data += 1
         return type(value) is TensorProxy and _detached(aliases.written_tensor(value)) is aliases.written_tensor(obj.value)
     real = obj.original_value
@@ -102,9 +105,14 @@ def _is_as_it_was(obj: WrappedValue, name: str, value: Any) -> bool:
 
 
 def _detached(proxy: TensorProxy) -> TensorProxy | None:
-    """What a tensor is the data of, which the program read in the same memory."""
+    """What a tensor is the data of, which the program read in the same memory, and cast to the dtype that it has."""
     made = next((b for b in get_tracectx().bound_symbols if any(p.name == proxy.name for p in b.flat_proxy_outs)), None)
-    return aliases.written_tensor(made.args[0]) if made is not None and made.sym.name == "detach" else None
+    if made is None:
+        return None
+    if made.sym.id == "torch.Tensor.to" and all(b.sym.id is prims.PrimIDs.SHALLOW_COPY for b in made.subsymbols):
+        return _detached(aliases.written_tensor(made.args[0]))
+    is_detach = made.sym.name.rpartition(".")[2] == "detach"  # "plain.detach" where operations on plain tensors are taken over
+    return aliases.written_tensor(made.args[0]) if is_detach else None
 
 
 def _set_flag(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:

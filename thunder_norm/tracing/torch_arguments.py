@@ -14,6 +14,7 @@ import torch
 from torch.overrides import get_testing_overrides
 
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.op_names import PYTHONS_DTYPES
 from thunder_norm.tracing.lookasides import look_up
 from thunder.core.interpreter import (
     ProvenanceRecord,
@@ -38,14 +39,14 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         return lambda *args, **kwargs: _interpret_call(
             fn, *map(_as_torchs, args), **{k: _as_torchs(v) for k, v in kwargs.items()}
         )
-    if not any(map(_holds_number, given)):
+    if not any(map(holds_number, given)):
         return None
     if isinstance(fn, _METHODS) and isinstance(args[0].value, np.generic):
         is_with_tensor = fn.__name__.startswith("__") and len(args) == 2 and isinstance(args[1].value, TensorProxy)
         return _left_to_the_tensor if is_with_tensor else None
     if not _is_operation(fn, given):
         return None
-    return lambda *args, **kwargs: _interpret_call(fn, *map(_as_pythons, args), **{k: _as_pythons(v) for k, v in kwargs.items()})
+    return lambda *args, **kwargs: _interpret_call(fn, *map(as_pythons, args), **{k: as_pythons(v) for k, v in kwargs.items()})
 
 
 def by_position(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
@@ -92,18 +93,14 @@ def _demanded(fn: Callable) -> tuple[str, ...]:
     return tuple(p.name for p in demanded)
 
 
-# as torch reads them, whatever its default dtype
-_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-
-
 def _is_dtype(value: WrappedValue) -> bool:
-    return type(value.value) is type and value.value in _DTYPES
+    return type(value.value) is type and value.value in PYTHONS_DTYPES
 
 
 def _as_torchs(value: WrappedValue) -> WrappedValue:
     if not _is_dtype(value):
         return value
-    return wrap(_DTYPES[value.value], provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[value.provenance]))
+    return wrap(PYTHONS_DTYPES[value.value], provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[value.provenance]))
 
 
 def _left_to_the_tensor(*_: WrappedValue) -> WrappedValue:
@@ -111,12 +108,13 @@ def _left_to_the_tensor(*_: WrappedValue) -> WrappedValue:
     return wrap_const(NotImplemented)
 
 
-def _holds_number(value: Any) -> bool:
+def holds_number(value: Any) -> bool:
+    """Whether a value is a number of NumPy, or a tuple, list or slice with one in it."""
     held = value.value if isinstance(value, WrappedValue) else value
     if isinstance(held, slice):
         return any(isinstance(v, np.generic) for v in (held.start, held.stop, held.step))
     if type(held) in (tuple, list):
-        return any(map(_holds_number, held))
+        return any(map(holds_number, held))
     return isinstance(held, np.generic)
 
 
@@ -131,8 +129,9 @@ def _is_operation(fn: Callable, given: tuple[WrappedValue, ...]) -> bool:
     return (getattr(owner, "__module__", None) or "").partition(".")[0] in ("torch", "thunder")
 
 
-def _as_pythons(value: WrappedValue) -> WrappedValue:
-    if not _holds_number(value):
+def as_pythons(value: WrappedValue) -> WrappedValue:
+    """A number of Python for one of NumPy, also inside of tuples, lists and slices; all else as it is."""
+    if not holds_number(value):
         return value
     return wrap(_converted(value.value), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[value.provenance]))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from thunder_norm.errors import TransformError, with_details
@@ -39,6 +40,9 @@ class Watched:
             kind: [
                 _Entry(table, key, value, f"{prefix}.{key}" if prefix else key)
                 for prefix, module in self._model.named_modules(remove_duplicate=False)
+                if not isinstance(
+                    module, torch.jit.ScriptModule
+                )  # which has no tables of its own, and is refused where it is called
                 for table in (getattr(module, kind),)
                 for key, value in table.items()
                 if value is not None

@@ -24,6 +24,7 @@ from thunder_norm.tracing import (
     own_changes,
     packed_sequences,
     replaced_memory,
+    scripted,
     standard_library,
     torch_arguments,
     torch_neural,
@@ -98,6 +99,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or known_arguments.lookaside(fn, args, kwargs)
             or torch_neural.lookaside(fn, args, kwargs)
             or packed_sequences.lookaside(fn, args)
+            or scripted.lookaside(fn, args, kwargs)
         )
         about_python = about_python or modules.making(fn, args, kwargs)
         if about_python is replaced_memory.data_assigned:

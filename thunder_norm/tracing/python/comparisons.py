@@ -16,6 +16,7 @@ from thunder_norm.tracing import guards
 from thunder_norm.tracing.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.looked_into import look_into
 from thunder_norm.tracing.replacement import Replacement
+from thunder_norm.tracing.torch_arguments import as_pythons, holds_number
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
@@ -50,9 +51,11 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
     look_into((b, a))
     assert inst.arg is not None
     operation = dis.cmp_op[inst.arg >> _OPERATION_BITS]
-    if _is_of_unknown(a, b) and operation in COMPARISONS:  # Thunder would make a known outcome of it
+    meets_number = _is_tensor_and_number(a, b) or _is_tensor_and_number(b, a)
+    if operation in COMPARISONS and (meets_number or _is_of_unknown(a, b)):  # Thunder would make a known outcome of the latter
         stack.pop_wrapped()
         stack.pop_wrapped()
+        a, b = as_pythons(a), as_pythons(b)
         result = thunders._interpret_call(COMPARISONS[operation], a, b)
         return result if result is _EXCEPTION_RAISED else stack.append(result)
     if operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
@@ -74,6 +77,11 @@ def _is_of_unknown(a: WrappedValue, b: WrappedValue) -> bool:
     values = (a.value, b.value)
     is_unknown = any(isinstance(v, NumberProxy) and v.value is None for v in values)
     return is_unknown and all(isinstance(v, NumberProxy | int | float | complex) for v in values)
+
+
+def _is_tensor_and_number(tensor: WrappedValue, x: WrappedValue) -> bool:
+    """Whether a tensor is compared with a number of NumPy, which torch takes for one of Python, on both sides."""
+    return isinstance(tensor.value, TensorProxy) and not isinstance(x.value, tuple | list | slice) and holds_number(x)
 
 
 def _is_no_operand(x: WrappedValue, tensor: WrappedValue) -> bool:
