@@ -14,7 +14,7 @@ from thunder_norm.subclass.boundary_operators import check_results
 from thunder_norm.subclass.trace import keep_only
 from thunder_norm.tracing.activity import depended_on, depending
 from thunder_norm.tracing.bindable import bindable
-from thunder_norm.tracing.views_in_place import RETURNING_SELF
+from thunder_norm.tracing.views import RETURNING_SELF
 from thunder.core import dtypes, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
