@@ -44,6 +44,12 @@ PROGRAMS = {
     "multinomial": lambda x: x + torch.multinomial(x.detach().softmax(-1), 2).sum(),
     "poisson": lambda x: x + torch.poisson(x.detach().exp()),
     "exponential": lambda x: x * torch.empty_like(x).exponential_() + torch.empty(3).exponential_(2.5),
+    "exponential distribution": lambda x: torch.distributions.Exponential(x[:, :2].exp()).rsample(),
+    "what is like draws that nobody uses": lambda x: (
+        x
+        + torch.rand_like(torch.empty_like(torch.randint_like(x, 5)).uniform_())
+        + torch.zeros_like(torch.bernoulli(x.sigmoid()))
+    ),
     "uniform": lambda x: x * torch.empty_like(x).uniform_(-2, 3),
     "normal in place": lambda x: x * torch.empty_like(x).normal_(2, 0.5),
     "cauchy": lambda x: x + torch.empty_like(x).cauchy_(),
