@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform
 import thunder
 
@@ -82,3 +83,36 @@ def test_a_view_of_a_result_is_written_through_an_attribute():
 
     x = torch.linspace(-1, 1, 6).reshape(2, 3)
     torch.testing.assert_close(thunder.jit(f, transforms=[SubclassTransform()])(x), f(x))
+
+
+_WITHOUT_AUTOGRAD = {
+    "index_add_": lambda x: x.index_add_(0, torch.tensor([0]), x[:1].detach().clone()),
+    "index_put_": lambda x: x.index_put_((torch.tensor([0]),), torch.tensor(3.0)),
+    "index_fill_": lambda x: x.index_fill_(0, torch.tensor([0]), 5.0),
+}
+
+
+@pytest.mark.parametrize("write", _WITHOUT_AUTOGRAD)
+def test_an_input_that_is_returned_after_a_write_is_itself(write):
+    def f(given, c):
+        (x,) = given
+        with torch.no_grad():
+            _WITHOUT_AUTOGRAD[write](x)
+        return x, x * 2
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    torch.testing.assert_close(_run(jf, True), _run(f, True))
+    x = torch.ones(2, 2, requires_grad=True)
+    assert jf([x], None)[0] is x
+
+
+def test_what_a_written_tensor_gives_an_input_is_followed():
+    def f(x, c):
+        with torch.no_grad():
+            x += 1
+        c.copy_(x.sum())
+        return c
+
+    given = torch.ones(2, requires_grad=True).sin(), torch.zeros(2)
+    with pytest.raises(UnsupportedOpError, match="in-place copy_ on an input that is returned"):
+        thunder.jit(f, transforms=[SubclassTransform()])(*given)
