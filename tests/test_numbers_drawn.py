@@ -35,6 +35,9 @@ def _all_in_place(y):
 PROGRAMS = {
     "rand": lambda x: torch.rand(4, 3) + torch.rand_like(x),
     "randn": lambda x: torch.randn(4, 3) * torch.randn_like(x),
+    "like tensors of other layouts": lambda x: (
+        torch.rand_like(x.t()).t() * x + (torch.randn_like(x.t().sin()) + torch.rand_like(x[None].expand(2, 4, 3))[0].t()).t()
+    ),
     "randint": lambda x: x + torch.randint(0, 9, (3,)) + torch.randint_like(x, 5),
     "randperm": lambda x: x[torch.randperm(4)],
     "low precision": lambda x: x * torch.rand(3, dtype=torch.bfloat16) + torch.randn(3, dtype=torch.float16),
