@@ -9,10 +9,12 @@ import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
 import thunder_norm.transforms as T
 from tests.seeds import seeded
 from tests.transform_oracles import assert_same, float64
+import thunder
 
 X, M = float64(4), float64(3, 4)
 
@@ -235,3 +237,24 @@ def test_second_derivatives_of_cumulative_sums_of_exponentials_of_negative_numbe
 def test_arguments_that_torch_takes_by_name_alone() -> None:
     x = torch.tensor([1.2, 0.3])
     assert_same(T.vmap(lambda x: x * torch.argsort(x, dim=0))(x), torch.func.vmap(lambda x: x * torch.argsort(x, dim=0))(x))
+
+
+def test_checkpoints_inside_of_functions_are_calls():
+    torch.manual_seed(seeded(0))
+    weight, x = torch.randn(4, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+
+    def plain(x):
+        return (x @ weight).tanh()
+
+    def f(x):  # the tensor from around it is met inside of the region first
+        return torch.utils.checkpoint.checkpoint(plain, x, use_reentrant=False)
+
+    transforms = (
+        lambda T, f: T.vmap(f),
+        lambda T, f: T.vmap(T.grad(lambda x: f(x).sum())),
+        lambda T, f: T.hessian(lambda x: f(x).sum()),
+    )
+    for transform in transforms:
+        own, expected = transform(T, f), transform(torch.func, plain)(x)
+        torch.testing.assert_close(own(x), expected)
+        torch.testing.assert_close(thunder.jit(own, transforms=[T.SubclassTransform()])(x), expected)

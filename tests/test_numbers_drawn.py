@@ -35,6 +35,9 @@ def _all_in_place(y):
 PROGRAMS = {
     "rand": lambda x: torch.rand(4, 3) + torch.rand_like(x),
     "randn": lambda x: torch.randn(4, 3) * torch.randn_like(x),
+    "like tensors of other layouts": lambda x: (
+        torch.rand_like(x.t()).t() * x + (torch.randn_like(x.t().sin()) + torch.rand_like(x[None].expand(2, 4, 3))[0].t()).t()
+    ),
     "randint": lambda x: x + torch.randint(0, 9, (3,)) + torch.randint_like(x, 5),
     "randperm": lambda x: x[torch.randperm(4)],
     "low precision": lambda x: x * torch.rand(3, dtype=torch.bfloat16) + torch.randn(3, dtype=torch.float16),
@@ -44,6 +47,12 @@ PROGRAMS = {
     "multinomial": lambda x: x + torch.multinomial(x.detach().softmax(-1), 2).sum(),
     "poisson": lambda x: x + torch.poisson(x.detach().exp()),
     "exponential": lambda x: x * torch.empty_like(x).exponential_() + torch.empty(3).exponential_(2.5),
+    "exponential distribution": lambda x: torch.distributions.Exponential(x[:, :2].exp()).rsample(),
+    "what is like draws that nobody uses": lambda x: (
+        x
+        + torch.rand_like(torch.empty_like(torch.randint_like(x, 5)).uniform_())
+        + torch.zeros_like(torch.bernoulli(x.sigmoid()))
+    ),
     "uniform": lambda x: x * torch.empty_like(x).uniform_(-2, 3),
     "normal in place": lambda x: x * torch.empty_like(x).normal_(2, 0.5),
     "cauchy": lambda x: x + torch.empty_like(x).cauchy_(),

@@ -18,6 +18,8 @@ torch.Tensor(torch.Size([2])).zero_() | torch.Tensor(x.shape).zero_() | torch.Te
 torch.Tensor(x) * 2 | torch.Tensor([x[0, 0], 2]) | torch.FloatTensor([1, 2]) | torch.DoubleTensor([1, 2]) | torch.LongTensor([1, 2])
 torch.LongTensor([1.5]) | torch.LongTensor(3, 2).zero_() | torch.LongTensor(x.long()) | torch.BoolTensor([True, False]) | torch.HalfTensor([1.5])
 torch.ByteTensor([1, 255]) | torch.FloatTensor(3).zero_() + x[:, 0] | torch.BFloat16Tensor((1.5, 2)) | torch.Tensor(range(3))
+x.new(x.shape).zero_() | x.new(x.size()).fill_(2) | x.new(x.shape[:1]).zero_() | x.new(torch.Size([2])).zero_() | x.new(2, 3).zero_() | x.new((2, 3))
+x.new([1.0, 2.5]) | x.long().new([1, 2]) | x.new() | x.new(x) * 2 | x.double().new(x.shape).zero_() | x.new(size=(2,)).zero_() | x.new(range(2))
 """
 _OF_LISTS = """
 torch.tensor([x[0, 0], 2]) | torch.tensor([x.double()[0, 0], 2.0]) | torch.tensor([[x[0, 0]], [x[0, :1]]]) | torch.tensor([x.half()[0, 0], 2.0])

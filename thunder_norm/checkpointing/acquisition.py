@@ -14,6 +14,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.interception import current_acquisition
 from thunder_norm.subclass.trace import FLATTEN, LEAF
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.hooks.participants import functions_inside
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import scope
 from thunder.core.compile_data import get_compile_data
@@ -153,7 +154,8 @@ def _torch_checkpoint(
     determinism have nothing to check, since what runs twice is one program.
     """
     if not keeps_regions():
-        if kwargs:  # Thunder's takes none of the function's own; nothing of ours needs the region
+        # Thunder's takes none of the function's own, and no tensors from around a function that is transformed; nothing of ours needs the region
+        if kwargs or functions_inside(get_jit_ctx()):
             return _interpret_call(function, *args, **kwargs)
         given = {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
         return _thunders(function, *args, **{k: v for k, v in given.items() if v is not None})

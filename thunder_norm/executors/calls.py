@@ -55,21 +55,20 @@ class RegionCall:
 
     def _make_calls(self) -> tuple[Function, Boxed]:
         """The region as a function of tensors, and of a list of them, which it empties."""
-        fits: Callable[..., bool] = _never
-        is_same_state: Callable[[], bool] = _never
-        run: Boxed | None = None
+        current: tuple[Callable[..., bool], Callable[[], bool], Any] = (_never, _never, None)
         modes, other = _modes, self._other
 
         def use(variant: _Variant) -> None:
-            nonlocal fits, is_same_state, run
-            fits, is_same_state, run = variant.fits, variant.is_same_state, variant.run
+            nonlocal current
+            current = variant.fits, variant.is_same_state, variant.run
 
         def region(*inputs: torch.Tensor) -> Tensors:
             return freeing(list(inputs))
 
         def freeing(inputs: list[torch.Tensor]) -> Tensors:
+            fits, is_same_state, run = current  # at once: another thread may come to use another
             if fits(*inputs) and is_same_state() and not modes():
-                return run(inputs)  # type: ignore[misc]
+                return run(inputs)
             return other(inputs)
 
         self._use = use

@@ -70,6 +70,10 @@ class PlainInputs:
     def _root(self, name: str) -> str:
         return end_of(name, self._bases)
 
+    def _has_history(self, name: str) -> bool:
+        """Whether an input got a history, or is a tensor that had one when it was written into without autograd."""
+        return self._root(name) in self._writers or end_of(name, self._same) in self._active
+
     def counter(self, p: TensorProxy) -> str:
         """The name of the version counter of a tensor."""
         return self._counters.of(p.name)
@@ -85,7 +89,7 @@ class PlainInputs:
                 if (name := end_of(p.name, self._same)) in self._writers:
                     raise without_history(self._writers[name], "an input that is returned, of what is differentiated")
             return
-        self._active |= {p.name for p in bsym.flat_proxy_args if self._root(p.name) in self._writers} - self._detached
+        self._active |= {p.name for p in bsym.flat_proxy_args if self._has_history(p.name)} - self._detached
         propagate(bsym, self._active)
         outs = {p.name for p in bsym.flat_proxy_outs}
         if not outs.isdisjoint(self._active) and outs.isdisjoint(self._views) and bsym.sym.name not in _NEED_NOTHING:

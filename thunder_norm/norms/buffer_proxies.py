@@ -21,10 +21,11 @@ from thunder_norm.subclass.acquisition import Acquisition, StandIn
 from thunder_norm.subclass.fakes import num_made
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.views import makes_view
 import thunder.torch as ltorch
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
-from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
+from thunder.core.update_aliases import _is_inplace_op
 
 
 def write(
@@ -103,7 +104,7 @@ def _in_memory_of(target: TensorProxy) -> _InMemory:
         size = len(whole) + len(found)
         for bsym in get_jit_ctx().computation_trace.bound_symbols:
             is_write = _is_inplace_op(bsym)
-            if not (is_write or _is_view_creation_op(bsym)):
+            if not (is_write or makes_view(bsym)):
                 continue
             pair = {p.name: p for p in (bsym.flat_proxy_args[0], *bsym.flat_proxy_outs)}
             if not pair.keys().isdisjoint(found):

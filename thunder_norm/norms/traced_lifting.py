@@ -25,11 +25,12 @@ from thunder_norm.subclass.acquisition import Acquisition
 from thunder_norm.subclass.autograd import is_grad_enabled
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import member_of_module
+from thunder_norm.tracing.views import makes_view
 from thunder.core import dtypes
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
-from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
+from thunder.core.update_aliases import _is_inplace_op
 
 
 class TracedLifting(Lifting):
@@ -161,7 +162,7 @@ class TracedLifting(Lifting):
         """A proxy, and those that it was made of as a view or by an operation in place."""
         found = {proxy.name: proxy}
         for bsym in reversed(get_jit_ctx().computation_trace.bound_symbols):
-            shares = _is_inplace_op(bsym) or _is_view_creation_op(bsym)
+            shares = _is_inplace_op(bsym) or makes_view(bsym)
             if shares and any(p.name in found for p in bsym.flat_proxy_outs):
                 source = bsym.flat_proxy_args[0]
                 found[source.name] = source

@@ -10,10 +10,10 @@ import torch
 from thunder_norm.norms.written_parameters import has_memory
 from thunder_norm.subclass.fakes import Fakes
 from thunder_norm.tracing import aliases
-from thunder_norm.tracing.views_in_place import RETURNING_SELF
+from thunder_norm.tracing.views import RETURNING_SELF, makes_view
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
-from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
+from thunder.core.update_aliases import _is_inplace_op
 
 
 class Writes:
@@ -42,7 +42,7 @@ class Writes:
             if not bsym.flat_proxy_args or not isinstance(target := bsym.flat_proxy_args[0], TensorProxy):
                 continue
             is_write = bool(_is_inplace_op(bsym))
-            if is_write or _is_view_creation_op(bsym) or bsym.sym.name in RETURNING_SELF:
+            if is_write or makes_view(bsym) or bsym.sym.name in RETURNING_SELF:
                 results = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)]
                 memory = self._memory_of(target, *results)
                 self._counts[memory] += is_write

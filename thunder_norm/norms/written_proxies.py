@@ -17,12 +17,12 @@ from thunder_norm.subclass.acquisition import Acquisition, StandIn
 from thunder_norm.subclass.fakes import num_made
 from thunder_norm.subclass.proxy import SubclassProxy
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.views import makes_view
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
-from thunder.core.update_aliases import _is_view_creation_op
 
 
 def with_current(
@@ -107,7 +107,7 @@ def _memory(acquisition: Acquisition, proxy: TensorProxy) -> torch.Tensor:
 def _has_unknown_views(proxies: Sequence[TensorProxy]) -> bool:
     """Whether an operation that was not met made a view of one of the tensors, which would stay what it was."""
     names = {p.name for p in proxies}
-    views = (b for b in get_jit_ctx().computation_trace.bound_symbols if _is_view_creation_op(b))
+    views = (b for b in get_jit_ctx().computation_trace.bound_symbols if makes_view(b))
     return any(b.flat_proxy_args[0].name in names and b.flat_proxy_outs[0].name not in names for b in views)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.subclass.aliasing import may_share_by_name, may_share_memory
+from thunder_norm.subclass.aliasing import may_share_memory
 from thunder_norm.subclass.arguments import is_in_place, mapped, value_of
 from thunder_norm.subclass.autograd import Autograd, is_grad_enabled, may_have_history
 from thunder_norm.subclass.data_sizes import DataSizes, UnknownValueError
@@ -30,13 +30,14 @@ from thunder_norm.subclass.refused import Refused
 from thunder_norm.subclass.tape import Tape
 from thunder_norm.tracing.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.translation import for_torch
+from thunder_norm.tracing.views import RECORDED, makes_view
 from thunder_norm.wrapper_classes import is_wrapper
-from thunder.core import dtypes, prims
+from thunder.core import dtypes
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
-from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
+from thunder.core.update_aliases import _is_inplace_op
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,8 @@ class Acquisition:
         if not names or self.is_finished:
             return False
         trace = get_jit_ctx().computation_trace
-        views = (b for b in trace.bound_symbols if _is_view_creation_op(b) or _is_inplace_op(b) or _hands_on(b))
+        # what is recorded on fakes is seen by these
+        views = (b for b in trace.bound_symbols if _is_inplace_op(b) or (makes_view(b) and not b.sym.name.startswith(RECORDED)))
         return any(p.name in names for b in views for p in (*b.flat_proxy_args, *b.flat_proxy_outs))
 
     def may_replace(self) -> bool:
@@ -382,19 +384,3 @@ class Acquisition:
         if is_wrapper(value):
             raise UnsupportedOpError(f"a {type(value).__name__} that is not an input of the jitted function is used inside it")
         return value.value if isinstance(value, NumberProxy) else for_torch(value)
-
-
-def _hands_on(bsym: BoundSymbol) -> bool:
-    """Whether an operation of Thunder's may return its argument under another name: ``type_as``, or dropout that leaves out nothing."""
-    if isinstance(bsym.sym.id, str):
-        if not bsym.sym.id.startswith("torch."):
-            return False
-        if may_share_by_name(bsym.sym.name):
-            return True
-    elif not isinstance(bsym.sym.id, prims.PrimIDs):
-        return False  # what is recorded on fakes is seen by these
-    given, made = ({p.name for p in proxies} for proxies in (bsym.flat_proxy_args, bsym.flat_proxy_outs))
-    return any(
-        b.sym.id is prims.PrimIDs.SHALLOW_COPY and b.args[0].name in given and b.output.name in made
-        for b in (bsym, *bsym.subsymbols)
-    )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from thunder_norm.tracing.views import may_share_by_name
 from thunder.torch import _syms_returning_views, _syms_that_may_return_views, _torch_to_thunder_function_map
 
 
@@ -22,21 +23,9 @@ def may_share_memory(fn: Callable) -> bool:
     return _torch_to_thunder_function_map.get(fn) in _views() or may_share_by_name(getattr(fn, "__name__", ""))
 
 
-def may_share_by_name(name: str) -> bool:
-    """The same for an operation of torch's by its name alone."""
-    return name in ("__getitem__", "__iter__", "__get__", "type_as", "type") or _is_view(name)
-
-
 @functools.cache
 def _views() -> frozenset:
     return frozenset(_syms_returning_views | _syms_that_may_return_views)
-
-
-@functools.cache
-def _is_view(name: str) -> bool:
-    packet = getattr(torch.ops.aten, name, None)
-    schemas = () if packet is None else [getattr(packet, overload)._schema for overload in packet.overloads()]
-    return any(r.alias_info is not None and not r.alias_info.is_write for schema in schemas for r in schema.returns)
 
 
 def is_reshaped(alias: torch.Tensor, target: torch.Tensor) -> bool:

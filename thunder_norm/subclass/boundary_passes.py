@@ -14,13 +14,13 @@ from thunder_norm.subclass.boundary_operators import check_results
 from thunder_norm.subclass.trace import keep_only
 from thunder_norm.tracing.activity import depended_on, depending
 from thunder_norm.tracing.bindable import bindable
-from thunder_norm.tracing.views_in_place import RETURNING_SELF
+from thunder_norm.tracing.views import RETURNING_SELF
+from thunder_norm.tracing.writes import copies_in
 from thunder.core import dtypes, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
-from thunder.core.update_aliases import _is_inplace_op
 
 Traces = tuple[TraceCtx, TraceCtx, TraceCtx | None]
 
@@ -210,8 +210,9 @@ def _names_of_inputs(computation: TraceCtx, inputs: Sequence[TensorProxy]) -> se
     for bsym in computation.bound_symbols:
         if bsym.sym.id is prims.PrimIDs.UPDATE_ALIASES:
             found |= {q.name for p, q in zip(bsym.flat_proxy_args, bsym.flat_proxy_outs, strict=True) if p.name in found}
-        elif _is_inplace_op(bsym) and bsym.flat_proxy_args[0].name in found:
-            found |= {q.name for q in bsym.flat_proxy_outs}
+        found |= {
+            copy.output.name for copy in copies_in(bsym) if copy.args[1].name in found
+        }  # also inside of what has a gradient of ours
     return found
 
 

@@ -11,13 +11,14 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.memory import Memory
+from thunder_norm.tracing.views import makes_view
 from thunder_norm.tracing.writes import copies_in
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, BoundSymbolInterface
 from thunder.core.trace import TraceCtx
-from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
+from thunder.core.update_aliases import _is_inplace_op
 
 
 def check_mutations(trace: TraceCtx) -> None:
@@ -46,7 +47,7 @@ def is_missed(trace: TraceCtx, followed: Sequence[TensorProxy]) -> bool:
     memory = Memory()
     for bsym in trace.bound_symbols:
         given = [p.name for p in bsym.flat_proxy_args]
-        if given and (_is_view_creation_op(bsym) or _is_inplace_op(bsym)):
+        if given and (makes_view(bsym) or _is_inplace_op(bsym)):
             memory.join([given[0], *(p.name for p in bsym.flat_proxy_outs)])
     places = {memory.root(p.name) for p in followed}
     written = (target.name for bsym in trace.bound_symbols for _, target, _ in _copies(bsym))

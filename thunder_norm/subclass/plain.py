@@ -57,6 +57,8 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
         if answer is not None:
             return answer if from_user() else None
         written_out = _WRITTEN_OUT.get(args[1].value)
+        if acquisition is not None and acquisition.fakes.follows_plain:
+            written_out = _VIEWS.get(args[1].value, written_out)
         if written_out is not None:
             return lambda obj, *_: _interpret_call(written_out, obj)
         if args[1].value == "requires_grad" and acquisition is not None and _is_written_in_order(acquisition):
@@ -136,6 +138,8 @@ def _adjoint(x: torch.Tensor) -> torch.Tensor:
 
 # Attributes that are operations, and that Thunder's tensors lack.
 _WRITTEN_OUT = {"H": _adjoint, "mH": lambda x: x.mT.conj()}
+# Thunder's tensors have these, but no operation that is seen to make a view
+_VIEWS = {"T": lambda x: x.permute(*range(x.ndim - 1, -1, -1)), "mT": lambda x: x.transpose(-2, -1)}
 
 
 def _type(acquisition: Acquisition | None, obj: WrappedValue) -> Any:

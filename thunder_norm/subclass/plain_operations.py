@@ -42,7 +42,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
 
 _VIEWS = (torch.Tensor.view, torch.Tensor.view_as)  # which some tensors of a shape have, and others not, as their strides are
-_TORCHS = (torch.Tensor.unfold, torch.Tensor.exponential_, torch.nn.functional.gumbel_softmax)
+_TORCHS = (torch.Tensor.unfold, torch.Tensor.exponential_, torch.nn.functional.gumbel_softmax, torch.rand_like, torch.randn_like)
 
 
 def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:

@@ -13,13 +13,14 @@ from thunder_norm.subclass.fallback import is_kept, made_for
 from thunder_norm.subclass.sized import Sized
 from thunder_norm.tracing.known_values import MAY_BE_VIEWS
 from thunder_norm.tracing.random_numbers import draws_numbers
+from thunder_norm.tracing.views import makes_view
 from thunder_norm.tracing.writes import targets
 from thunder.core import jit_ext, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
-from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
+from thunder.core.update_aliases import _is_inplace_op
 from thunder.executors import pythonex, torchex
 from thunder.executors.passes import transform_for_execution
 
@@ -52,7 +53,7 @@ def made_of(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place:
     written_into = [targets(bsym) for bsym in program]
     made_by: dict[str, BoundSymbol] = {}
     if any(written_into):
-        views = filter(_is_view_creation_op, _parts(program))  # of which some consist of operations that copy: a diagonal
+        views = filter(makes_view, _parts(program))  # of which some consist of operations that copy: a diagonal
         makers = (*_leaves(program), *views)
         made_by = {o.name: bsym for bsym in makers for o in bsym.flat_proxy_outs if not _hands_over(bsym)}
     wanted, found, overwritten = {p.name: p}, [], set()

@@ -26,7 +26,7 @@ from thunder_norm.subclass.operations import torch_callable
 from thunder_norm.tracing.data_dependence import data_dependent_on_mask
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder_norm.tracing.views_in_place import RETURNING_SELF
+from thunder_norm.tracing.views import RETURNING_SELF
 from thunder.core import dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,

@@ -7,6 +7,7 @@ out: what is drawn after them would be other numbers than in eager mode.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -73,8 +74,16 @@ def _unused_draws(trace: TraceCtx) -> list[BoundSymbol]:
         if is_for_nobody:
             found.append(bsym)
         if is_used or is_for_nobody or has_tags(bsym, {prims.OpTags.DONT_DCE}):
-            needed.update(p.name for p in bsym.flat_proxy_args)
+            needed.update(_computed_with(bsym))
     return found[::-1]
+
+
+def _computed_with(bsym: BoundSymbol) -> Iterator[str]:
+    """The tensors whose values an operation takes: ``torch.zeros_like(x)`` is made of numbers alone when it runs."""
+    if not bsym.subsymbols:
+        yield from (p.name for p in bsym.flat_proxy_args)
+    for part in bsym.subsymbols:
+        yield from _computed_with(part)
 
 
 def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:

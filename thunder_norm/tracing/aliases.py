@@ -22,13 +22,14 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.bindable import bindable
 from thunder_norm.tracing.conditions import GuardError
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.views import makes_view
 from thunder_norm.tracing.writes import targets
 from thunder.core import dtypes, prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, get_tracectx, tracectx
-from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
+from thunder.core.update_aliases import _is_inplace_op
 from thunder.torch import _syms_returning_views
 
 _MOST_ELEMENTS = 2**26  # of a storage whose elements are compared one by one
@@ -160,7 +161,7 @@ def with_last_writes(trace: TraceCtx) -> TraceCtx:
             results = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)] or [target]
             _unite(families, [target.name, results[0].name])
             last[id(families[target.name])] = results[0]
-        elif _is_view_creation_op(bsym):
+        elif makes_view(bsym):
             _unite(families, [p.name for p in (*bsym.flat_proxy_args[:1], *bsym.flat_proxy_outs)])
     return _returning_after(trace, {name: last[id(f)] for name, f in families.items() if id(f) in last})
 
@@ -232,7 +233,7 @@ def check_written_once(trace: TraceCtx) -> None:
         made = bsym.sym.name.rpartition(".")[2]
         if made == "conj":
             conjugates += [(name, p.name) for p in bsym.flat_proxy_outs if p.name != name]
-        source = made if _is_unlike(bsym, made) else unlike.get(name) if _is_view_creation_op(bsym) else None
+        source = made if _is_unlike(bsym, made) else unlike.get(name) if makes_view(bsym) else None
         if source is not None and made not in ("contiguous", "reshape", "flatten"):  # of such a view they are copies
             unlike.update((p.name, source) for p in bsym.flat_proxy_outs)
 
@@ -272,7 +273,7 @@ def _written(trace: TraceCtx) -> set[str]:
     for bsym in trace.bound_symbols:
         changed.update(p.name for p in targets(bsym))
         tensors = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
-        if tensors and _is_view_creation_op(bsym):
+        if tensors and makes_view(bsym):
             group = groups.setdefault(tensors[0].name, {tensors[0].name})
             for p in bsym.flat_proxy_outs:
                 group |= groups.get(p.name, {p.name})

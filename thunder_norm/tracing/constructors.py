@@ -37,6 +37,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     """What to call instead of `fn`, if it makes a tensor of a sequence that Thunder does not read as torch does; None for all others."""
     if fn is torch.Tensor._make_subclass and args and issubclass(args[0].value, torch.nn.Parameter):
         return _refuse_parameter
+    if fn is torch.Tensor.new and args and type(args[0].value) is TensorProxy:
+        return _new
     place: Any = 1 if isinstance(fn, Symbol) and fn.name == "new_tensor" else look_up(_OF_SEQUENCES, fn)
     if place is None or len(args) <= place:
         return None
@@ -145,13 +147,25 @@ def _of_class(cls: Any, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
 
     What torch says of numbers, which it takes otherwise than ``torch.tensor`` does, is asked of the class itself.
     """
+    return _made(cls, _like(cls), None if cls is torch.Tensor else cls.dtype, *args, **kwargs)
+
+
+def _new(x: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for ``x.new(...)``, which is its class with its dtype and device: of a ``torch.Size`` sizes, of a list numbers."""
+    dtype, device = dtypes.to_torch_dtype(x.value.dtype), devices.to_torch_device(x.value.device)
+    with _disable_current_modes():
+        as_data = torch.empty(0, dtype=dtype).new
+    return _made(as_data, wrap_const((dtype, str(device))), dtype, *args, **kwargs)
+
+
+def _made(cls: Any, like: WrappedValue, dtype: torch.dtype | None, /, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     if len(args) > 1 or "size" in kwargs or (args and type(unwrap(args[0])) in (int, torch.Size)):
-        return _interpret_call(_empty, _like(cls), *args, **kwargs)
+        return _interpret_call(_empty, like, *args, **kwargs)
     if not args and "data" not in kwargs:
-        return _interpret_call(_empty, _like(cls), wrap_const(0), **kwargs)
+        return _interpret_call(_empty, like, wrap_const(0), **kwargs)
     data = args[0] if args else kwargs["data"]
     if isinstance(data.value, TensorProxy):
-        return _interpret_call(_alias, wrap_const(None if cls is torch.Tensor else cls.dtype), data)
+        return _interpret_call(_alias, wrap_const(dtype), data)
     held = unwrap(data)
     if not any(isinstance(v, TensorProxy | NumberProxy | torch.Tensor) for v in tree_leaves(held)):
         try:
@@ -161,8 +175,8 @@ def _of_class(cls: Any, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
             return do_raise(e)
         data = wrap_const(held.tolist()) if held.numel() else wrap_const(torch.Size(held.shape))
         if not held.numel():
-            return _interpret_call(_empty, _like(cls), data)
-    return _interpret_call(_of_numbers, _like(cls), data)
+            return _interpret_call(_empty, like, data)
+    return _interpret_call(_of_numbers, like, data)
 
 
 def _like(cls: Any) -> WrappedValue:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ from thunder_norm.tracing.value_kinds import EQUAL, GUARDED_BY_THUNDER, IDENTICA
 from thunder_norm.tracing.ways import GONE, LEFT_OUT, Path, Ways, path_of
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
-from thunder.core.interpreter import INTERPRETER_CALLBACKS, ProvenanceRecord, WrappedValue
+from thunder.core.interpreter import INTERPRETER_CALLBACKS, ProvenanceRecord, WrappedValue, interpreter_needs_wrap
 from thunder.core.trace import get_tracectx
 
 CONTAINERS = (list, tuple, dict, collections.OrderedDict)
@@ -62,7 +63,7 @@ _HASH = _COMPARE.union("__setitem__ __delitem__ setdefault add move_to_end fromk
 # what they ask of the objects that they are given
 _ASKED = {
     **dict.fromkeys(_COMPARE, ("__eq__", "__hash__")),
-    **dict.fromkeys(("format", "__mod__"), ("__format__", "__str__", "__repr__")),
+    **dict.fromkeys(("format", "__mod__"), ("__format__", "__str__", "__repr__", "__int__", "__float__", "__index__")),
 }
 _NUMBERS = (int, float, complex, str, bytes)  # which of equal ones an object is nobody knows
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # which torch keeps of a module
@@ -270,12 +271,26 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     name = getattr(fn, "__name__", None)
     asked = _ASKED.get(name, ())
     for a in args[1:] if asked else ():
-        if _has_code_for(type(a.value), asked):
-            note(a, "own state", None, snapshots.same_as(vars(a.value)))
+        for part in (a, *_items(a)):
+            if _has_code_for(type(part.value), asked):
+                note(part, "own state", None, snapshots.same_as(vars(part.value)))
     if name in _HASH:
         look_into(args[1:2])
     if any(stored.is_container(type(a.value)) for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
         look_into(args)
+
+
+def reference_asked(reference: weakref.ref) -> Callable:
+    """What to call for a weak reference: no way leads to what it refers to, and whether that is still there nobody sees."""
+    if (guards := _current.get()) is not None:
+        guards.surroundings.note_reference(reference)
+    return interpreter_needs_wrap(lambda: reference())
+
+
+def _items(given: WrappedValue) -> Iterator[WrappedValue]:
+    """What is in a tuple or dict that a function in C is given."""
+    items = given.item_wrappers if type(given.value) in (tuple, dict) else None
+    yield from (v for v in (items.values() if isinstance(items, dict) else items or ()) if isinstance(v, WrappedValue))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -26,6 +26,7 @@ from thunder_norm.tracing.locations import at_line_of, location_of, location_of_
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.memory import Memory
 from thunder_norm.tracing.recording import gradients_recorded, scope
+from thunder_norm.tracing.views import makes_view
 from thunder_norm.tracing.views_in_place import names_of_one_object, renamed_so_far
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
@@ -35,7 +36,7 @@ from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import AnyProxy, Proxy, ProxyTag, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
-from thunder.core.update_aliases import _is_inplace_op, _is_view_creation_op
+from thunder.core.update_aliases import _is_inplace_op
 
 NAMES = frozenset({"set_"})
 _MARK = "thunder_norm.replaced_memory"
@@ -298,7 +299,7 @@ def _check_not_needed(at: str | None, before: Iterable[BoundSymbol], names: set[
         is_linear = bsym.sym.name in _NEED_THE_OTHERS and sum(n in names for n in given) == 1
         needs = not is_linear or any(n in active for n in given if n not in names)
         is_active = any(p.name in active for p in bsym.flat_proxy_outs) and bsym.sym.name not in _NEED_NOTHING
-        if names.isdisjoint(given) or not (needs and is_active) or bsym.sym.name == "history" or _is_view_creation_op(bsym):
+        if names.isdisjoint(given) or not (needs and is_active) or bsym.sym.name == "history" or makes_view(bsym):
             continue
         raise UnsupportedOpError(
             with_details(
@@ -341,7 +342,7 @@ def _check_not_written(bsyms: list[BoundSymbol]) -> None:
                     instead="write before the assignment, or assign a clone: x.data = value.clone()",
                 )
             )
-        if given and (_is_inplace_op(bsym) or _is_view_creation_op(bsym)):
+        if given and (_is_inplace_op(bsym) or makes_view(bsym)):
             memory.join([given[0].name, *(p.name for p in bsym.flat_proxy_outs)])
 
 

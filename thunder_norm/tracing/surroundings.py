@@ -147,6 +147,15 @@ class Surroundings:
                 instead="give a list, or the item itself",
             )
 
+    def note_reference(self, reference: weakref.ref) -> None:
+        """Note a weak reference that is asked for its object by the program, and not by a library."""
+        if not _is_in_library(but_for=("weakref", "_weakrefset")):
+            self._note_of_one_call(
+                "a weak reference is asked for its object in the jitted function",
+                why="nothing sees whether the object is there in the next call, and as it was",
+                instead="give the object itself, or keep it in an attribute",
+            )
+
     def _note_state(self, function: Callable, given: tuple) -> None:
         if (function, given) in self.states:
             return
@@ -219,9 +228,13 @@ def _defaults(function: FunctionType | None) -> Any:
     return None if function is None else (function.__defaults__, function.__kwdefaults__)
 
 
-def _is_in_library() -> bool:
-    """Whether the statement that is interpreted is of a library: Thunder's own context variables are others while it interprets."""
-    return is_of_others(_value(get_interpreterruntimectx().frame_stack[-1].globals))
+def _is_in_library(but_for: tuple[str, ...] = ()) -> bool:
+    """Whether the statement that is interpreted is of a library: Thunder's own context variables are others while it interprets.
+
+    Of some modules it is that which calls them.
+    """
+    frames = (_value(frame.globals) for frame in reversed(get_interpreterruntimectx().frame_stack))
+    return is_of_others(next((names for names in frames if names.get("__name__") not in but_for), {}))
 
 
 def _is_of_library(owner: type, name: str) -> bool:

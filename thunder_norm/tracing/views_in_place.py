@@ -17,6 +17,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.recording import gradients_recorded, scope
+from thunder_norm.tracing.views import RETURNING_SELF
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.interpreter import WrappedValue, do_raise, unwrap, wrap_const
@@ -36,11 +37,6 @@ _VIEWS: dict[str, Callable] = {
 }
 NAMES = frozenset(_VIEWS)
 
-# Operations that return the very tensor where there is nothing to do.
-RETURNING_SELF = frozenset(
-    "bfloat16 bool byte char conj contiguous cpu cuda dequantize double dropout float half int long real resolve_conj resolve_neg short to "
-    "type type_as".split()
-)
 _PERMUTING = frozenset("T mT movedim moveaxis permute swapaxes swapdims t transpose".split())
 
 

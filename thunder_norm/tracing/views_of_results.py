@@ -10,6 +10,9 @@ writes into one of both.
 
 from __future__ import annotations
 
+import torch
+
+from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace
@@ -30,7 +33,9 @@ def reshaping_results(trace: TraceCtx) -> TraceCtx:
 
 
 def _is_view_of_result(bsym: BoundSymbol, given: set[str]) -> bool:
-    return bsym.sym is torchex.view and isinstance(bsym.args[0], TensorProxy) and bsym.args[0].name not in given
+    if bsym.sym is not torchex.view or not isinstance(bsym.args[0], TensorProxy) or bsym.args[0].name in given:
+        return False
+    return not isinstance(_sizes(bsym)[0], torch.dtype | dtypes.dtype)
 
 
 def _writes(bsym: BoundSymbol) -> bool:
@@ -38,6 +43,11 @@ def _writes(bsym: BoundSymbol) -> bool:
 
 
 def _reshaped(bsym: BoundSymbol) -> BoundSymbol:
-    sizes = bsym.args[1:] if bsym.args[1:] else tuple(bsym.kwargs.values())
+    sizes = _sizes(bsym)
     shape = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else tuple(sizes)
     return bsym.from_bsym(sym=torchex.reshape, args=(bsym.args[0], shape), kwargs={}, subsymbols=())
+
+
+def _sizes(bsym: BoundSymbol) -> tuple:
+    """What a view is asked for: sizes, or a dtype."""
+    return tuple(bsym.args[1:] or bsym.kwargs.values())

@@ -111,7 +111,6 @@ class ShortCalls:
             stats.last_trace_host_start = perf_counter_ns()
             r, (inputs, to_epilogue) = ready
             with_grad = is_grad_enabled()
-            self._cd().is_grad_enabled = with_grad
             try:
                 _note_hit(stats, r.entry)
                 entry = of_call(r.called, inputs)

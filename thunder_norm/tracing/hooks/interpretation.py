@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ from thunder_norm.tracing.hooks.participants import functions_inside, has_part, 
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
-from thunder_norm.tracing.python import callbacks, conversions, derived, patterns
+from thunder_norm.tracing.python import callbacks, conversions, derived, patterns, special_methods
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue
 from thunder.core.trace import TraceCtx
@@ -79,7 +80,11 @@ def _lookaside(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
 
 def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     asked = leader()
+    if special_methods.is_compared_by_own_method(fn):
+        return None  # its ``__call__`` is interpreted
     if asked is not None:
+        if isinstance(fn, weakref.ref):
+            return guards.reference_asked(fn)
         guards.note_call(fn, args)
         autocast.note_call()
         about_python = attributes.lookaside(fn, args)
@@ -93,6 +98,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or callbacks.lookaside(fn, args, kwargs)
             or conversions.lookaside(fn, args, kwargs)
             or patterns.lookaside(fn, args)
+            or special_methods.lookaside(fn, args, kwargs)
             or constructors.lookaside(fn, args, kwargs)
             or torch_arguments.lookaside(fn, args, kwargs)
             or known_values.lookaside(fn, args)

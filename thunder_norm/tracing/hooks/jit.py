@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -24,6 +25,7 @@ from thunder_norm.tracing import (
     stored_reads,
     whereabouts,
 )
+from thunder_norm.tracing.calls import threads
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
 from thunder_norm.tracing.deep_calls import with_room
@@ -217,7 +219,14 @@ def _with_cache_info(fn: Callable) -> Callable:
     if not {"weakref_cd", "weakref_cs"} <= around.keys() or not _has_participant(around):
         return find
 
+    threads.divide(around["weakref_cd"]())
+    one_at_a_time = threading.RLock()
+
     def compiling(*args: Any, **kwargs: Any) -> Any:
+        with one_at_a_time:
+            return found_or_compiled(*args, **kwargs)
+
+    def found_or_compiled(*args: Any, **kwargs: Any) -> Any:
         with native.compiler(), rarely_collected():
             entry, *inputs = with_room(find, *args, **kwargs)
         acquired = vars(around["weakref_cd"]())

@@ -22,6 +22,7 @@ from thunder_norm.tracing.python import (
     natively,
     operators,
     patterns,
+    special_methods,
 )
 from thunder_norm.tracing.replacement import Replacements
 
@@ -35,6 +36,7 @@ __all__ = [
     "derived_sequences",
     "lists",
     "natively",
+    "special_methods",
 ]
 
 AS_IT_IS = Replacements(

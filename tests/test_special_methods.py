@@ -1,0 +1,112 @@
+"""What functions in C ask of a program's own objects is asked in each call: indices, sizes, rounding, hashes, weak references."""
+
+from __future__ import annotations
+
+import math
+import operator
+import weakref
+
+import pytest
+import torch
+
+from thunder_norm.errors import AcquiredAnewWarning
+from thunder_norm.transforms import SubclassTransform
+import thunder
+
+
+class _Number:
+    """Stands for a number wherever Python or torch asks it to."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __index__(self):
+        return self.n
+
+    def __float__(self):
+        return self.n / 2
+
+    def __round__(self, digits=None):
+        return self.n + (digits or 0)
+
+    def __trunc__(self):
+        return self.n
+
+    __floor__ = __ceil__ = __abs__ = __int__ = __trunc__
+
+    def __hash__(self):
+        return self.n
+
+    def __eq__(self, other):
+        raise ValueError("incomparable")
+
+    def __bytes__(self):
+        return bytes([self.n])
+
+    def __divmod__(self, other):
+        return NotImplemented if isinstance(other, _Divisor) else (self.n // other, self.n % other)
+
+    def __pow__(self, other, modulus=None):
+        return self.n**other if modulus is None else self.n**other % modulus
+
+    def __iter__(self):
+        return iter([self.n, 3])
+
+    def __call__(self, x):
+        return x * self.n
+
+
+class _Divisor:
+    def __rdivmod__(self, other):
+        return other.n, 2
+
+
+_ASKED = {
+    "an index": lambda x, n: x[n],
+    "a slice": lambda x, n: x[n:],
+    "an index of a list": lambda x, n: x[0] * [1.0, 2.0, 3.0, 4.0][n] * (5, 6, 7, 8)[n],
+    "a slice of a list": lambda x, n: x[0] * len([1, 2, 3, 4][n:]),
+    "a range": lambda x, n: sum((x * i for i in range(n)), x),
+    "a shape": lambda x, n: x.reshape(n, -1),
+    "a shape in a tuple": lambda x, n: torch.zeros((n, 2)) + x[0],
+    "a written place": lambda x, n: operator.setitem(y := x.clone(), slice(None, n), 0.0) or y,
+    "rounding": lambda x, n: x * round(n) + round(n, 2) + math.trunc(n) + math.floor(n) * math.ceil(n) + abs(n),
+    "math": lambda x, n: x * math.sqrt(n) + math.gcd(n, 12) + math.fsum(n) + math.prod(n),
+    "operators": lambda x, n: x * pow(n, 2) + pow(n, 2, 5) + divmod(n, 2)[1] + divmod(n, _Divisor())[0] + hash(n) + len(bytes(n)),
+    "a text": lambda x, n: x * int("%d" % n) + int("%d%d" % (1, n)),  # noqa: UP031
+    "a call": lambda x, n: n(x),
+}
+
+
+@pytest.mark.parametrize("asked", _ASKED)
+def test_what_functions_in_c_ask_of_an_object_is_asked_in_each_call(asked):
+    n, x = _Number(2), torch.arange(1.0, 5.0)
+    jf = thunder.jit(lambda x, n: _ASKED[asked](x, n), transforms=[SubclassTransform()])
+    for n.n in (2, 2, 1, 2):
+        assert torch.equal(jf(x, n), _ASKED[asked](x, n))
+    assert thunder.cache_misses(jf) == 2
+
+
+class _Scale:
+    by = 2.0
+
+
+@pytest.mark.parametrize("kept", ["a reference", "a set"])
+def test_what_a_weak_reference_leads_to_is_as_it_is_in_each_call(kept):
+    scale, others = _Scale(), [_Scale()]
+    reference, together = weakref.ref(others[0]), weakref.WeakSet([scale, *others])
+
+    def f(x):
+        if kept == "a set":
+            return x * sum(s.by for s in together)
+        found = reference()
+        return -x if found is None else x * found.by
+
+    x = torch.ones(2)
+    with pytest.warns(AcquiredAnewWarning, match="weak reference"):
+        jf = thunder.jit(f, transforms=[SubclassTransform()])
+        assert torch.equal(jf(x), f(x))
+    others[0].by = 5.0
+    assert torch.equal(jf(x), f(x))
+    others.clear()
+    assert torch.equal(jf(x), f(x))

@@ -1,0 +1,155 @@
+"""Special methods that functions in C call of the program's objects: ``x[i]``, ``range(n)``, ``round(o)``, ``hash(o)``, ``math.fsum(o)``.
+
+Thunder calls these functions natively, so that nothing guards what the methods read: the number is asked for by the interpreter, before.
+"""
+
+from __future__ import annotations
+
+import cmath
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+
+from thunder_norm.tracing import guards
+from thunder_norm.tracing.classes import LIBRARIES, in_classes
+from thunder_norm.tracing.lookasides import look_up
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import WrappedValue, make_opaque, wrap_const
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import Symbol
+from thunder.torch import _torch_to_thunder_function_map
+
+# Functions of an object, and the method that each calls with the other arguments.
+_OF_AN_OBJECT: dict[Callable, str] = {
+    abs: "__abs__",
+    bytes: "__bytes__",
+    dir: "__dir__",
+    divmod: "__divmod__",
+    hash: "__hash__",
+    math.ceil: "__ceil__",
+    math.floor: "__floor__",
+    math.trunc: "__trunc__",
+    pow: "__pow__",
+    round: "__round__",
+}
+_REFLECTED = {divmod: "__rdivmod__", pow: "__rpow__"}
+_OF_INTEGERS = frozenset({math.comb, math.factorial, math.gcd, math.isqrt, math.lcm, math.perm, range})
+_OF_ITERABLES = frozenset({math.fsum, math.prod, getattr(math, "sumprod", math.prod), math.dist})
+_SEQUENCES = (list, tuple, str, bytes, range)
+_BY_INDEX = frozenset(vars(kind)["__getitem__"] for kind in _SEQUENCES) | {operator.getitem, operator.setitem, list.__setitem__}
+_MATH = frozenset(f for module in (math, cmath) for f in vars(module).values() if isinstance(f, BuiltinFunctionType))
+_OF_TENSORS = ("__getitem__", "__setitem__")  # of operators of tensors, others ask the object for its reflected method
+
+
+def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
+    """What to call instead of `fn`, if it would call such a method of a user's class; None for all others."""
+    if not args or isinstance(fn, FunctionType):
+        return None
+    name = look_up(_OF_AN_OBJECT, fn)
+    method = None if name is None else _own(type(args[0].value), name)
+    if method is not None and not kwargs:
+        guards.note_attribute(args[0], name)
+        return lambda *given: thunders._interpret_call(_called, wrap_const(fn), wrap_const(method), *given)
+    asked = _asked_for(fn)
+    if asked is None or not any(_holds(v, asked) for v in (*args, *kwargs.values())):
+        return None
+    convert = _listed if asked == "__iter__" else functools.partial(_as_numbers, asked)
+    new = [_converted(a, asked, convert) for a in args]
+    named = {k: _converted(v, asked, convert) for k, v in kwargs.items()}
+    failed = next((v for v in (*new, *named.values()) if v is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED), None)
+    return lambda *_, **__: failed or thunders._interpret_call(fn, *new, **named)
+
+
+def is_compared_by_own_method(fn: Any) -> bool:
+    """Whether what is called is an object whose class says what it is equal to: it is looked for in no table."""
+    return _own(type(fn), "__eq__") is not None
+
+
+def _asked_for(fn: Callable) -> str | None:
+    """The method that `fn` calls of objects that stand for its arguments."""
+    if isinstance(fn, Symbol):
+        return "__index__" if not fn.name.startswith("__") or fn.name in _OF_TENSORS else None
+    try:
+        if fn in _OF_INTEGERS or fn in _BY_INDEX:
+            return "__index__"
+        if fn in _OF_ITERABLES:
+            return "__iter__"
+        if fn in _MATH:
+            return "__float__"
+    except TypeError:  # not hashable
+        return None
+    name = getattr(fn, "__name__", "")
+    if name.startswith("__") and name not in _OF_TENSORS:
+        return None
+    is_torchs = look_up(_torch_to_thunder_function_map, fn) is not None
+    return "__index__" if is_torchs or any(getattr(owner, name, None) is fn for owner in (torch.Tensor, TensorProxy)) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _own(kind: type, name: str) -> FunctionType | None:
+    """What a class that a user wrote has under the name of a special method."""
+    if issubclass(kind, Proxy | torch.Tensor) or kind.__module__.partition(".")[0] in LIBRARIES:
+        return None
+    found = in_classes(kind.__mro__, name, None)
+    return found if isinstance(found, FunctionType) else None
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    value = value.value if isinstance(value, WrappedValue) else value
+    if type(value) is slice:
+        yield from (value.start, value.stop, value.step)
+    elif type(value) in (list, tuple):
+        for v in value:
+            yield from _parts(v)
+    else:
+        yield value
+
+
+def _holds(value: Any, name: str) -> bool:
+    return any(_own(type(v), name) is not None for v in _parts(value))
+
+
+def _converted(given: WrappedValue, name: str, convert: Callable) -> Any:
+    return thunders._interpret_call(convert, given) if _holds(given, name) else given
+
+
+# -- interpreted --------------------------------------------------------------------------------------------------------------
+
+
+def _called(fn: Callable, method: Callable, value: Any, *others: Any) -> Any:
+    found = method(value, *others)
+    if found is NotImplemented and others:
+        a, b = type(value), type(others[0])
+        found = getattr(b, _reflected_of(fn))(others[0], value) if a is not b else found
+        if found is NotImplemented:
+            raise TypeError(f"unsupported operand type(s) for {fn.__name__}(): {a.__name__!r} and {b.__name__!r}")
+    return sorted(found) if fn is dir else found
+
+
+def _listed(values: Any) -> Any:
+    return list(values)
+
+
+def _as_numbers(name: str, value: Any) -> Any:
+    if isinstance(value, slice):
+        return slice(_as_numbers(name, value.start), _as_numbers(name, value.stop), _as_numbers(name, value.step))
+    if type(value) is tuple:
+        return tuple([_as_numbers(name, v) for v in value])
+    if type(value) is list:
+        return [_as_numbers(name, v) for v in value]
+    return (float(value) if name == "__float__" else operator.index(value)) if _stands_for_number(value, name) else value
+
+
+@make_opaque
+def _reflected_of(fn: Callable) -> str:
+    return _REFLECTED[fn]
+
+
+@make_opaque
+def _stands_for_number(value: Any, name: str) -> bool:
+    return _own(type(value), name) is not None
