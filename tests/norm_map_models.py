@@ -15,7 +15,7 @@ from thunder_norm import (
     RMSTensor,
     RMSToRMSTensor,
 )
-from thunder_norm.norms.norm_map import Program
+from thunder_norm.norms.maps.norm_map import Program
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 from tests.ranks import run_ranks
 from thunder_norm import NormedTensor, load_norm_map
-from thunder_norm.norms.norm_map import NormMap
+from thunder_norm.norms.maps.norm_map import NormMap
 
 
 def is_normed(x: Any) -> bool:

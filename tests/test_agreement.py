@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.seeds import seeded
 from thunder_norm.audit.op_db import outside_of_unittest
-from thunder_norm.subclass import agreement
+from thunder_norm.subclass.interpreting import agreement
 import thunder
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, tracectx

@@ -19,7 +19,7 @@ from thunder_norm import (
     normed,
 )
 from thunder_norm.errors import NormMapKeyError, NormMismatchError
-from thunder_norm.norms.annotations import Annotation, named_annotations
+from thunder_norm.norms.lifts.annotations import Annotation, named_annotations
 from thunder_norm.transforms import NormTransform
 import thunder
 

@@ -8,7 +8,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, with_perturbation
-from thunder_norm.subclass.protocol import WrapperSpec
+from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 

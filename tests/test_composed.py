@@ -24,7 +24,7 @@ from thunder_norm import (
 )
 from thunder_norm.core import kept, one_bend
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules import slopes
+from thunder_norm.rules.movement import slopes
 from thunder_norm.transforms import NormTransform
 import thunder
 

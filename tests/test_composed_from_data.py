@@ -16,8 +16,8 @@ from thunder_norm import RMSTensor, certified_radii, norm_sensitivity, with_pert
 from thunder_norm.core.composed import spread_of
 from thunder_norm.core.ellipsoids import Ellipsoid
 from thunder_norm.core.local import from_data
-from thunder_norm.rules import slopes_within
-from thunder_norm.rules._attention_away import Moving, Rows
+from thunder_norm.rules.entrywise import slopes_within
+from thunder_norm.rules.layers._attention_away import Moving, Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # the oracle's Jacobians of fused attention
 F64 = torch.float64
@@ -249,7 +249,7 @@ def test_the_adversary_finds_what_claims_too_little(broken: str, monkeypatch: py
     if broken == "chords":
         monkeypatch.setattr(slopes_within, "chords", lambda op, given, middle, off, distance: (middle * 0, middle * 0 + 0.5))
     elif broken == "remainders":
-        from thunder_norm.rules import movements_nearby
+        from thunder_norm.rules.movement import movements_nearby
 
         made_of = movements_nearby.made_of
         monkeypatch.setattr(

@@ -10,7 +10,7 @@ import torch
 from tests import composed_programs as programs
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
-from thunder_norm.rules import _recurrent_vertices
+from thunder_norm.rules.layers import _recurrent_vertices
 
 F64 = torch.float64
 STEPS, WIDTH, HIDDEN = 4, 3, 5

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, RMSTensor, certified_radii, norm_sensitivity, sensitivities, with_perturbation
-from thunder_norm.rules._attention_nearby import Moved, Nearby
+from thunder_norm.rules.layers._attention_nearby import Moved, Nearby
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # the oracle's Jacobians of fused attention
 

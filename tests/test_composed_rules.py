@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from tests.test_composed import F64, matrices
 from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
-from thunder_norm.rules import slopes
+from thunder_norm.rules.movement import slopes
 
 # -- every rule of movements against what happens ----------------------------------------------------------------------------
 

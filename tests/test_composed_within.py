@@ -20,7 +20,8 @@ from thunder_norm import (
     with_perturbation,
 )
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules import slopes, slopes_within
+from thunder_norm.rules.entrywise import slopes_within
+from thunder_norm.rules.movement import slopes
 from thunder_norm.transforms import NormTransform
 import thunder
 

@@ -8,7 +8,8 @@ from fuzz.program import run, shrunk
 from fuzz.runner import Job, run_job
 
 from tests.seeds import SHIFT
-from thunder_norm.rules import _facts, movements
+from thunder_norm.rules import _facts
+from thunder_norm.rules.movement import movements
 
 SLICE = 25
 

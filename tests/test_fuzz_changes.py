@@ -12,7 +12,7 @@ from fuzz.program import run, shrunk
 from fuzz.runner import Job, run_job
 
 from tests.seeds import SHIFT, named_seed
-from thunder_norm.tracing import guards
+from thunder_norm.tracing.guarding import guards
 
 SLICE = 6
 IS_LONG = bool(os.environ.get("THUNDER_NORM_LONG"))

@@ -8,7 +8,7 @@ from fuzz.runner import Job, run_job
 from fuzz.wrapper_writes import Written
 
 from tests.seeds import SHIFT
-from thunder_norm.subclass.writing import Writing
+from thunder_norm.subclass.recording.writing import Writing
 
 SLICE = 24
 

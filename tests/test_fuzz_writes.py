@@ -8,8 +8,8 @@ from fuzz.runner import Job, run_job
 from fuzz.writes import NAMES, TARGETS, USES, WRITES, Writing
 
 from tests.seeds import SHIFT
-from thunder_norm.norms.writes import Writes
-from thunder_norm.tracing import aliases
+from thunder_norm.norms.lifts.writes import Writes
+from thunder_norm.tracing.shared_memory import aliases
 
 SLICE = 40
 

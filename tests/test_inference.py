@@ -30,7 +30,7 @@ from thunder_norm import (
 )
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.eager import chosen_norms, run_eagerly
-from thunder_norm.norms.inference import NormSpec, disagree, reference_size
+from thunder_norm.norms.lifts.inference import NormSpec, disagree, reference_size
 from thunder_norm.transforms import NormTransform
 import thunder
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from thunder_norm.tracing.guarding.value_kinds import ValueKinds
 from thunder_norm.tracing.native import bound_symbols, flattening, passes, proxies, symbols
-from thunder_norm.tracing.value_kinds import ValueKinds
 import thunder
 import thunder.torch as ltorch
 from thunder.common import CompileData

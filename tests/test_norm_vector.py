@@ -14,7 +14,7 @@ from tests.norm_map_models import KINDS, SIZES, Net, count_acquisitions, formula
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormVector, RMSTensor, RMSToRMSTensor, build_norm_map, sensitivities, with_perturbation
 from thunder_norm.errors import NormMapKeyError, NormMismatchError
-from thunder_norm.norms.scalars import FromVectors
+from thunder_norm.norms.maps.scalars import FromVectors
 from thunder_norm.transforms import NormTransform
 import thunder
 

@@ -17,7 +17,7 @@ from tests.op_coverage import compare
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, normed
 from thunder_norm.errors import AcquiredAnewWarning, DataDependentError, UnsupportedOpError
-from thunder_norm.subclass import data_sizes
+from thunder_norm.subclass.acquiring import data_sizes
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform, grad
 import thunder
 

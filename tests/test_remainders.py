@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.core.ellipsoids import Ellipsoid
-from thunder_norm.rules._attention_away import Moving
-from thunder_norm.rules._attention_between import Between
-from thunder_norm.rules.movements_of_normalizations import _Left
+from thunder_norm.rules.layers._attention_away import Moving
+from thunder_norm.rules.layers._attention_between import Between
+from thunder_norm.rules.movement.movements_of_normalizations import _Left
 
 F64 = torch.float64
 ROOTS = 7  # entries of what all moves are made of

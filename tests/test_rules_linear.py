@@ -14,7 +14,7 @@ from thunder_norm.audit import Ball, Case, check
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
-from thunder_norm.rules.grouped import grouped_mm
+from thunder_norm.rules.linear_algebra.grouped import grouped_mm
 
 R, INF, L1, OP = RMSTensor, LinfTensor, L1Tensor, RMSToRMSTensor
 

@@ -9,7 +9,7 @@ from tests.seeds import seeded
 from thunder_norm import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.audit import Ball, Case, norm
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules.running import largest_slope
+from thunder_norm.rules.reducing.running import largest_slope
 
 R, INF, L1 = RMSTensor, LinfTensor, L1Tensor
 D = torch.float64

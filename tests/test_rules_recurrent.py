@@ -12,7 +12,7 @@ from tests.seeds import seeded
 from tests.within_norms import actual_norm
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.audit import Ball, Case
-from thunder_norm.rules.recurrent import _blocks, geometric, gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
+from thunder_norm.rules.layers.recurrent import _blocks, geometric, gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
 
 D = torch.float64
 GATES = {lstm_layer: 4, gru_layer: 3, rnn_tanh_layer: 1, rnn_relu_layer: 1}

@@ -10,7 +10,7 @@ from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.audit import Ball, Case
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules.resampling import cubic_gain
+from thunder_norm.rules.reducing.resampling import cubic_gain
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64

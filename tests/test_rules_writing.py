@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, sensitivities, with_perturbation
 from thunder_norm.audit import Ball, Case
-from thunder_norm.rules.writing import copied, with_entries
+from thunder_norm.rules.layout.writing import copied, with_entries
 
 R, INF = RMSTensor, LinfTensor
 MASK = torch.tensor([[True, False, True, True], [False, True, True, False], [True, True, True, True]])

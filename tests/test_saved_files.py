@@ -21,7 +21,7 @@ from tests.norm_map_models import Net, state
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, build_norm_map, load_norm_map, load_norm_report, norm_report, with_perturbation
 from thunder_norm.errors import SavedFileError, ThunderNormError
-from thunder_norm.norms.norm_map import NormMap
+from thunder_norm.norms.maps.norm_map import NormMap
 from thunder_norm.norms.saving import files, values
 
 FIRST = b"thunder_norm file, format 1\n"

@@ -31,8 +31,8 @@ from thunder_norm import (
     with_perturbation,
 )
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, SavedFileError
-from thunder_norm.norms.function_of_sizes import function_of_sizes
-from thunder_norm.norms.norm_map import NormMap
+from thunder_norm.norms.maps.function_of_sizes import function_of_sizes
+from thunder_norm.norms.maps.norm_map import NormMap
 from thunder_norm.transforms import grad, vmap
 
 

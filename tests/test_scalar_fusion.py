@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, LinfTensor, RMSTensor, RMSToRMSTensor, build_norm_map, sensitivities, with_perturbation
-from thunder_norm.norms import scalars
+from thunder_norm.norms.maps import scalars
 from thunder_norm.norms.scalar_fusion import as_function_of_floats, fuse_scalars
 from thunder_norm.transforms import NormTransform
 import thunder

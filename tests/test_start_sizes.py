@@ -10,8 +10,8 @@ from torch import nn
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.modular import ModularNorm
-from thunder_norm.norms.inference import NormSpec
-from thunder_norm.norms.starts import start_size
+from thunder_norm.norms.lifts.inference import NormSpec
+from thunder_norm.norms.lifts.starts import start_size
 
 MATRIX, KERNEL = NormSpec(RMSToRMSTensor, (-2, -1)), NormSpec(RMSToRMSConvTensor, (-4, -3))
 VECTOR, GAIN = NormSpec(RMSTensor, (-1,)), NormSpec(LinfTensor, ())

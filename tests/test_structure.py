@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import subprocess
 import sys
@@ -89,6 +90,37 @@ def test_no_modules_import_each_other():
         for m in free:
             del remaining[m]
     assert not remaining
+
+
+def test_no_packages_of_a_room_import_each_other():
+    """The modules beside them, in the room's own folder, are no package: some are below all of them, some above."""
+    used: dict[str, set[str]] = {}
+    for module, imported in _imports().items():
+        package = _package(module)
+        used.setdefault(package, set()).update(
+            o for m in imported if (o := _package(m)) != package and _room(o) == _room(package)
+        )
+    between = {p: set(_all_below(p, used)) for p in used}
+    assert {(a, b) for a in used for b in between[a] if a in between[b]} == set()
+
+
+def _package(module: str) -> str:
+    """``room.package`` of what is in one, else the module."""
+    return ".".join(module.split(".")[:3])
+
+
+def _all_below(package: str, used: dict[str, set[str]]) -> Iterator[str]:
+    seen, ahead = {package}, [package]
+    while ahead:
+        for other in used.get(ahead.pop(), set()) - seen:
+            seen.add(other)
+            ahead.append(other)
+            yield other
+
+
+def test_folders_can_be_taken_in_at_a_glance():
+    found = collections.Counter(path.parent for path in _MODULES.values())
+    assert {str(folder): n for folder, n in found.items() if n > 40} == {}
 
 
 _ALONE = """

@@ -16,8 +16,8 @@ from tests.op_coverage import compare
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, build_norm_map
 from thunder_norm.errors import AcquiredAnewWarning, DataDependentError, UnsupportedOpError
-from thunder_norm.subclass import data_sizes
-from thunder_norm.subclass.sized import Sized
+from thunder_norm.subclass.acquiring import data_sizes
+from thunder_norm.subclass.acquiring.sized import Sized
 from thunder_norm.transforms import NormTransform, SubclassTransform
 from thunder_norm.trees import flat_tensors
 import thunder

@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
 from thunder_norm.errors import EscapeError, UnsupportedOpError
-from thunder_norm.subclass.encoding import decode, encode
+from thunder_norm.subclass.backward.encoding import decode, encode
 from thunder_norm.transforms import SubclassTransform
 import thunder
 

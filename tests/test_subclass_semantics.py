@@ -12,7 +12,7 @@ from subclasses import assert_same, two
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
-from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
+from thunder_norm.subclass.classes.wrapper_scan import may_construct_wrappers
 from thunder_norm.transforms import SubclassTransform
 import thunder
 

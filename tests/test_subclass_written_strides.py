@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
-from thunder_norm.subclass.aliasing import is_dense, lies_once
+from thunder_norm.subclass.acquiring.aliasing import is_dense, lies_once
 from thunder_norm.transforms import SubclassTransform
 import thunder
 

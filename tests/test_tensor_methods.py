@@ -8,7 +8,7 @@ import torch
 from tests.seeds import seeded
 from thunder_norm import NormedTensor, normed
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.tracing import tensor_methods
+from thunder_norm.tracing.torch_functions import tensor_methods
 from thunder_norm.transforms import CheckpointTransform, NormTransform
 import thunder
 

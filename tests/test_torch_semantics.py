@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tests.seeds import named_seed, seeded
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.tracing.type_promotion import mended_promotion
+from thunder_norm.tracing.torch_functions.type_promotion import mended_promotion
 from thunder_norm.transforms import (
     CheckpointTransform,
     NormTransform,

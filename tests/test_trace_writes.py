@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.seeds import seeded
-from thunder_norm.tracing.writes import targets
+from thunder_norm.tracing.shared_memory.writes import targets
 from thunder_norm.transforms import SubclassTransform
 import thunder
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import RMSTensor
-from thunder_norm.subclass import einsum_strides
+from thunder_norm.subclass.recording import einsum_strides
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 import thunder.torch as ltorch

@@ -13,9 +13,9 @@ from zoo.case import OPAQUE
 
 from benchmarks.parts import exchanged
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
-from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.trace import OperationId
-from thunder_norm.tracing.bindable import executor as boundary_executor
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.subclass.recording.trace import OperationId
+from thunder_norm.tracing.guarding.bindable import executor as boundary_executor
 from thunder_norm.transforms import SubclassTransform
 import thunder
 

@@ -13,7 +13,7 @@ from thunder_norm import RMSTensor
 from thunder_norm.core.conversions import convert
 from thunder_norm.core.dispatch import run_registered
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules.recurrent import gru_layer, lstm_layer, rnn_tanh_layer
+from thunder_norm.rules.layers.recurrent import gru_layer, lstm_layer, rnn_tanh_layer
 
 D = torch.float64
 

@@ -31,9 +31,9 @@ if _TYPE_CHECKING:
     from thunder_norm import executors as executors
     from thunder_norm import modular as modular
     from thunder_norm import transforms as transforms
-    from thunder_norm.norms.annotations import annotate
+    from thunder_norm.norms.lifts.annotations import annotate
+    from thunder_norm.norms.maps.norm_map import build_norm_map, load_norm_map
     from thunder_norm.norms.margins import LipschitzMargin, certified_radii
-    from thunder_norm.norms.norm_map import build_norm_map, load_norm_map
     from thunder_norm.norms.norm_vector import NormVector
     from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
     from thunder_norm.norms.transform import normed
@@ -43,10 +43,10 @@ if _TYPE_CHECKING:
 _LAZY = {
     "LipschitzMargin": "thunder_norm.norms.margins",
     "NormVector": "thunder_norm.norms.norm_vector",
-    "annotate": "thunder_norm.norms.annotations",
-    "build_norm_map": "thunder_norm.norms.norm_map",
+    "annotate": "thunder_norm.norms.lifts.annotations",
+    "build_norm_map": "thunder_norm.norms.maps.norm_map",
     "certified_radii": "thunder_norm.norms.margins",
-    "load_norm_map": "thunder_norm.norms.norm_map",
+    "load_norm_map": "thunder_norm.norms.maps.norm_map",
     "load_norm_report": "thunder_norm.report.norm_report",
     "norm_report": "thunder_norm.report.norm_report",
     "normed": "thunder_norm.norms.transform",

@@ -10,7 +10,7 @@ from thunder_norm.functions.jacobians import hessian, jacfwd, jacrev
 from thunder_norm.functions.jitted import SubclassTransform
 from thunder_norm.functions.registry import register_batching, register_jvp, register_vjp, self_adjoint
 from thunder_norm.functions.vmap import vmap
-from thunder_norm.norms.function_of_sizes import function_of_sizes
+from thunder_norm.norms.maps.function_of_sizes import function_of_sizes
 from thunder_norm.norms.transform import NormTransform
 from thunder_norm.profiling.flops import register_flop_rule
 from thunder_norm.profiling.roofline import DEVICES, Device, measure_cpu

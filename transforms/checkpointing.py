@@ -16,7 +16,7 @@ from thunder_norm.checkpointing.regions import finished, is_region
 from thunder_norm.errors import CheckpointError, TransformTypeError, with_details
 from thunder_norm.functions.jitted import Watching
 from thunder_norm.profiling.memory import Kind
-from thunder_norm.subclass import interception
+from thunder_norm.subclass.interpreting import interception
 from thunder_norm.tracing import hooks, lookasides
 import thunder
 from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const

@@ -30,7 +30,7 @@ from thunder_norm.core.registry import NormedOp, NormRule, _on_by_default
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.op_names import op_key
-from thunder_norm.rules.complex_numbers import view_as_complex, view_as_real
+from thunder_norm.rules.layout.complex_numbers import view_as_complex, view_as_real
 
 # The search differentiates an operation hundreds of times.
 _MOST_ELEMENTS = 800

@@ -11,8 +11,8 @@ import torch.utils.checkpoint
 from thunder_norm.checkpointing.regions import Region, names_in
 from thunder_norm.checkpointing.replays import refused, writes
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.interception import current_acquisition
-from thunder_norm.subclass.trace import FLATTEN, LEAF
+from thunder_norm.subclass.interpreting.interception import current_acquisition
+from thunder_norm.subclass.recording.trace import FLATTEN, LEAF
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.hooks.participants import functions_inside
 from thunder_norm.tracing.locations import location_of_user

@@ -18,7 +18,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.functions.aliasing import VIEWS
 from thunder_norm.functions.registry import decomposed
 from thunder_norm.tracing.locations import location_of
-from thunder_norm.tracing.random_numbers import draws_numbers
+from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder.core import devices, dtypes
 from thunder.core.prims import OpTags, PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify

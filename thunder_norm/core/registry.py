@@ -146,7 +146,7 @@ class NormedOp:
         return rule
 
     def register_sums(self, rule: SumsRule) -> SumsRule:
-        """Register of which weights a result is a sum (`thunder_norm.rules.weighted_sums`); usable as a decorator."""
+        """Register of which weights a result is a sum (`thunder_norm.rules.weighted.weighted_sums`); usable as a decorator."""
         self.sums_rule = rule
         return rule
 

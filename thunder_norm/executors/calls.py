@@ -13,7 +13,7 @@ from torch._C._dynamo.guards import GlobalStateGuard
 from thunder_norm import first_calls
 from thunder_norm.executors.graphs import Boxed, Function, compiled
 from thunder_norm.executors.plans import Layout, NotCompilable, Tensors
-from thunder_norm.tracing.tensor_checks import check_like
+from thunder_norm.tracing.guarding.tensor_checks import check_like
 
 _MOST_VARIANTS = 16  # of a region: for inputs of other strides, or in another state of the process
 _lock = threading.RLock()  # inductor compiles for one at a time

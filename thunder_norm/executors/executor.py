@@ -18,7 +18,7 @@ from thunder_norm.executors import gradients, own_writes, recomputed, stored
 from thunder_norm.executors.calls import RegionCall, Traits
 from thunder_norm.executors.plans import Layout
 from thunder_norm.executors.regions import Item, Region, partitioned
-from thunder_norm.subclass.interception import Watching
+from thunder_norm.subclass.interpreting.interception import Watching
 from thunder_norm.tracing import hooks
 from thunder.core import prims
 from thunder.core.codeutils import SigInfo

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from thunder_norm.executors.graphs import is_compilable
-from thunder_norm.subclass.fallback import made_for
-from thunder_norm.subclass.sized import Sized
-from thunder_norm.tracing import random_numbers
+from thunder_norm.subclass.acquiring.fallback import made_for
+from thunder_norm.subclass.acquiring.sized import Sized
+from thunder_norm.tracing.torch_functions import random_numbers
 from thunder.core import devices, dtypes
 from thunder.core.prims import OpTags
 from thunder.core.proxies import TensorProxy

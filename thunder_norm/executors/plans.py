@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thunder_norm.subclass.aliasing import is_dense
+from thunder_norm.subclass.acquiring.aliasing import is_dense
 
 Tensors = Sequence[torch.Tensor]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from thunder_norm.executors.members import changes_memory, is_constant, is_view, may_be_in_region, region_device, target_of
-from thunder_norm.tracing.memory import Memory
+from thunder_norm.tracing.shared_memory.memory import Memory
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy
 from thunder.core.pytree import tree_flatten

@@ -24,7 +24,7 @@ from thunder_norm.functions import completion
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.interpreted import Levels, value_of, values_of, wrapped
 from thunder_norm.functions.programs import flat_program, flat_proxies
-from thunder_norm.subclass.interception import current_acquisition
+from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope

@@ -18,12 +18,12 @@ from thunder_norm.functions.aliasing import end_of, parts_of_copies, views_in
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.programs import flat_program, is_bookkeeping, is_differentiable, operations_of, outputs_of, replayed
 from thunder_norm.functions.transformed import Transformed
-from thunder_norm.subclass.differentiation import has_tape
-from thunder_norm.subclass.trace import keep_only
-from thunder_norm.tracing import random_numbers
+from thunder_norm.subclass.backward.differentiation import has_tape
+from thunder_norm.subclass.recording.trace import keep_only
 from thunder_norm.tracing.calls.differentiated import Gradients, Run, makes_pullbacks
 from thunder_norm.tracing.locations import location_of
-from thunder_norm.tracing.random_numbers import count_draws, draws_numbers
+from thunder_norm.tracing.torch_functions import random_numbers
+from thunder_norm.tracing.torch_functions.random_numbers import count_draws, draws_numbers
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.pytree import tree_flatten

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from numbers import Number
 
 from thunder_norm.functions.opaque import views_of
-from thunder_norm.tracing.writes import copies_in
+from thunder_norm.tracing.shared_memory.writes import copies_in
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import NumberProxy, TensorProxy

@@ -12,13 +12,13 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.functions.custom import CustomOperation
 from thunder_norm.functions.interpreted import active_level
 from thunder_norm.functions.programs import program_of
-from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.operations import AUTOGRAD_APPLY, on_proxies
-from thunder_norm.subclass.record import Recorded, recording
-from thunder_norm.subclass.refusals import blaming_hidden_tensors
-from thunder_norm.subclass.refused_backward import Refuse, untraceable_backward
-from thunder_norm.subclass.trace import OperationId, composite
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.backward.refused_backward import Refuse, untraceable_backward
+from thunder_norm.subclass.interpreting.operations import AUTOGRAD_APPLY, on_proxies
+from thunder_norm.subclass.interpreting.refusals import blaming_hidden_tensors
+from thunder_norm.subclass.recording.record import Recorded, recording
+from thunder_norm.subclass.recording.trace import OperationId, composite
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.translation import proxy_like

@@ -15,17 +15,17 @@ from thunder_norm.functions.missing_gradients import with_gradients
 from thunder_norm.functions.programs import described, detach, is_differentiable
 from thunder_norm.functions.readability import tidied
 from thunder_norm.functions.transformed import Call, Transformed, run_interpreted
-from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.broadcast import broadcast_scalars_of
-from thunder_norm.subclass.interception import current_acquisition
-from thunder_norm.subclass.trace import leaf_proxies
+from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.crossing.broadcast import broadcast_scalars_of
+from thunder_norm.subclass.interpreting.interception import current_acquisition
+from thunder_norm.subclass.recording.trace import leaf_proxies
 from thunder_norm.tracing import hooks, lookasides
 from thunder_norm.tracing.activity import depending_on_gradients
 from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.locations import with_users_line
-from thunder_norm.tracing.named_results import without_fields
-from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder_norm.tracing.recording import gradients_recorded, scope
+from thunder_norm.tracing.torch_functions.named_results import without_fields
+from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise

@@ -22,10 +22,10 @@ from thunder_norm.functions.interpreted import active_level, wrapped
 from thunder_norm.functions.opaque import Operation, opaque_executor, symbol_for
 from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.functions.torch_calls import Forward, Trial, position_of, try_out
-from thunder_norm.subclass import operations, plain, selections, sequences
+from thunder_norm.subclass.interpreting import operations, plain, selections, sequences
 from thunder_norm.tracing import lookasides
-from thunder_norm.tracing.data_dependence import data_dependent
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 from thunder_norm.tracing.translation import for_torch, proxy_like
 import thunder
 import thunder.torch as ltorch

@@ -21,12 +21,12 @@ from thunder_norm.functions.aliasing import as_written, is_recorded, parts_of_co
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies, is_differentiable
-from thunder_norm.tracing.aliases import check_written_once
-from thunder_norm.tracing.histories import current, history_of
 from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import scope
-from thunder_norm.tracing.torch_semantics import unfold
-from thunder_norm.tracing.writes import copies_in
+from thunder_norm.tracing.shared_memory.aliases import check_written_once
+from thunder_norm.tracing.shared_memory.histories import current, history_of
+from thunder_norm.tracing.shared_memory.writes import copies_in
+from thunder_norm.tracing.torch_functions.torch_semantics import unfold
 from thunder_norm.trees import flat_tensors
 import thunder.torch as ltorch
 from thunder.core import prims

@@ -17,12 +17,12 @@ import torch
 from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_flatten, tree_map
 
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
-from thunder_norm.subclass.protocol import WrapperSpec, is_equal
-from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.trace import UNFLATTEN, leaf_proxies
-from thunder_norm.subclass.values import is_unknown
+from thunder_norm.subclass.acquiring.values import is_unknown
+from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.subclass.recording.trace import UNFLATTEN, leaf_proxies
 from thunder_norm.tracing import lookasides
-from thunder_norm.tracing.data_dependence import data_dependent
+from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 from thunder_norm.tracing.translation import empty_for
 from thunder_norm.wrapper_classes import undifferentiated
 import thunder.torch as ltorch

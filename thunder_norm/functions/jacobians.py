@@ -17,7 +17,7 @@ from thunder_norm.functions.forward import evaluate_jvp
 from thunder_norm.functions.gradients import Argnums, Differentiated, checked_argnums, zeros_if_none
 from thunder_norm.functions.programs import anew, described, is_complex, outputs_of, program_of
 from thunder_norm.functions.transformed import Call, Transformed, shared
-from thunder_norm.tracing.random_numbers import draws_numbers
+from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 import thunder.torch as ltorch
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy

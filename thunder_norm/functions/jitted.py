@@ -15,20 +15,22 @@ from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.missing_gradients import with_missing_gradients
 from thunder_norm.functions.transformed import Transformed, compiles
-from thunder_norm.subclass import boundary, boundary_passes, interception, values
-from thunder_norm.subclass.acquisition import Acquisition, Phase
-from thunder_norm.subclass.broadcast import broadcast_scalars
-from thunder_norm.subclass.cleanup import without_copies
-from thunder_norm.subclass.differentiation import differentiate
-from thunder_norm.subclass.followed import started_histories
-from thunder_norm.subclass.hooks_of_backward import check_hooks_of_inputs
-from thunder_norm.subclass.mutations import check_mutations
-from thunder_norm.subclass.opaque_traces import check_computation
-from thunder_norm.subclass.recorded_writes import returning_recorded
-from thunder_norm.subclass.replaced import returning_current
-from thunder_norm.subclass.returned_inputs import returning_inputs
-from thunder_norm.subclass.tape_inputs import hand_on_inputs, tape_of
-from thunder_norm.subclass.turns import awaited
+from thunder_norm.subclass.acquiring import values
+from thunder_norm.subclass.acquiring.acquisition import Acquisition, Phase
+from thunder_norm.subclass.backward.differentiation import differentiate
+from thunder_norm.subclass.backward.followed import started_histories
+from thunder_norm.subclass.backward.hooks_of_backward import check_hooks_of_inputs
+from thunder_norm.subclass.backward.mutations import check_mutations
+from thunder_norm.subclass.crossing import boundary, boundary_passes
+from thunder_norm.subclass.crossing.broadcast import broadcast_scalars
+from thunder_norm.subclass.crossing.cleanup import without_copies
+from thunder_norm.subclass.crossing.recorded_writes import returning_recorded
+from thunder_norm.subclass.crossing.replaced import returning_current
+from thunder_norm.subclass.crossing.returned_inputs import returning_inputs
+from thunder_norm.subclass.crossing.tape_inputs import hand_on_inputs, tape_of
+from thunder_norm.subclass.crossing.turns import awaited
+from thunder_norm.subclass.interpreting import interception
+from thunder_norm.subclass.interpreting.opaque_traces import check_computation
 from thunder_norm.tracing import compilation, hooks
 from thunder_norm.tracing.activity import depending
 from thunder.core import prims
@@ -115,7 +117,7 @@ class SubclassTransform(interception.Interpreting):
     def transform_traces_pre_prologue(
         self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, *, executors_list: Any
     ):
-        """Lower wrappers to their inner tensors; see `thunder_norm.subclass.boundary`."""
+        """Lower wrappers to their inner tensors; see `thunder_norm.subclass.crossing.boundary`."""
         acquisition = interception.take_acquisition()
         if acquisition is None:  # another transform of ours has done it
             return prologue_trace, computation_trace, epilogue_trace

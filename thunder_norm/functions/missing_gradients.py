@@ -15,13 +15,13 @@ from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
 from thunder_norm.functions.rules.dropouts import draws_noise
 from thunder_norm.functions.rules.indexing import has_mask
-from thunder_norm.subclass.differentiation import has_tape
-from thunder_norm.subclass.trace import OperationId
+from thunder_norm.subclass.backward.differentiation import has_tape
+from thunder_norm.subclass.recording.trace import OperationId
 from thunder_norm.tracing import activity
 from thunder_norm.tracing.locations import at_line_of
-from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder_norm.tracing.recording import print_without_module, scope
-from thunder_norm.tracing.torch_semantics import clamp
+from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
+from thunder_norm.tracing.torch_functions.torch_semantics import clamp
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.langctxs import Languages, langctx

@@ -21,9 +21,9 @@ from thunder_norm.functions.programs import flat_proxies, is_complex, is_differe
 from thunder_norm.functions.registry import VjpRule, missing_rule
 from thunder_norm.functions.thunder_rules import joint_of
 from thunder_norm.functions.torch_calls import Forward
-from thunder_norm.subclass.fallback import made_for
-from thunder_norm.tracing import random_numbers
+from thunder_norm.subclass.acquiring.fallback import made_for
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.torch_functions import random_numbers
 from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
 from thunder.core import prims

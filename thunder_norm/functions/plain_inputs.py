@@ -18,8 +18,8 @@ from thunder_norm.functions.refused_writes import without_history
 from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
-from thunder_norm.tracing.version_counters import VersionCounters
-from thunder_norm.tracing.writes import copies_in
+from thunder_norm.tracing.shared_memory.version_counters import VersionCounters
+from thunder_norm.tracing.shared_memory.writes import copies_in
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol

@@ -29,10 +29,10 @@ from thunder_norm.functions.programs import (
 from thunder_norm.functions.readability import core, grouped
 from thunder_norm.functions.registry import VjpRule, decomposed, missing_rule, vjp_rules
 from thunder_norm.functions.thunder_rules import CONSTANT, thunders_rule
-from thunder_norm.subclass.fallback import fallback_executor
+from thunder_norm.subclass.acquiring.fallback import fallback_executor
 from thunder_norm.tracing.locations import at_line_of, location_of
-from thunder_norm.tracing.random_numbers import draws_numbers
 from thunder_norm.tracing.recording import gradients_recorded, scope
+from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify

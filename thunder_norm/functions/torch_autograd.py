@@ -15,11 +15,11 @@ from thunder_norm.functions.calls import write_operations
 from thunder_norm.functions.interpreted import active_level, as_it_is, value_of
 from thunder_norm.functions.programs import described, detach, is_complex, is_differentiable
 from thunder_norm.functions.reverse import pullback_of
-from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.interception import current_acquisition
-from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.refusals import refuse_derivative
-from thunder_norm.subclass.trace import UNFLATTEN
+from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.subclass.interpreting.interception import current_acquisition
+from thunder_norm.subclass.interpreting.refusals import refuse_derivative
+from thunder_norm.subclass.recording.trace import UNFLATTEN
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
 import thunder.torch as ltorch

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions.programs import flat_proxies, is_differentiable
-from thunder_norm.subclass.aliasing import is_expanded, lies_once
-from thunder_norm.tracing.fake_norms import PositiveDims, quiet
+from thunder_norm.subclass.acquiring.aliasing import is_expanded, lies_once
+from thunder_norm.tracing.torch_functions.fake_norms import PositiveDims, quiet
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.trees import flat_tensors
 from thunder.core import devices, dtypes

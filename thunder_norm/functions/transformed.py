@@ -26,10 +26,11 @@ from thunder_norm.functions.acquisition import Call
 from thunder_norm.functions.interpreted import is_open, opened_like, proxies_of
 from thunder_norm.functions.programs import outputs_of
 from thunder_norm.functions.reverse import evaluate_vjp
-from thunder_norm.subclass import plain, selections, sequences
-from thunder_norm.subclass.protocol import WrapperSpec
-from thunder_norm.subclass.wrapper_scan import may_construct_wrappers
-from thunder_norm.tracing import hooks, random_numbers
+from thunder_norm.subclass.classes.protocol import WrapperSpec
+from thunder_norm.subclass.classes.wrapper_scan import may_construct_wrappers
+from thunder_norm.subclass.interpreting import plain, selections, sequences
+from thunder_norm.tracing import hooks
+from thunder_norm.tracing.torch_functions import random_numbers
 from thunder_norm.wrapper_classes import is_wrapper
 import thunder
 from thunder.core import dtypes

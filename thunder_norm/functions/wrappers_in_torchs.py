@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.interpreted import is_open
-from thunder_norm.subclass.interception import current_acquisition
-from thunder_norm.subclass.protocol import WrapperSpec
-from thunder_norm.subclass.trace import OperationId
+from thunder_norm.subclass.classes.protocol import WrapperSpec
+from thunder_norm.subclass.interpreting.interception import current_acquisition
+from thunder_norm.subclass.recording.trace import OperationId
 from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of, location_of_user
 from thunder.core.proxies import TensorProxy

@@ -32,8 +32,8 @@ from thunder_norm.core.context import Mode
 from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.model_state.shards import own_class
-from thunder_norm.norms.annotations import annotations_of
-from thunder_norm.norms.inference import NormSpec, Use
+from thunder_norm.norms.lifts.annotations import annotations_of
+from thunder_norm.norms.lifts.inference import NormSpec, Use
 
 LIGHT = 0.1
 TABLE = 4.0

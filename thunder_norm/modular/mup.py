@@ -30,8 +30,8 @@ from thunder_norm.modular.monitoring.bounds import as_arguments
 from thunder_norm.modular.monitoring.parameters import natural_norms
 from thunder_norm.modular.unit_norms import UnitNorms
 from thunder_norm.norms.eager import run_eagerly
-from thunder_norm.norms.inference import NormSpec
-from thunder_norm.norms.parameters import tied_names
+from thunder_norm.norms.lifts.inference import NormSpec
+from thunder_norm.norms.lifts.parameters import tied_names
 
 Role = Literal["input", "hidden", "output", "tied", "fixed"]
 

@@ -34,8 +34,8 @@ from thunder_norm.modular.roles import Roles, find_roles
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
 from thunder_norm.modular.unit_norms import UnitNorms
 from thunder_norm.modular.wrappers import unwrapped
-from thunder_norm.norms.inference import NormSpec
-from thunder_norm.norms.parameters import tied_names
+from thunder_norm.norms.lifts.inference import NormSpec
+from thunder_norm.norms.lifts.parameters import tied_names
 
 _VANISHING = 1e-6  # the part of a step that counts as none
 
@@ -44,7 +44,7 @@ class ModularNorm:
     """The modular norm of a model, and what steepest descent under it needs.
 
     Inputs and parameters have norm at most 1, the latter each in its natural kind (`annotate` decides otherwise); in mode "typical"
-    parameters are as large as they start (`thunder_norm.norms.starts`); frozen ones keep the norm of their data, except in mode "modula".
+    parameters are as large as they start (`thunder_norm.norms.lifts.starts`); frozen ones keep the norm of their data, except in mode "modula".
     A parameter that the program divides by its own length (weight normalization) has norm 1 in each group of entries that its norm runs
     over, as `initialize_` draws it.  Nothing in the model changes until `project_` or `initialize_` is called.
 

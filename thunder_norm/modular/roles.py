@@ -20,7 +20,7 @@ from thunder_norm.modular.following.mode import follow
 from thunder_norm.modular.following.notes import Notes
 from thunder_norm.modular.following.strands import Use
 from thunder_norm.modular.wrappers import unwrapped
-from thunder_norm.norms.parameters import tied_names
+from thunder_norm.norms.lifts.parameters import tied_names
 from thunder_norm.tables import pandas_for
 
 RoleName = Literal["matrix", "head", "table", "tied", "stack", "convolution", "depthwise", "gain", "bias", "other", "unused"]

@@ -26,8 +26,8 @@ from thunder_norm.model_state.shards import is_spread, whole, without_hooks
 from thunder_norm.modular.losses import Loss
 from thunder_norm.modular.masses import ParameterUses
 from thunder_norm.norms.eager import run_eagerly
-from thunder_norm.norms.inference import NormSpec, Use
-from thunder_norm.norms.parameters import as_parameter, call_with, canonical_dims, detached, tensor_names
+from thunder_norm.norms.lifts.inference import NormSpec, Use
+from thunder_norm.norms.lifts.parameters import as_parameter, call_with, canonical_dims, detached, tensor_names
 from thunder_norm.norms.sensitivity import sensitivities
 from thunder_norm.trees import leaves_of_results
 

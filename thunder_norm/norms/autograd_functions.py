@@ -14,11 +14,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.functions.autograd_functions import FunctionCall
-from thunder_norm.subclass import operations, trace
-from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.fallback import is_random
-from thunder_norm.subclass.proxy import SubclassProxy
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.acquiring.fallback import is_random
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.subclass.interpreting import operations
+from thunder_norm.subclass.recording import trace
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
 

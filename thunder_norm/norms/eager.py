@@ -20,11 +20,11 @@ from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.model_state.initial_buffers import initial_buffers
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
-from thunder_norm.norms.eager_lifting import EagerLifting
-from thunder_norm.norms.inference import Candidate, NormSpec, RunWith, choose
-from thunder_norm.norms.lifting import Otherwise
-from thunder_norm.norms.parameters import Policy, call_with, detached, tensor_names
-from thunder_norm.norms.plain_operations import Functions
+from thunder_norm.norms.lifts.eager_lifting import EagerLifting
+from thunder_norm.norms.lifts.inference import Candidate, NormSpec, RunWith, choose
+from thunder_norm.norms.lifts.lifting import Otherwise
+from thunder_norm.norms.lifts.parameters import Policy, call_with, detached, tensor_names
+from thunder_norm.norms.lifts.plain_operations import Functions
 from thunder_norm.norms.undisturbed import Surroundings
 from thunder_norm.trees import flat_tensors, map_tensors
 

@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_map
 from thunder_norm import op_names
 from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.norms.eager_lifting import EagerLifting
-from thunder_norm.norms.given_integers import GivenIntegers
-from thunder_norm.norms.inference import Candidate, Inferred, NormSpec, Use, disagree
-from thunder_norm.norms.parameters import canonical_dims
-from thunder_norm.norms.plain_operations import LiftingEnvironment
-from thunder_norm.norms.written_buffers import WrittenBuffers
+from thunder_norm.norms.lifts.eager_lifting import EagerLifting
+from thunder_norm.norms.lifts.given_integers import GivenIntegers
+from thunder_norm.norms.lifts.inference import Candidate, Inferred, NormSpec, Use, disagree
+from thunder_norm.norms.lifts.parameters import canonical_dims
+from thunder_norm.norms.lifts.plain_operations import LiftingEnvironment
+from thunder_norm.norms.lifts.written_buffers import WrittenBuffers
 from thunder_norm.trees import flat_tensors
 from thunder_norm.user_code import user_line
 

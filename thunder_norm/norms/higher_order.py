@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from thunder_norm.subclass.trace import OperationId
-from thunder_norm.tracing.bindable import bindable
+from thunder_norm.subclass.recording.trace import OperationId
+from thunder_norm.tracing.guarding.bindable import bindable
 import thunder
 from thunder.core.proxies import ProxyTag, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol

@@ -20,26 +20,29 @@ from thunder_norm.core.programs import without_values
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.shards import is_spread
-from thunder_norm.norms import autograd_functions, buffer_proxies, plain_views, written_proxies
+from thunder_norm.norms import autograd_functions
 from thunder_norm.norms.eager import chosen_norms
-from thunder_norm.norms.lifting import Otherwise
-from thunder_norm.norms.parameters import Policy, refuse_mutation
-from thunder_norm.norms.plain_operations import LiftingEnvironment, run_plainly
-from thunder_norm.norms.recorder import NormRecorder
-from thunder_norm.norms.traced_lifting import TracedLifting
-from thunder_norm.norms.written_parameters import refused
+from thunder_norm.norms.lifts import buffer_proxies, plain_views, written_proxies
+from thunder_norm.norms.lifts.lifting import Otherwise
+from thunder_norm.norms.lifts.parameters import Policy, refuse_mutation
+from thunder_norm.norms.lifts.plain_operations import LiftingEnvironment, run_plainly
+from thunder_norm.norms.lifts.recorder import NormRecorder
+from thunder_norm.norms.lifts.traced_lifting import TracedLifting
+from thunder_norm.norms.lifts.written_parameters import refused
 from thunder_norm.op_names import op_key
-from thunder_norm.subclass import operations, trace
-from thunder_norm.subclass.acquisition import Acquisition
-from thunder_norm.subclass.arguments import value_of
-from thunder_norm.subclass.autograd import is_grad_enabled
-from thunder_norm.subclass.protocol import WrapperSpec
-from thunder_norm.subclass.proxy import SubclassProxy
-from thunder_norm.subclass.record import Recorder, in_autocast_region
-from thunder_norm.tracing import known_values, lookasides
-from thunder_norm.tracing.bindable import guard
-from thunder_norm.tracing.conditions import GuardError
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.arguments import value_of
+from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.classes.protocol import WrapperSpec
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.subclass.interpreting import operations
+from thunder_norm.subclass.recording import trace
+from thunder_norm.subclass.recording.record import Recorder, in_autocast_region
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.guarding.bindable import guard
+from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.torch_functions import known_values
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.interpreter import WrappedValue
 from thunder.core.proxies import TensorProxy

@@ -12,9 +12,9 @@ import torch
 
 from thunder_norm.core.initializing import Drawing, check_generator, unit
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.fallback import fallback
+from thunder_norm.subclass.acquiring.fallback import fallback
 from thunder_norm.tracing import lookasides
-from thunder_norm.tracing.guards import is_guarded
+from thunder_norm.tracing.guarding.guards import is_guarded
 from thunder_norm.tracing.locations import location_of_user
 from thunder.core.interpreter import WrappedValue, do_raise, get_interpreterruntimectx, interpreter_needs_wrap
 from thunder.core.jit_ext import get_jit_ctx

@@ -15,14 +15,14 @@ from thunder_norm.functions.jitted import SubclassTransform
 from thunder_norm.functions.transformed import compiles
 from thunder_norm.norms import recurrent_modules  # noqa: F401 - has lookasides
 from thunder_norm.norms import traced_initializing as _traced_initializing  # registers what it traces  # noqa: F401
-from thunder_norm.norms.annotations import named_annotations
+from thunder_norm.norms.lifts.annotations import named_annotations
+from thunder_norm.norms.lifts.parameters import Policy, check_names, check_policy
 from thunder_norm.norms.normed_mode import NormAcquisition, normed_call
 from thunder_norm.norms.overflow import refuse_overflowed
-from thunder_norm.norms.parameters import Policy, check_names, check_policy
 from thunder_norm.norms.scalar_fusion import fuse_scalars
-from thunder_norm.subclass import boundary_passes
-from thunder_norm.subclass.interception import is_interpreted
-from thunder_norm.subclass.mutations import check_mutations
+from thunder_norm.subclass.backward.mutations import check_mutations
+from thunder_norm.subclass.crossing import boundary_passes
+from thunder_norm.subclass.interpreting.interception import is_interpreted
 from thunder_norm.tracing.activity import depending
 from thunder.core.dtypes import to_torch_dtype
 from thunder.core.module import ThunderModule

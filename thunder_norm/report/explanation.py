@@ -23,7 +23,7 @@ class Formulas:
 def formulas_of(rule: Callable) -> Formulas:
     """The formulas in the docstring of a rule; where it refers to another one of its file, as in "as `matmul`", of that one.
 
-    >>> from thunder_norm.rules.linear import linear
+    >>> from thunder_norm.rules.linear_algebra.linear import linear
     >>> formulas_of(linear).sensitivity
     '|W|, |x|, 1'
     """

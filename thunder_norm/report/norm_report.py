@@ -17,10 +17,10 @@ from thunder_norm.core.context import COMPOSED, Sensitivity, check_sensitivity, 
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.model_state.shards import as_one_process, is_spread, spread_of, whole_data
-from thunder_norm.norms.lifting import Otherwise
-from thunder_norm.norms.norm_map import NormMap
-from thunder_norm.norms.parameters import Policy, tensor_names
-from thunder_norm.norms.saving.norm_maps import WithoutModel
+from thunder_norm.norms.lifts.lifting import Otherwise
+from thunder_norm.norms.lifts.parameters import Policy, tensor_names
+from thunder_norm.norms.maps.encoding import WithoutModel
+from thunder_norm.norms.maps.norm_map import NormMap
 from thunder_norm.norms.transform import NormTransform
 from thunder_norm.report import saving
 from thunder_norm.report import views as report_views

@@ -10,7 +10,7 @@ from typing import Any
 
 from thunder_norm.core.context import Sensitivity
 from thunder_norm.norms.eager_environment import Argument
-from thunder_norm.norms.inference import Inferred
+from thunder_norm.norms.lifts.inference import Inferred
 from thunder_norm.report.rules import RuleName
 
 

@@ -14,8 +14,8 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment, Noted
-from thunder_norm.norms.lifting import Otherwise
-from thunder_norm.norms.parameters import Policy, detached, tensor_names
+from thunder_norm.norms.lifts.lifting import Otherwise
+from thunder_norm.norms.lifts.parameters import Policy, detached, tensor_names
 from thunder_norm.norms.sensitivity import movement, with_perturbation
 from thunder_norm.op_names import op_key
 from thunder_norm.report.rows import Findings, ReportRow

@@ -7,7 +7,7 @@ import os
 from typing import Any, TypeVar
 
 from thunder_norm.norms.eager_environment import Argument
-from thunder_norm.norms.inference import Candidate, Inferred, NormSpec, Use
+from thunder_norm.norms.lifts.inference import Candidate, Inferred, NormSpec, Use
 from thunder_norm.norms.saving import files, values
 from thunder_norm.report.rows import Findings, LowPrecision, ReportRow, Rounding
 from thunder_norm.report.rules import RuleName

@@ -1,98 +1,64 @@
 """Norm rules, one file per family of operations; importing the package registers them.
 
+The files with an underscore hold what families share. A package imports from those before it: `entrywise` and `reducing`, `layout`,
+`linear_algebra`, `layers`, `written_out` (what a program spells in many operations), `known_ranges`, `weighted`, `quotients`,
+`loss_functions`; `movement` is for ellipsoids of perturbations, and knows `layers` alone.
+
 Within one operation the rule registered first is tried first, hence the fixed order.
 """
 
 # isort: off
-from thunder_norm.rules import (
-    linear,
-    einsum,
-    grouped,
-    conv,
-    embedding,
-    attention,
-    softmax,
-    normalization,
-    summed_products,
+from thunder_norm.rules.linear_algebra import linear, einsum, grouped, conv, embedding
+from thunder_norm.rules.layers import attention, softmax, normalization
+from thunder_norm.rules.linear_algebra import summed_products
+from thunder_norm.rules.written_out import (
     written_out_activations,
     written_out_exponentials,
     written_out_groups,
     written_out_means,
     logarithms,
-    rotary,
-    elementwise,
-    limits,
-    powers,
-    powers_within,
-    matrix_functions,
-    domains,
-    special,
-    polynomials,
-    steps,
-    strided,
-    written_calls,
-    partial_sums,
-    ranges,
-    ranges_of_activations,
-    weighted_sums,
-    weighted_places,
-    largest_of_groups,
-    shares_of_groups,
-    weighted_means,
-    range_bounds,
-    gamma_functions,
-    divided_by_exponentials,
-    determinants,
-    typical_quotients,
-    own_lengths,
-    drawn,
-    inverses,
-    binary,
-    selections,
-    divisions,
-    log_sums,
-    shape,
-    indexing,
-    replacing,
-    writing,
-    diagonals,
-    joining,
-    kept_exponentials,
-    set_aside,
-    kept_away,  # after what knows more of an exponential or of a softmax
-    masking,
-    casts,
-    patches,
-    reductions,
-    running,
-    order_statistics,
-    combining,
-    pooling,
-    triangular,
-    unpooling,
-    resampling,
-    losses,
-    distances,
-    margin_losses,
-    likelihoods,
-    binary_entropies,
-    soft_labels,
-    factories,
-    derivatives,
-    recurrent,
-    recurrent_typical,
-    recurrent_calls,
-    reparametrizations,
-    fourier,
-    complex_numbers,  # after the rules it extends
-    complex_exponentials,
-    products,  # after all that know more of a product
-    movements,
-    movements_nearby,
-    movements_of_attention,
-    movements_of_normalizations,
-    slopes,
 )
+from thunder_norm.rules.layers import rotary
+from thunder_norm.rules.entrywise import elementwise
+from thunder_norm.rules.known_ranges import limits
+from thunder_norm.rules.entrywise import powers
+from thunder_norm.rules.quotients import powers_within
+from thunder_norm.rules.linear_algebra import matrix_functions
+from thunder_norm.rules.entrywise import domains, special, polynomials, steps
+from thunder_norm.rules.layout import strided, written_calls
+from thunder_norm.rules.known_ranges import partial_sums, ranges, ranges_of_activations
+from thunder_norm.rules.weighted import weighted_sums, weighted_places, largest_of_groups, shares_of_groups, weighted_means
+from thunder_norm.rules.quotients import range_bounds
+from thunder_norm.rules.known_ranges import gamma_functions
+from thunder_norm.rules.written_out import divided_by_exponentials
+from thunder_norm.rules.linear_algebra import determinants
+from thunder_norm.rules.quotients import typical_quotients
+from thunder_norm.rules.layers import own_lengths
+from thunder_norm.rules.layout import drawn
+from thunder_norm.rules.linear_algebra import inverses
+from thunder_norm.rules.entrywise import binary
+from thunder_norm.rules.layout import selections
+from thunder_norm.rules.entrywise import divisions, log_sums
+from thunder_norm.rules.layout import shape, indexing, replacing, writing, diagonals, joining
+from thunder_norm.rules.weighted import kept_exponentials, set_aside
+from thunder_norm.rules.quotients import kept_away  # after what knows more of an exponential or of a softmax
+from thunder_norm.rules.layout import masking, casts, patches
+from thunder_norm.rules.reducing import reductions, running, order_statistics
+from thunder_norm.rules.layout import combining
+from thunder_norm.rules.reducing import pooling
+from thunder_norm.rules.linear_algebra import triangular
+from thunder_norm.rules.reducing import unpooling, resampling
+from thunder_norm.rules.loss_functions import losses
+from thunder_norm.rules.linear_algebra import distances
+from thunder_norm.rules.loss_functions import margin_losses, likelihoods, binary_entropies, soft_labels
+from thunder_norm.rules.layout import factories
+from thunder_norm.rules.entrywise import derivatives
+from thunder_norm.rules.layers import recurrent, recurrent_typical, recurrent_calls, reparametrizations
+from thunder_norm.rules.linear_algebra import fourier
+from thunder_norm.rules.layout import complex_numbers  # after the rules it extends
+from thunder_norm.rules.known_ranges import complex_exponentials
+from thunder_norm.rules.written_out import products  # after all that know more of a product
+from thunder_norm.rules.movement import movements, movements_nearby, movements_of_attention, movements_of_normalizations, slopes
 
 __all__ = [
     "attention",

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing import aliases, guards, tensor_attributes
-from thunder_norm.tracing.classes import MISSING as _nothing
-from thunder_norm.tracing.classes import in_classes
-from thunder_norm.tracing.snapshots import same_as
+from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding.classes import MISSING as _nothing
+from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.guarding.snapshots import same_as
+from thunder_norm.tracing.shared_memory import aliases
+from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const

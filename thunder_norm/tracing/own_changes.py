@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
-from thunder_norm.tracing import guards, snapshots, stored
-from thunder_norm.tracing.aliases import is_given_as
-from thunder_norm.tracing.ways import GONE, LEFT_OUT, Path, Ways, path_of
+from thunder_norm.tracing.guarding import guards, snapshots, stored
+from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, path_of
+from thunder_norm.tracing.shared_memory.aliases import is_given_as
 from thunder.core.proxies import Proxy, TensorProxy
 
 _OF_VARIABLES = (("attribute", "__globals__"), ("attribute", "cell_contents"))

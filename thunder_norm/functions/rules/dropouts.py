@@ -14,7 +14,7 @@ import torch
 
 from thunder_norm.functions.registry import decompositions, symbol_id
 from thunder_norm.functions.rules.neural import with_kernel
-from thunder_norm.tracing.random_numbers import draws_numbers
+from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 import thunder.torch as ltorch
 from thunder.core import devices, dtypes
 from thunder.core.proxies import TensorProxy

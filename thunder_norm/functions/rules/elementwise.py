@@ -19,7 +19,7 @@ from thunder_norm.functions.batching import sample_ndim, sample_shape, tensors_o
 from thunder_norm.functions.derivatives import complex_of, of_operand, register_slopes
 from thunder_norm.functions.programs import detach, is_complex
 from thunder_norm.functions.registry import VjpRule, batching_rules, decompositions, jvp_rules, register_jvp, vjp_rules
-from thunder_norm.tracing.torch_semantics import clamp
+from thunder_norm.tracing.torch_functions.torch_semantics import clamp
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import prims, utils

@@ -13,7 +13,7 @@ from thunder_norm.functions.batching import sample_ndim, sample_shape, shifted, 
 from thunder_norm.functions.derivatives import complex_of, conj_physical, or_zeros, register_linear, summed_to
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import VjpRule, batching_rules, jvp_rules, register_jvp, register_vjp, vjp_rules
-from thunder_norm.tracing.histories import CURRENT, current
+from thunder_norm.tracing.shared_memory.histories import CURRENT, current
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy

@@ -14,7 +14,7 @@ from thunder_norm.functions.registry import batching_rules, decompositions, regi
 from thunder_norm.functions.rules.elementwise import elementwise
 from thunder_norm.functions.rules.reductions import of_two
 from thunder_norm.tracing.recording import print_without_module
-from thunder_norm.tracing.torch_losses import weights_of
+from thunder_norm.tracing.torch_functions.torch_losses import weights_of
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import dtypes

@@ -12,7 +12,7 @@ from thunder_norm.functions.batching import shifted, with_batch
 from thunder_norm.functions.derivatives import conjugate, holomorphic, plus
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
-from thunder_norm.tracing.data_dependence import data_dependent
+from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import prims

@@ -21,7 +21,7 @@ from thunder_norm.modular.following import entries, moves, products
 from thunder_norm.modular.following.notes import Call, Notes
 from thunder_norm.modular.following.strands import Followed
 from thunder_norm.norms.eager import no_values
-from thunder_norm.norms.parameters import as_parameter, call_with, detached, tensor_names
+from thunder_norm.norms.lifts.parameters import as_parameter, call_with, detached, tensor_names
 from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.trees import leaves_of_results
 

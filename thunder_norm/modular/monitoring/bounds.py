@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from thunder_norm.core.tensors import NormedTensor, describe
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular.monitoring.forwards import Kinds, norm_without_trace, output_names
-from thunder_norm.norms.inference import NormSpec
-from thunder_norm.norms.norm_map import NormMap, build_norm_map
+from thunder_norm.norms.lifts.inference import NormSpec
+from thunder_norm.norms.maps.norm_map import NormMap, build_norm_map
 
 _MOST = 4  # norm maps: a model has one for each combination of modules in training that it is seen in
 

@@ -20,8 +20,8 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.modular.monitoring.attention import AttentionLogits
 from thunder_norm.norms.eager import module_hooks
-from thunder_norm.norms.inference import NormSpec
-from thunder_norm.norms.parameters import canonical_dims
+from thunder_norm.norms.lifts.inference import NormSpec
+from thunder_norm.norms.lifts.parameters import canonical_dims
 from thunder_norm.norms.undisturbed import Surroundings
 from thunder_norm.trees import leaves_of_results
 

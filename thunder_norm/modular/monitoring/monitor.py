@@ -29,7 +29,7 @@ from thunder_norm.modular.monitoring.parameters import (
 from thunder_norm.modular.monitoring.steps import Steps, Tensors
 from thunder_norm.modular.unit_norms import UnitNorms
 from thunder_norm.modular.wrappers import layers
-from thunder_norm.norms.inference import NormSpec
+from thunder_norm.norms.lifts.inference import NormSpec
 from thunder.core.module import ThunderModule
 
 

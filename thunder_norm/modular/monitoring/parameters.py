@@ -17,8 +17,8 @@ from thunder_norm.model_state.shards import is_spread
 from thunder_norm.modular.duality import Ball, ball
 from thunder_norm.modular.orthogonal import at_least_float32
 from thunder_norm.modular.steepest import steepest_steps
-from thunder_norm.norms.inference import NormSpec
-from thunder_norm.norms.parameters import canonical_dims
+from thunder_norm.norms.lifts.inference import NormSpec
+from thunder_norm.norms.lifts.parameters import canonical_dims
 
 _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)

@@ -13,10 +13,10 @@ import torch
 
 from thunder_norm.core.measuring import operator_norm
 from thunder_norm.errors import SavedFileError, with_details
-from thunder_norm.subclass import fallback
-from thunder_norm.subclass.aten import WRITTEN
-from thunder_norm.tracing.bindable import executor as boundary_executor
-from thunder_norm.tracing.torch_semantics import clamp
+from thunder_norm.subclass.acquiring import fallback
+from thunder_norm.subclass.recording.aten import WRITTEN
+from thunder_norm.tracing.guarding.bindable import executor as boundary_executor
+from thunder_norm.tracing.torch_functions.torch_semantics import clamp
 import thunder.clang as clang
 import thunder.torch as ltorch
 from thunder.core import prims

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.norms.parameters import call_with
+from thunder_norm.norms.lifts.parameters import call_with
 from thunder_norm.norms.undisturbed import Surroundings
 from thunder_norm.report.precision.arriving import movers, shares
 from thunder_norm.report.precision.formats import Formats

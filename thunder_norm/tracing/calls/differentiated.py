@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.tracing import random_numbers
-from thunder_norm.tracing.writes import copies_in
+from thunder_norm.tracing.shared_memory.writes import copies_in
+from thunder_norm.tracing.torch_functions import random_numbers
 from thunder.core import devices, dtypes
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx

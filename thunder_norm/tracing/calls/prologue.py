@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing.tensor_checks import check_like
-from thunder_norm.tracing.written_code import code_of
+from thunder_norm.tracing.guarding.tensor_checks import check_like
+from thunder_norm.tracing.guarding.written_code import code_of
 from thunder.core.module import ThunderModule
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy

@@ -28,10 +28,10 @@ of ours, from when they are made.
 
 from __future__ import annotations
 
-import thunder_norm.tracing.experts  # noqa: F401
-import thunder_norm.tracing.fast_paths  # noqa: F401 - have lookasides
-import thunder_norm.tracing.libraries  # noqa: F401
-import thunder_norm.tracing.modules  # noqa: F401
+import thunder_norm.tracing.torch_functions.experts  # noqa: F401
+import thunder_norm.tracing.torch_functions.fast_paths  # noqa: F401 - have lookasides
+import thunder_norm.tracing.torch_functions.libraries  # noqa: F401
+import thunder_norm.tracing.torch_functions.modules  # noqa: F401
 from thunder_norm.tracing.hooks import autocast, interpretation, interpreter, jit, promotion, symbols  # noqa: F401 - have what is replaced
 from thunder_norm.tracing.hooks.autocast import disable_autocast
 from thunder_norm.tracing.hooks.lookups import is_replaced_for_all, lookaside_for, register_for_all

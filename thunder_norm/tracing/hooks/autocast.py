@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from thunder_norm.tracing import autocast as precision
 from thunder_norm.tracing.hooks.participants import has_part
 from thunder_norm.tracing.hooks.replaced import replaces
+from thunder_norm.tracing.torch_functions import autocast as precision
 from thunder.core.symbol import Symbol
 from thunder.transforms import autocast
 

@@ -10,33 +10,29 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.tracing import (
-    aliases,
-    attributes,
-    autocast,
-    cached_calls,
-    constructors,
-    guards,
-    known_arguments,
-    known_values,
-    lookasides,
-    modules,
-    named_results,
-    own_changes,
-    packed_sequences,
-    replaced_memory,
-    scripted,
-    standard_library,
-    torch_arguments,
-    torch_neural,
-)
-from thunder_norm.tracing.bindable import bindable
+from thunder_norm.tracing import attributes, lookasides, own_changes, standard_library
+from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, has_part, leader, thunders_proxy
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
 from thunder_norm.tracing.python import callbacks, conversions, derived, patterns, special_methods
+from thunder_norm.tracing.shared_memory import aliases, replaced_memory
+from thunder_norm.tracing.torch_functions import (
+    autocast,
+    cached_calls,
+    constructors,
+    known_arguments,
+    known_values,
+    modules,
+    named_results,
+    packed_sequences,
+    scripted,
+    torch_arguments,
+    torch_neural,
+)
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue
 from thunder.core.trace import TraceCtx

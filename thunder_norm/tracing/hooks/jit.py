@@ -10,29 +10,18 @@ from contextlib import ExitStack
 from typing import Any
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.tracing import (
-    aliases,
-    autocast,
-    containers,
-    contents,
-    contexts,
-    guards,
-    modules,
-    native,
-    proxy_names,
-    python,
-    replaced_memory,
-    stored_reads,
-    whereabouts,
-)
+from thunder_norm.tracing import containers, native, proxy_names, python, whereabouts
 from thunder_norm.tracing.calls import threads
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
 from thunder_norm.tracing.deep_calls import with_room
 from thunder_norm.tracing.garbage import rarely_collected
+from thunder_norm.tracing.guarding import contents, guards, stored_reads
 from thunder_norm.tracing.hooks.participants import Participant, brought_by, leading, participants, with_leader
 from thunder_norm.tracing.hooks.replaced import replaces
-from thunder_norm.tracing.random_numbers import keep_draws
+from thunder_norm.tracing.shared_memory import aliases, replaced_memory
+from thunder_norm.tracing.torch_functions import autocast, contexts, modules
+from thunder_norm.tracing.torch_functions.random_numbers import keep_draws
 from thunder_norm.user_code import user_line_of
 import thunder
 from thunder.core.compile_data import get_cache_option, get_compile_data

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thunder_norm.tracing import lookasides, torch_semantics
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.torch_functions import torch_semantics
 from thunder.core import jit_ext
 from thunder.core.interpreter import default_lookaside
 

@@ -12,12 +12,12 @@ from torch.nn.parameter import is_lazy
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import whereabouts
-from thunder_norm.tracing.freed_inputs import freeing_inputs
 from thunder_norm.tracing.hooks.lookups import lookaside_for
 from thunder_norm.tracing.hooks.replaced import install
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.saved_tensors import releasing_saved
-from thunder_norm.tracing.views_of_results import reshaping_results
+from thunder_norm.tracing.shared_memory.freed_inputs import freeing_inputs
+from thunder_norm.tracing.shared_memory.saved_tensors import releasing_saved
+from thunder_norm.tracing.shared_memory.views_of_results import reshaping_results
 from thunder.core import jit_ext
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from thunder_norm.tracing import type_promotion
 from thunder_norm.tracing.hooks.participants import has_part
 from thunder_norm.tracing.hooks.replaced import replaces
+from thunder_norm.tracing.torch_functions import type_promotion
 from thunder.core import dtypes, utils
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx

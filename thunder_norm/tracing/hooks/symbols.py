@@ -7,7 +7,7 @@ from typing import Any
 
 from thunder_norm.tracing.hooks.participants import has_part
 from thunder_norm.tracing.hooks.replaced import replaces
-from thunder_norm.tracing.views import makes_view
+from thunder_norm.tracing.shared_memory.views import makes_view
 from thunder.core import transform_common, update_aliases
 from thunder.core.symbol import BoundSymbol
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.native.elements import note_attribute
 from thunder_norm.tracing.native.inner import native_of
 from thunder_norm.tracing.replacement import Replacement

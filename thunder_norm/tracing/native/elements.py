@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thunder_norm.tracing import stored
+from thunder_norm.tracing.guarding import stored
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (

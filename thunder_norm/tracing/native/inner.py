@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any
 
-from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.native.elements import handed_on, item, items
 from thunder_norm.tracing.native.flattening import flatten
 from thunder.core import interpreter as thunders

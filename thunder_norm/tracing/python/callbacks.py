@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import WrapperDescriptorType
 from typing import Any
 
-from thunder_norm.tracing import lookasides, snapshots
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.guarding import snapshots
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.python.lists import is_plain
 from thunder.core import interpreter as thunders

@@ -12,11 +12,11 @@ import sys
 from types import FunctionType
 from typing import Any
 
-from thunder_norm.tracing import guards
-from thunder_norm.tracing.classes import LIBRARIES, in_classes
-from thunder_norm.tracing.looked_into import look_into
+from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
+from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder_norm.tracing.replacement import Replacement
-from thunder_norm.tracing.torch_arguments import as_pythons, holds_number
+from thunder_norm.tracing.torch_functions.torch_arguments import as_pythons, holds_number
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thunder_norm.tracing import stored
+from thunder_norm.tracing.guarding import stored
 from thunder_norm.tracing.lookasides import instead_of
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from thunder_norm.tracing import guards
-from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, WrappedValue, wrap_const

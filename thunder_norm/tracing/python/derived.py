@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing import lookasides, stored
+from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.guarding import stored
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from thunder_norm.tracing import stored
+from thunder_norm.tracing.guarding import stored
 from thunder_norm.tracing.python.derived import EXCEPTION_RAISED, entry, of_builtin
 from thunder_norm.tracing.python.derived_mappings import set_item
 from thunder.core import interpreter as thunders

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from thunder_norm.tracing import stored
+from thunder_norm.tracing.guarding import stored
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.python.derived import EXCEPTION_RAISED, done, element, of_builtin
 from thunder_norm.tracing.python.lists import first_of, number_of, order_of

@@ -10,8 +10,8 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder_norm.tracing.lookasides import instead_of
-from thunder_norm.tracing.looked_into import look_into
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
 

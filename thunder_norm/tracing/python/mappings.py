@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set, ValuesView
 from typing import Any
 
+from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder_norm.tracing.lookasides import instead_of
-from thunder_norm.tracing.looked_into import look_into
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from thunder_norm.tracing.classes import in_classes
+from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, wrap_const

@@ -10,7 +10,7 @@ import dis
 from collections.abc import Callable
 from typing import Any
 
-from thunder_norm.tracing.classes import saying_themselves
+from thunder_norm.tracing.guarding.classes import saying_themselves
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, WrappedValue, do_raise, wrap_const

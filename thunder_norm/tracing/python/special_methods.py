@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing import guards
-from thunder_norm.tracing.classes import LIBRARIES, in_classes
+from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.lookasides import look_up
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, make_opaque, wrap_const

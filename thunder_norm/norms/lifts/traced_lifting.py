@@ -1,0 +1,239 @@
+"""Lifting in a trace: tensors are known by the proxies that fakes stand for, and lifts are written before the operation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from thunder_norm.core import conversions
+from thunder_norm.core.ranges import Range
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.norms.lifts.annotations import Annotation, named_annotations
+from thunder_norm.norms.lifts.inference import NormSpec
+from thunder_norm.norms.lifts.lifting import Lifting, Location, Otherwise, unknown_norm
+from thunder_norm.norms.lifts.parameters import Policy, derived_norm, kinds_on_the_way, tied_names
+from thunder_norm.norms.lifts.plain_ranges import PlainRanges
+from thunder_norm.norms.lifts.recorder import NormRecorder
+from thunder_norm.norms.lifts.writes import Writes
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.recording import trace
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import member_of_module
+from thunder_norm.tracing.shared_memory.views import makes_view
+from thunder.core import dtypes
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.update_aliases import _is_inplace_op
+
+
+class TracedLifting(Lifting):
+    """Lifts the tensors of one acquisition, once per parameter and kind."""
+
+    def __init__(self, acquisition: Acquisition, model: torch.nn.Module | None, policy: Policy, otherwise: Otherwise):
+        annotations: Mapping[str, Annotation] = {} if model is None else named_annotations(model)
+        super().__init__(policy, otherwise, annotations)
+        self.tied: dict[str, tuple[str, ...]] = {} if model is None else tied_names(model)
+        self._model = model
+        self._members: dict[int, tuple[str, str]] | None = None  # the model's, by the identity of tensors
+        self.lifted: dict[tuple, NormedTensor] = {}
+        self._acquisition = acquisition
+        self._writes = Writes(acquisition.fakes)
+        self._plain_ranges = PlainRanges(acquisition, self._writes)
+        self._first: dict[str, NormSpec] = {}  # what the first use of each parameter of given size wanted
+        self._norm_of: dict[int, torch.Tensor] = {}  # by identity: the tensor that has the same values, and whose norm stands
+        self._made_by: dict[str, str] = {}  # what plain operations made from parameters with given norms, and which ones
+        self._of_changed: dict[str, torch.Tensor] = {}  # and from tensors that normed ones had changed in place
+        self._num_followed = 0
+
+    # -- which tensors are parameters ---------------------------------------------------------------------------------
+
+    def name_of(self, t: torch.Tensor) -> str | None:
+        """The dotted name of the parameter or buffer a fake stands for: of several, the one a norm is given for."""
+        proxy = self._acquisition.fakes.proxy_of(t)
+        found = None if proxy is None else self.member(proxy)
+        return None if found is None else self._given_name(found[1])
+
+    def member(self, proxy: TensorProxy) -> tuple[str, str] | None:
+        """("_parameters" | "_buffers", dotted name) of a parameter or buffer, whatever the way on which the program came to it.
+
+        A module may also be in a list, or in an object that is no module: its tensors have the names that the model gives them, and
+        none where it has none for them, as in eager runs.
+        """
+        history = proxy.history
+        found = member_of_module(history) if isinstance(history, ProvenanceRecord) else None
+        if self._model is None or (found is not None and found.root.inst is PseudoInst.INPUT_FN):
+            return None if found is None or found.table == "_modules" else (found.table, ".".join(found.names))
+        if self._members is None:
+            self._members = _members(self._model)
+        return self._members.get(id(self._acquisition.fakes.real_input(proxy)))
+
+    def is_parameter(self, t: torch.Tensor) -> bool:
+        """Whether a fake stands for a floating parameter."""
+        proxy = self._acquisition.fakes.proxy_of(t)
+        return proxy is not None and self.is_parameter_proxy(proxy)
+
+    def is_parameter_proxy(self, proxy: TensorProxy) -> bool:
+        """Whether a proxy is a floating parameter of a module, or derived from parameters alone."""
+        fake = self._acquisition.fakes.known(proxy)
+        if fake is not None and id(fake) in self.derived:
+            return True
+        found = self.member(proxy)
+        return found is not None and found[0] == "_parameters" and dtypes.is_inexact_dtype(proxy.dtype)
+
+    def has_size_only(self, name: str) -> bool:
+        """Whether a size is given for a parameter, and no kind."""
+        name = self._given_name(name)
+        return (self.otherwise != "measured" or self.is_given(name)) and self.stated_kind(name) is None
+
+    def _given_name(self, name: str) -> str:
+        """Of the names of a tied parameter, the one a norm is given for."""
+        tied = self.tied.get(name, (name,))
+        return next((n for n in tied if self.is_given(n)), tied[0])
+
+    # -- what was made from parameters --------------------------------------------------------------------------------
+
+    def take_norm_of(self, t: torch.Tensor, other: torch.Tensor) -> None:
+        """Remember that `other` has the values of `t`, and gradients of its own: its norm is that of `t`, which moves as t does."""
+        self._norm_of[id(other)] = t
+        if self.concerns(t):
+            self.remember(torch.clone, (t,), {}, other)
+
+    def check_known(self, t: torch.Tensor, location: Location) -> None:
+        """Refuse a tensor whose values depend on parameters with given norms in a way that no rule follows.
+
+        Raises:
+            MissingNormRuleError: it does.
+        """
+        super().check_known(t, location)
+        proxy = self._acquisition.fakes.proxy_of(t)
+        if proxy is None or id(t) in self.derived:
+            return
+        self._follow_made()
+        if proxy.name in self._of_changed:
+            self.unknown.check(self._of_changed[proxy.name], location)
+        if proxy.name in self._made_by:
+            raise unknown_norm(self._made_by[proxy.name], t, location())
+
+    def _follow_made(self) -> None:
+        """Note what plain operations made from tensors of unknown norm up to here."""
+        bsyms = get_jit_ctx().computation_trace.bound_symbols
+        for bsym in bsyms[self._num_followed :]:
+            if isinstance(bsym.sym.id, trace.OperationId):
+                continue
+            made = [p.name for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype)]
+            changed = next((t for p in bsym.flat_proxy_args if (t := self._changed_before(p)) is not None), None)
+            if changed is not None:
+                self._of_changed |= dict.fromkeys(made, changed)
+            elif any(map(self._depends_on_given, bsym.flat_proxy_args)):
+                self._made_by |= dict.fromkeys(made, bsym.sym.name)
+        self._num_followed = len(bsyms)
+
+    def _changed_before(self, p: Any) -> torch.Tensor | None:
+        """The tensor that normed ones have changed in place, of which a plain one was made."""
+        fake = self._acquisition.fakes.known(p) if isinstance(p, TensorProxy) else None
+        return fake if fake is not None and self.unknown.was_changed(fake) else self._of_changed.get(getattr(p, "name", ""))
+
+    def _depends_on_given(self, p: Any) -> bool:
+        if not isinstance(p, TensorProxy):
+            return False
+        fake = self._acquisition.fakes.known(p)
+        if fake is not None and fake in self.unknown:
+            return True
+        return p.name in self._made_by or self.is_parameter_proxy(p) and not self.is_measured(self._acquisition.fake_of(p))
+
+    def is_of_buffer(self, proxy: TensorProxy) -> bool:
+        """Whether a proxy has the memory of a module's buffer."""
+        return any(map(self.member, self._in_memory_of(proxy)))
+
+    def change(self, fn: Callable, proxies: Sequence[TensorProxy]) -> None:
+        """Remember that `fn` changed plain tensors in place by normed ones; what was made of them before stays what it was."""
+        self._follow_made()
+        for p in proxies:
+            self.unknown.change(fn, self._acquisition.fake_of(p))
+
+    def _in_memory_of(self, proxy: TensorProxy) -> list[TensorProxy]:
+        """A proxy, and those that it was made of as a view or by an operation in place."""
+        found = {proxy.name: proxy}
+        for bsym in reversed(get_jit_ctx().computation_trace.bound_symbols):
+            shares = _is_inplace_op(bsym) or makes_view(bsym)
+            if shares and any(p.name in found for p in bsym.flat_proxy_outs):
+                source = bsym.flat_proxy_args[0]
+                found[source.name] = source
+        return list(found.values())
+
+    def range_of(self, t: torch.Tensor) -> Range | None:
+        """As `Lifting` says, or by the operations that made a tensor of others."""
+        return super().range_of(t) if self.concerns(t) else self._plain_ranges.of(t)
+
+    # -- lifting ------------------------------------------------------------------------------------------------------
+
+    def lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        """The normed tensor for a plain one, by the policy; written once, and again after something was written into its memory."""
+        if self._acquisition.fakes.proxy_of(t) is None and (id(t) not in self.derived or self.is_measured(t)):
+            return kind.of(t, dims)  # a temporary of the operation being recorded
+        if id(t) in self._norm_of and not self._writes.into(t):
+            found = self.lift(recorder, self._norm_of[id(t)], kind, dims)
+            out = kind._wrap(t, found.norm_size, found.perturbation_size, dims)
+            out._facts = found._facts
+            return out
+        key = (id(t), kind, dims, is_grad_enabled(), self._writes.into(t))
+        found = self.lifted.get(key)
+        found = recorder.lifts.get(key) if found is None else found
+        if found is None:
+            found = recorder.lifts[key] = self._new_lift(recorder, t, kind, dims)
+            found._is_leaf_value = True
+        return found
+
+    def _new_lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+        size = self.size_of(t)
+        if size == "measured":
+            return recorder.hoist_norm(trace.OperationId(kind, "of"), lambda: kind.of(t, dims))
+        if size == "derived":
+            for source in self.far_before(t):
+                for own_kind, own_dims in kinds_on_the_way(source, kind, t, dims):
+                    with contextlib.suppress(NormMismatchError, MissingNormRuleError):
+                        self.lift(recorder, source, own_kind, own_dims)
+            made = self.derived[id(t)][1]
+            return recorder.hoist_norm(trace.OperationId(kind, "derived"), lambda: derived_norm(t, made, kind, dims))
+        name = self.name_of(t)
+        own = self.stated(name, t) or self._first.setdefault(name, NormSpec(kind, dims))
+        if size == "given":
+            return self._leaf(recorder, t, name, own, kind, dims)
+        if size == "unit":
+            return recorder.hoist_norm(trace.OperationId(kind, "unit"), lambda: _fit(own.around(t, 1.0), name, kind, dims))
+        raise NormMapKeyError(
+            with_details(
+                f"normed_state_dict has no norm for {name!r}",
+                at=location_of_user(),
+                instead="add it, or build the norm map with parameters='measured' or 'unit'",
+            )
+        )
+
+    def _leaf(
+        self, recorder: NormRecorder, t: torch.Tensor, name: str, own: NormSpec, kind: type[NormedTensor], dims: tuple[int, ...]
+    ) -> NormedTensor:
+        with _disable_current_modes():  # a bare tensor's value is looked at: it must not be negative
+            real = self.leaves.tensors(name)
+        with recorder.paused():
+            fakes = tuple(torch.empty((), dtype=r.dtype, device=r.device) for r in real)
+        recorder.leaves.append((name, fakes, tuple(r.requires_grad for r in real)))
+        return _fit(self.leaves.normed(name, t, own.kind, own.elem_dims, fakes), name, kind, dims)
+
+
+def _fit(normed: NormedTensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
+    try:
+        return conversions.convert(normed, kind, dims)
+    except NormMismatchError as e:
+        raise NormMismatchError(f"the norm given for parameter {name!r} does not fit its use: {e}") from e
+
+
+def _members(model: torch.nn.Module) -> dict[int, tuple[str, str]]:
+    tables = ("_buffers", model.named_buffers), ("_parameters", model.named_parameters)
+    return {id(t): (table, name) for table, named in tables for name, t in named()}

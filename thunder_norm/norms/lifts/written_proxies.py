@@ -1,0 +1,208 @@
+"""In traces: what a program writes into constants and into tensors made from parameters; see `written_constants` for eager programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+from thunder_norm.core import registry
+from thunder_norm.core.context import current_environment
+from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.norms.lifts.written_parameters import refused, sharing_memory, values_after, write_of
+from thunder_norm.subclass.acquiring.acquisition import Acquisition, StandIn
+from thunder_norm.subclass.acquiring.fakes import num_made
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.subclass.interpreting import operations
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.shared_memory.views import makes_view
+import thunder.torch as ltorch
+from thunder.core import prims
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+
+
+def with_current(
+    acquisition: Acquisition,
+    concerns: Callable[[torch.Tensor], bool],
+    moves: Callable[[TensorProxy], bool],
+    fn: Callable,
+    args: tuple,
+    kwargs: dict,
+) -> tuple[tuple, dict] | None:
+    """Arguments with what stands for constants by now that others were written into, or are to be by this operation.
+
+    None where there is nothing to replace.
+
+    Args:
+        acquisition: the one at hand.
+        concerns: whether a fake is a parameter, or was made of parameters alone: such a one is no constant.
+        moves: whether a proxy is such a one, and its norm another than that of its data: it may be written into a constant.
+        fn: the operation.
+        args: its arguments, with proxies for tensors.
+        kwargs: its keyword arguments.
+    """
+    target = args[0] if args else None
+    is_write = registry.is_mutation(fn, kwargs) and _has((args[1:], kwargs), lambda p: _is_normed(p) or moves(p))
+    if is_write and _may_be_written(acquisition, concerns, target):
+        made = _made_of_numbers(target)
+        if made is None:
+            return None
+        _stand_in(acquisition, made)
+    leaves = tree_flatten((args, kwargs))[0]
+    if not any(isinstance(v, TensorProxy) and v.name in acquisition.stand_ins for v in leaves):
+        return None
+
+    def current(v: Any) -> Any:
+        return acquisition.by_now(v) if isinstance(v, TensorProxy) else v
+
+    return tree_map(current, (args, kwargs))
+
+
+def write(
+    acquisition: Acquisition, is_made_from_parameters: Callable[[torch.Tensor], bool], fn: Callable, args: tuple, kwargs: dict
+) -> Callable[[], TensorProxy] | None:
+    """What to do for an operation that writes into a tensor made from parameters, as `written_parameters` has it; None for all others."""
+    found = write_of(fn, args, kwargs)
+    target = args[0] if args else None
+    if found is None or not _is_plain(target) or not is_made_from_parameters(acquisition.fake_of(target)):
+        return None
+
+    def written() -> TensorProxy:
+        fake, fakes = acquisition.fake_of(target), acquisition.fakes
+        tensors = [fake, *sharing_memory(fake, [t for t, _ in fakes.pairs()])]
+        handles = [fakes.proxy_of(t) for t in tensors]
+        if any(map(fakes.is_given, tensors)):
+            raise refused(
+                fn, fake, location_of_user(), "it shares its memory with a parameter, whose next call would find it changed"
+            )
+        if _has_unknown_views(handles):
+            raise refused(fn, fake, location_of_user(), "it shares its memory with a tensor that Thunder made")
+
+        def run(operation: Callable, *args: Any, **kwargs: Any) -> Any:
+            return operations.call(acquisition, operation, args, kwargs)
+
+        after = values_after(found, tensors, handles, run, lambda p: _memory(acquisition, p), location_of_user())
+        position = _position()
+        changed = [(before, new) for before, new in zip(handles, after, strict=True) if before is not new]
+        acquisition.stand_ins |= {before.name: StandIn(before, new, position) for before, new in changed}
+        return target
+
+    return written
+
+
+def _position() -> int:
+    """Where the computation is by now."""
+    return num_made(get_jit_ctx().computation_trace.bound_symbols)
+
+
+def _memory(acquisition: Acquisition, proxy: TensorProxy) -> torch.Tensor:
+    fake = acquisition.fake_of(proxy)
+    return fake.backing if isinstance(fake, NormedTensor) else fake
+
+
+def _has_unknown_views(proxies: Sequence[TensorProxy]) -> bool:
+    """Whether an operation that was not met made a view of one of the tensors, which would stay what it was."""
+    names = {p.name for p in proxies}
+    views = (b for b in get_jit_ctx().computation_trace.bound_symbols if makes_view(b))
+    return any(b.flat_proxy_args[0].name in names and b.flat_proxy_outs[0].name not in names for b in views)
+
+
+def _is_plain(proxy: Any) -> bool:
+    return isinstance(proxy, TensorProxy) and not isinstance(proxy, SubclassProxy)
+
+
+def written_constant(t: torch.Tensor) -> NormedTensor:
+    """What stands for a constant from here on."""
+    return current_environment().written_constant(t)  # type: ignore[attr-defined]
+
+
+def without_values(t: torch.Tensor) -> NormedTensor:
+    """The same for a tensor that nothing was written into yet: zeros, as one must do with anything."""
+    environment = current_environment()
+    return environment.written_constant(environment.run_real(torch.zeros_like, (t,), {}))  # type: ignore[attr-defined]
+
+
+def _has(tree: Any, is_one: Callable[[TensorProxy], bool]) -> bool:
+    return any(isinstance(v, TensorProxy) and is_one(v) for v in tree_flatten(tree)[0])
+
+
+def _is_normed(proxy: TensorProxy) -> bool:
+    return isinstance(proxy, SubclassProxy) and isinstance(proxy.fake, NormedTensor)
+
+
+def _may_be_written(acquisition: Acquisition, concerns: Callable[[torch.Tensor], bool], proxy: Any) -> bool:
+    """Whether it is a plain tensor of numbers that no normed tensor stands for yet."""
+    if not _is_plain(proxy) or proxy.name in acquisition.stand_ins:
+        return False
+    fake = acquisition.fake_of(proxy)
+    return has_norm(fake) and not concerns(fake)
+
+
+class _Made(NamedTuple):
+    """A constant of numbers alone, and the views that the program took of it."""
+
+    proxy: TensorProxy
+    by: BoundSymbol
+    views: list[BoundSymbol]
+
+
+def _stand_in(acquisition: Acquisition, made: _Made) -> None:
+    """Have a normed tensor stand for a constant from here on, and the same views of that one for each of its views."""
+    lift = without_values if made.by.sym.name.startswith("empty") else written_constant
+    normed = operations.call(acquisition, lift, (made.proxy,), {})
+    position = _position()
+    acquisition.stand_ins[made.proxy.name] = StandIn(made.proxy, normed, position)
+    for view in made.views:
+        part = operations.call(acquisition, torch.Tensor.__getitem__, (normed, view.args[1]), {})
+        acquisition.stand_ins[view.output.name] = StandIn(view.output, part, position)
+
+
+def _made_of_numbers(proxy: TensorProxy) -> _Made | None:
+    """The constant of which a tensor is the whole or a part; None where something else may know its memory.
+
+    ``out[i] += v`` is three operations: ``part = out[i]``, which is a view or, by tensors of indices, a copy; ``part += v``; and ``out[i] = part``.
+    """
+    made_by, uses = _made_and_used(proxy)
+    if made_by is None or made_by.sym.id == prims.PrimIDs.UNPACK_TRIVIAL:
+        return None
+    if made_by.sym is ltorch.getitem:
+        whole = _made_of_numbers(made_by.args[0])
+        if whole is None or uses:
+            return None
+        return whole if _selects(made_by) == "view" else _Made(proxy, made_by, [])
+    looks_at_values = made_by.sym not in _LIKE and any(isinstance(p, TensorProxy) for p in made_by.flat_proxy_args)
+    views = [b for b in uses if _selects(b) == "view"]
+    are_known = all(_selects(b) is not None and b.args[0].name == proxy.name for b in uses)
+    if looks_at_values or not are_known or any(_made_and_used(b.output)[1] for b in views):
+        return None
+    return _Made(proxy, made_by, views)
+
+
+def _made_and_used(proxy: TensorProxy) -> tuple[BoundSymbol | None, list[BoundSymbol]]:
+    """What made a tensor, and what it was given to."""
+    bsyms = [b for scope in get_jit_ctx().computation_trace.scopes for b in scope]
+    made = [b for b in bsyms if any(p.name == proxy.name for p in b.flat_proxy_outs)]
+    uses = [b for b in bsyms if any(p.name == proxy.name for p in b.flat_proxy_args)]
+    return (made[-1] if made and made[-1] not in uses else None), uses
+
+
+def _selects(bsym: BoundSymbol) -> Literal["view", "copy"] | None:
+    """Whether an operation is one of indexing, and its result a view; None where it is another, or it depends on more than types."""
+    if bsym.sym is not ltorch.getitem:
+        return None
+    index = bsym.args[1]
+    items = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(i, TensorProxy) and i.ndim > 0 or isinstance(i, list) for i in items):
+        return "copy"
+    plain = all(i is None or i is Ellipsis or isinstance(i, slice) or type(i) is int for i in items)
+    return "view" if plain else None
+
+
+# what takes a tensor for its shape, type and device alone
+_LIKE = (
+    ltorch.zeros_like, ltorch.ones_like, ltorch.full_like, ltorch.empty_like, ltorch.new_zeros, ltorch.new_ones, ltorch.new_full, ltorch.new_empty
+)  # fmt: skip

@@ -1,0 +1,163 @@
+"""How the states of a GRU and an LSTM move, step by step: as vertices of `composed`'s graph.
+
+A step is written so that what two gates share is there once, and every gate moves by the slopes that it has whatever the numbers are: sigmoids
+are between 0 and 1 and have slopes in [0, 1/4], states are within known numbers.  For the difference of two runs, with D for diagonal
+matrices of which only the range is known,
+
+    GRU:   dp = da_n + D du_n + D dq_r,  D in [0, 1], [-u/4, u/4];      dn = D dp,  D in [0, 1]
+           dh' = (dh + dn) / 2 + D (dh - dn) + D dq_z,                  D in [-1/2, 1/2], [-(1 + b)/4, (1 + b)/4]
+    LSTM:  dc' = D dc + D dq_f + D dq_i + D dq_g,                       D in [0, 1], [-c/4, c/4], [-1/4, 1/4], [0, 1]
+           dh' = D dc' + D dq_o,                                        D in [0, 1], [-tanh(c')/4, tanh(c')/4]
+
+q_. being what sigmoids and tanhs are taken of, ``u_n = W_n h + b_n`` within u entry by entry, b >= 1 the largest entry of h, c that of c: it
+grows by 1 in a step.  These are mean values over the way from one run to the other: ``h' = (h + n) / 2 + (z - 1/2) (h - n)`` keeps a
+new state between the two that it is a mean of.  Near the data the ranges are smaller (`_recurrent_slopes`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from thunder_norm.core.composed import LARGEST, Root, Vertex
+from thunder_norm.core.ellipsoids import Dense, Ellipsoid, LinearMap, Picked, Scaled
+from thunder_norm.rules.layers._recurrent_slopes import Layer, Near, gru_everywhere, lstm_everywhere
+
+Terms = list[tuple[Vertex, LinearMap | None]]
+
+
+# One step, numbered from 0: the state and what else there is after it, from x and that before, which are None if nothing of them moves yet.
+Step = Callable[[Layer, "Near | None", int, Vertex, "tuple[Vertex, ...] | None"], tuple[Vertex, ...]]
+
+
+def gru_step(layer: Layer, near: Near | None, number: int, x: Vertex, before: tuple[Vertex, ...] | None) -> tuple[Vertex, ...]:
+    """The state after it."""
+    (r, z, new), (r_h, z_h, new_h) = layer.by_input, layer.by_state
+    h = None if before is None else before[0]
+    size = len(z)
+    of_r, of_z, of_x = _affine(x, r, h, r_h), _affine(x, z, h, z_h), _sum(size, [(x, Dense(new))])
+    of_h = None if h is None else _sum(size, [(h, Dense(new_h))])
+    if near is None:
+        slopes = gru_everywhere(layer, number)
+    else:
+        slopes = near.gru(
+            number, [_reach(v, size) for v in (of_r, of_z, of_x, of_h)], _reach(h and _sum(size, [(h, None)]), size)
+        )
+    p: Terms = [(of_x, None), (_bend(of_r, *slopes.r), None)]
+    if of_h is not None:
+        p.append((_bend(of_h, *slopes.u), None))
+    n = _bend(_sum(size, p), *slopes.n)
+    half, sign = (Scaled(torch.tensor([c], dtype=torch.float64), size) for c in (0.5, -1.0))
+    apart = _sum(size, [(n, sign), *([] if h is None else [(h, None)])])
+    terms: Terms = [(n, half), *([] if h is None else [(h, half)])]
+    terms.append((_bend(apart, *slopes.apart), None))
+    terms.append((_bend(of_z, *slopes.z), None))
+    return (_sum(size, terms),)
+
+
+def lstm_step(layer: Layer, near: Near | None, number: int, x: Vertex, before: tuple[Vertex, ...] | None) -> tuple[Vertex, ...]:
+    """The state and the cell state after it."""
+    h, c = before or (None, None)
+    size = len(layer.by_input[0])
+    i, f, g, o = gates = [_affine(x, w, h, v) for w, v in zip(layer.by_input, layer.by_state, strict=True)]
+    if near is None:
+        slopes = lstm_everywhere(layer, number)
+    else:
+        slopes = near.lstm(number, [_reach(v, size) for v in gates], _reach(c and _sum(size, [(c, None)]), size))
+    terms: Terms = [(_bend(i, *slopes.i), None), (_bend(f, *slopes.f), None), (_bend(g, *slopes.g), None)]
+    if c is not None:
+        terms.append((_bend(c, *slopes.cell), None))
+    cell = _sum(size, terms)
+    state = _sum(size, [(_bend(cell, *slopes.new_cell), None), (_bend(o, *slopes.o), None)])
+    if layer.projection is not None:
+        state = _sum(len(layer.projection), [(state, Dense(layer.projection))])
+    return state, cell
+
+
+def _reach(v: Vertex | None, size: int) -> torch.Tensor:
+    """How far each entry of a sum of linear maps of parts of one vertex moves; not at all if there is none."""
+    if v is None:
+        return torch.zeros(size, dtype=torch.float64)
+    matrix, base = torch.zeros((), dtype=torch.float64), v
+    for part, c in v.terms:
+        ((base, picked),) = part.terms
+        assert picked is not None, "it is a part"
+        rows = picked.times(torch.eye(base.size, dtype=torch.float64))
+        matrix = matrix + (rows if c is None else c.times(rows) * c.scale)
+    e, size_of_root = base.ellipsoid, v.root.size.detach().item()
+    squares = ((matrix @ e.cov) * matrix).sum(1).detach() + 1e-12 * matrix.detach().square().sum(1)
+    return e.scale * size_of_root * squares.clamp(min=0).sqrt() * (1 + 1e-9)
+
+
+def sequence(step: Step, layer: Layer, near: Near | None, inputs: Sequence[Vertex]) -> tuple[Vertex, ...] | None:
+    """All states as one vector, in the order of the steps, and what the last step leaves, given how inputs move with one root.
+
+    The states so far, what else the last step has left and the inputs still to come are one vertex, so that a step is the way from one
+    to the next, with one ellipsoid of all of it together.  None if that is more entries than a row may have.
+    """
+    states: list[Vertex] = []
+    besides: list[Vertex] = []
+    left = list(inputs)
+    for number in range(len(inputs)):
+        if sum(v.size for v in (*states, *besides, *left)) > LARGEST:
+            return None
+        parts = _parts_of_one([*states, *besides, *left])
+        states, besides, left = parts[:number], parts[number : -len(left)], parts[-len(left) :]
+        state, *besides = step(layer, near, number, left.pop(0), (states[-1], *besides) if states else None)
+        states.append(state)
+    if sum(v.size for v in (*states, *besides)) > LARGEST:
+        return None
+    whole = _parts_of_one([*states, *besides])
+    return _joined(whole[: len(states)]), *whole[len(states) - 1 :]
+
+
+def at_once(inputs: Sequence[Vertex]) -> list[Vertex]:
+    """Inputs of all steps, each in an ellipsoid of its own of a root of the same size, as parts of one vector in an ellipsoid.
+
+    That of T blocks ``T P_t``: of T numbers of at most 1 the squares over T add up to at most 1.
+    """
+    cov = torch.block_diag(*(v.ellipsoid.cov * (v.ellipsoid.scale * v.ellipsoid.scale * len(inputs)) for v in inputs))
+    whole = Vertex(Root(inputs[0].root.size), len(cov), given=Ellipsoid.of(cov))
+    ends = itertools.accumulate(v.size for v in inputs)
+    return [_sum(v.size, [(whole, Picked(torch.arange(end - v.size, end)))]) for v, end in zip(inputs, ends, strict=True)]
+
+
+def in_reverse(v: Vertex, steps: int) -> Vertex:
+    """The same with the last step first."""
+    return _sum(v.size, [(v, Picked(torch.arange(v.size).reshape(steps, -1).flip(0).flatten()))])
+
+
+def _joined(parts: Sequence[Vertex]) -> Vertex:
+    """One vector after the other."""
+    total = sum(v.size for v in parts)
+    terms: Terms = []
+    for v, end in zip(parts, itertools.accumulate(v.size for v in parts), strict=True):
+        index = torch.full((total,), -1)
+        index[end - v.size : end] = torch.arange(v.size)
+        terms.append((v, Picked(index)))
+    return _sum(total, terms)
+
+
+def _parts_of_one(parts: Sequence[Vertex]) -> list[Vertex]:
+    """The same vectors as parts of one vertex."""
+    whole = _joined(parts)
+    ends = itertools.accumulate(v.size for v in parts)
+    return [_sum(v.size, [(whole, Picked(torch.arange(end - v.size, end)))]) for v, end in zip(parts, ends, strict=True)]
+
+
+def _root(terms: Terms) -> Root:
+    return terms[0][0].root
+
+
+def _sum(size: int, terms: Terms) -> Vertex:
+    return Vertex(_root(terms), size, terms=tuple(terms))
+
+
+def _affine(x: Vertex, by_input: torch.Tensor, h: Vertex | None, by_state: torch.Tensor) -> Vertex:
+    return _sum(len(by_input), [(x, Dense(by_input)), *([] if h is None else [(h, Dense(by_state))])])
+
+
+def _bend(v: Vertex, low: torch.Tensor, high: torch.Tensor) -> Vertex:
+    return Vertex(v.root, v.size, terms=((v, None),), slopes=(low, high))

@@ -1,0 +1,208 @@
+"""Torch's recurrent functions as programs of one layer and direction at a time: `torch.lstm`, `torch.gru_cell` and the others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm import padded_sequences
+from thunder_norm.core.composed import is_composed, is_fixed, moves, moves_as, moves_within, spread_of, values
+from thunder_norm.core.local import is_within
+from thunder_norm.core.programs import written_as
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules.layers import _recurrent_vertices
+from thunder_norm.rules.layers._recurrent_slopes import Layer, Near
+from thunder_norm.rules.layers._recurrent_steps import each_step, elman_step, gru_step, lstm_step
+from thunder_norm.rules.layers.recurrent import gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
+
+Tensors = tuple[torch.Tensor, ...]
+
+written_as(torch._VF._pack_padded_sequence)(padded_sequences.pack)
+written_as(torch._VF._pad_packed_sequence)(padded_sequences.pad_packed)
+
+
+_STEPS: dict[Any, Callable] = {
+    lstm_layer: lstm_step,
+    gru_layer: gru_step,
+    rnn_tanh_layer: functools.partial(elman_step, torch.tanh),
+    rnn_relu_layer: functools.partial(elman_step, torch.relu),
+}
+
+
+# Their steps say all there is.  Products of gates, one after the other, say less than how the whole step moves (`_recurrent_vertices`).
+_OF_ONE_SLOPE = (rnn_tanh_layer, rnn_relu_layer)
+_OF_GATES: dict[Any, tuple[_recurrent_vertices.Step, int]] = {
+    gru_layer: (_recurrent_vertices.gru_step, 3),
+    lstm_layer: (_recurrent_vertices.lstm_step, 4),
+}
+
+
+def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int) -> Tensors:
+    """One direction of one layer: all states, as x has its steps along the dimension `time`, and the last ones."""
+    w_ih, w_hh, b_ih, b_hh, *projection = weights
+    gates = F.linear(x.transpose(0, time) if time else x, w_ih, b_ih)
+    out, *after = layer(gates.flip(0) if is_reversed else gates, *states, w_hh, b_hh, *projection)
+    out = out.flip(0) if is_reversed else out
+    found = out.transpose(0, time) if time else out, *after
+    if not is_composed():
+        return found
+    is_moved = layer in _OF_GATES and _move_by_gates(found, layer, x, states, weights, is_reversed, time)
+    if layer in _OF_ONE_SLOPE or is_within() and not is_moved:
+        _move_by_steps(found, layer, x, states, weights, is_reversed, time)
+    return found
+
+
+def _move_by_steps(
+    found: Tensors, layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int
+) -> None:
+    """What `_direction` has found moves as its steps one after the other do, whose matrices are composed."""
+    w_ih, w_hh, b_ih, b_hh, *projection = weights
+    inputs = x.unbind(time)
+    parts = (F.linear(t, w_ih, b_ih) for t in (inputs[::-1] if is_reversed else inputs))
+    hidden, last = [], states
+    for step in each_step(_STEPS[layer], parts, tuple(states), w_hh, b_hh, *projection):
+        hidden.append(step.h)
+        last = step[: len(states)]
+    by_steps = torch.stack(hidden[::-1] if is_reversed else hidden, time), *last
+    for y, same in zip(found, by_steps, strict=True):
+        if moves(y) and moves(same) and (is_within() or _has_roots_of(same, x)):
+            moves_as(y, same)
+
+
+def _move_by_gates(
+    found: Tensors, layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int
+) -> bool:
+    """What `_direction` has found moves as the gates at each step do, if only x moves, the features of its rows in time; whether that is so."""
+    w_ih, w_hh, b_ih, b_hh, *projection = weights
+    results = [y for y in found if moves(y)]
+    given = [t for t in (*states, *weights) if t is not None]
+    if not moves(x) or time != x.ndim - 2 or not all(map(is_fixed, given)) or len(results) < len(found):
+        return False
+    inputs = x.unbind(time)
+    last = results[1]
+    if not _has_roots_of(F.linear(inputs[0], w_ih, b_ih), inputs[0]) or not _has_roots_of(F.linear(last, w_hh, b_hh), last):
+        return False  # parameters move too
+    spreads = [s for t in inputs if moves(t) and (s := spread_of(t)) is not None and s.ndim == 1]
+    if len(spreads) < len(inputs) or not spreads:
+        return False
+    step, gates = _OF_GATES[layer]
+    own = Layer(
+        by_input=values(w_ih).chunk(gates),
+        by_state=values(w_hh).chunk(gates),
+        bias=(values(w_hh)[:, 0].detach() * 0 if b_hh is None else values(b_hh)).chunk(gates),
+        input_bias=(values(w_ih)[:, 0].detach() * 0 if b_ih is None else values(b_ih)).chunk(gates),
+        projection=values(projection[0]) if projection else None,
+        largest=values(states[-1]).detach().abs().amax().item(),
+    )
+    order = spreads[::-1] if is_reversed else spreads
+    if all(_has_roots_of(t, x) for t in inputs):
+        by_root = [[v for s in order for v in s.parts if v.root is first.root] for first in order[0].parts]
+    elif len({id(v.root.size) for s in order for v in s.parts}) == 1 and all(len(s.parts) == 1 for s in order):
+        by_root = [_recurrent_vertices.at_once([s.parts[0] for s in order])]
+    else:
+        return False
+    if any(len(of_root) < len(inputs) for of_root in by_root):
+        return False
+    if is_within() and len(by_root) > 1:
+        return False  # how far entries move is the sum over all of them
+    near = _near(own, x, states, is_reversed, time) if is_within() else None
+    made = [m for of_root in by_root if (m := _recurrent_vertices.sequence(step, own, near, of_root)) is not None]
+    if len(made) < len(by_root):
+        return False
+    for i, y in enumerate(results):
+        parts = [m[i] for m in made]
+        turned = i == 0 and is_reversed
+        moves_within(y, 1 if i else 2, [_recurrent_vertices.in_reverse(v, len(inputs)) for v in parts] if turned else parts)
+    return True
+
+
+def _near(layer: Layer, x: NormedTensor, states: Sequence[torch.Tensor], is_reversed: bool, time: int) -> Near:
+    """The sequences at hand, in the order of the steps."""
+    data = values(x.backing.detach())
+    rows = [t.reshape(-1, t.shape[-1]) for t in data.unbind(time)]
+    slack = 1000 * torch.finfo(x.backing.dtype).eps * (data.abs().amax().item() if data.numel() else 0.0)
+    before = [values(s).detach().reshape(-1, s.shape[-1]) for s in states]
+    return Near(layer, rows[::-1] if is_reversed else rows, slack, before)
+
+
+def _has_roots_of(y: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether y moves with the roots of x alone: its rows are made of the same rows of x, and its steps are not added up one by one."""
+    of_y, of_x = (spread_of(t) if moves(t) else None for t in (y, x))
+    return of_y is not None and of_x is not None and {v.root for v in of_y.parts} <= {v.root for v in of_x.parts}
+
+
+def _cell(layer: Callable, x: torch.Tensor, states: Sequence[torch.Tensor], weights: Sequence[Any]) -> Tensors:
+    """One step of a layer: the states after it."""
+    return _direction(layer, x.unsqueeze(0), states, weights, False, 0)[1:]
+
+
+@written_as(torch.lstm_cell)
+def lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):
+    """As `torch.lstm_cell`."""
+    return _cell(lstm_layer, input, hx, (w_ih, w_hh, b_ih, b_hh))
+
+
+def _cell_of(layer: Callable) -> Callable:
+    return lambda input, hx, w_ih, w_hh, b_ih=None, b_hh=None: _cell(layer, input, (hx,), (w_ih, w_hh, b_ih, b_hh))[0]
+
+
+def _stack(
+    layer: Callable,
+    x: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Tensors:
+    """All layers, and the last states of each, stacked as torch stacks them."""
+    directions = 2 if bidirectional else 1
+    per_cell = len(params) // (num_layers * directions)
+    last: list[list[torch.Tensor]] = [[] for _ in hx]
+    for i in range(num_layers):
+        results = []
+        for d in range(directions):
+            at = i * directions + d
+            weights: list[Any] = list(params[at * per_cell : (at + 1) * per_cell])
+            if not has_biases:
+                weights[2:2] = [None, None]
+            out, *after = _direction(layer, x, [s.select(0, at) for s in hx], weights, d == 1, int(batch_first))
+            results.append(out)
+            for kept, state in zip(last, after, strict=True):
+                kept.append(state)
+        x = results[0] if len(results) == 1 else torch.cat(results, -1)
+        if dropout and train and i < num_layers - 1:
+            x = F.dropout(x, dropout, training=True)
+    return x, *(torch.stack(states) for states in last)
+
+
+@written_as(torch.lstm)
+def lstm(*args):
+    """As `torch.lstm`."""
+    return padded_sequences.recurrent(torch.lstm, *args) if padded_sequences.is_packed(*args) else _stack(lstm_layer, *args)
+
+
+def _of_one_state(layer: Callable, function: Callable) -> Callable:
+    def run(*args):
+        if padded_sequences.is_packed(*args):
+            return padded_sequences.recurrent(function, *args)
+        input, hx, *rest = args
+        return _stack(layer, input, (hx,), *rest)
+
+    return run
+
+
+for _layer, _function, _of_cell in (
+    (gru_layer, torch.gru, torch.gru_cell),
+    (rnn_tanh_layer, torch.rnn_tanh, torch.rnn_tanh_cell),
+    (rnn_relu_layer, torch.rnn_relu, torch.rnn_relu_cell),
+):
+    written_as(_function)(_of_one_state(_layer, _function))
+    written_as(_of_cell)(_cell_of(_layer))

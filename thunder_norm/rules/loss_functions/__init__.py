@@ -1,0 +1,1 @@
+"""Losses: regression, classification, margins, likelihoods, entropies."""

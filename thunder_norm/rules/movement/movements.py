@@ -1,0 +1,394 @@
+"""How results move with the arguments where they are linear in them, for `norm_sensitivity("composed")`.
+
+Three ways to find the linear map of a row: an operation that only moves entries is shown their numbers; one that acts on each sample
+of a batch is shown the unit vectors; sums and multiples are written down.  What comes from other rows is no longer the same row, and
+weighted sums of rows stay within the ellipsoid times the sum of the absolute weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm.core.composed import LARGEST, Call, Made, Spread, Term, is_fixed, moves, spread_of, values
+from thunder_norm.core.ellipsoids import Dense, LinearMap, Picked, Scaled
+from thunder_norm.core.known_ranges import range_within
+from thunder_norm.core.local import is_within
+from thunder_norm.core.ranges import Range
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.core.within import reach
+from thunder_norm.rules.movement import movements_nearby
+from thunder_norm.trees import flat_tensors, map_tensors
+
+Found = Sequence[Made | None] | None
+
+# -- entries that change their places -----------------------------------------------------------------------------------
+
+
+def rearranged(call: Call) -> Found:
+    """An operation whose result's entries are some of its arguments', in another order, or 0: seen on their numbers, from 1 on."""
+    moving = call.moving
+    tensors = flat_tensors((call.args, call.kwargs))
+    # numbers in a tensor may be those of the largest entries, others for other inputs
+    if any(spread_of(x) is None for x in moving) or not all(has_norm(t) for t in tensors):
+        return None
+    starts, count = {}, 1
+    for x in moving:
+        starts[id(x)] = count
+        count += x.numel()
+
+    def numbered(t: torch.Tensor) -> torch.Tensor:
+        if id(t) in starts:
+            return torch.arange(starts[id(t)], starts[id(t)] + t.numel(), dtype=torch.float64).reshape(t.shape)
+        return torch.zeros(t.shape, dtype=torch.float64)
+
+    results = call.run(*map_tensors(numbered, (call.args, call.kwargs)))
+    results = results if isinstance(results, list | tuple) else (results,)
+    if len(results) != len(call.results):
+        return None
+    return [_from_numbers(y, r.long(), [(x, starts[id(x)]) for x in moving]) for y, r in zip(call.results, results, strict=True)]
+
+
+def _from_numbers(y: NormedTensor, numbers: torch.Tensor, moving: Sequence[tuple[NormedTensor, int]]) -> Made | None:
+    counts = dict.fromkeys((len(y.elem_dims), 1, *range(2, y.ndim + 1)))
+    for ndim in (n for n in counts if n <= y.ndim):
+        size = math.prod(y.shape[y.ndim - ndim :])
+        if 0 < size <= LARGEST:
+            terms = [_picked(x, numbers.reshape(-1, size) - start) for x, start in moving]
+            if terms and all(t is not None for t in terms):
+                return Made(ndim, tuple(t for t in terms if t is not None))
+    return None
+
+
+def _picked(x: NormedTensor, index: torch.Tensor) -> Term | None:
+    """The term of x, given which entry of x each is [rows, features]; None unless every row takes the same features, of one row of x."""
+    spread = spread_of(x)
+    assert spread is not None
+    size = spread.parts[0].size
+    is_x = (index >= 0) & (index < x.numel())
+    features = torch.where(is_x, index % size, -1)
+    rows = torch.where(is_x, index // size, -1)
+    if not len(index) or (features != features[0]).any():
+        return None
+    there = rows[:, features[0] >= 0]
+    if there.numel() and (there != there[:, :1]).any():
+        return None
+    keeps_rows = len(rows) * size == x.numel() and (not there.numel() or bool((there[:, 0] == torch.arange(len(rows))).all()))
+    is_same = len(features[0]) == size and bool((features[0] == torch.arange(size)).all())
+    return Term(x, None if is_same else Picked(features[0]), keeps_rows)
+
+
+_REARRANGING = (
+    torch.Tensor.view, torch.reshape, torch.flatten, torch.unflatten, torch.permute, torch.transpose, torch.t, torch.movedim,
+    torch.flip, torch.roll, torch.unsqueeze, torch.squeeze, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.repeat,
+    torch.ops.aten.slice.Tensor, torch.narrow, torch.select, torch.unbind, torch.split, torch.chunk, torch.Tensor.__getitem__,
+    torch.index_select, torch.cat, torch.stack, torch.diagonal, torch.tril, torch.triu, torch.channel_shuffle,
+    torch.pixel_shuffle, torch.pixel_unshuffle, *(getattr(torch.Tensor, n).__get__ for n in ("T", "mT", "H", "mH")),
+)  # fmt: skip
+for _op in _REARRANGING:
+    normed_op(_op).register_movement(rearranged)
+
+
+@normed_op(F.pad).register_movement
+def pad(call: Call) -> Found:
+    """With zeros, or with entries there are."""
+    is_moved = call.given.get("mode", "constant") != "constant" or not call.given.get("value")
+    return rearranged(call) if is_moved else None
+
+
+def unchanged(call: Call) -> Found:
+    """The tensor itself, by another name, in another dtype or as a copy."""
+    (x, *others) = call.moving
+    spread = None if others or x.shape != call.results[0].shape else spread_of(x)
+    return None if spread is None else [Made(spread.ndim, (Term(x),))]
+
+
+for _op in (
+    torch.Tensor.to,
+    torch.clone,
+    torch.Tensor.contiguous,
+    torch.Tensor.detach,
+    torch.positive,
+    torch.Tensor.float,
+    torch.Tensor.double,
+):
+    normed_op(_op).register_movement(unchanged)
+
+
+def _undropped(call: Call) -> Found:
+    training = call.given.get("training", call.given.get("train", True))
+    return unchanged(call) if call.given.get("p", 0.5) == 0 or training is False else None
+
+
+for _op in (torch.dropout, torch.feature_dropout, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout):
+    normed_op(_op).register_movement(_undropped)
+
+
+# -- linear maps of each sample -----------------------------------------------------------------------------------------
+
+
+def by_unit_vectors(call: Call, x: NormedTensor) -> tuple[Dense, tuple[int, ...]] | None:
+    """The matrix of an operation that acts on each sample of a batch, all but x fixed, and the shape of a sample of the result."""
+    spread = spread_of(x)
+    if spread is None or [id(t) for t in flat_tensors((call.args, call.kwargs)) if not is_fixed(t)] != [id(x)]:
+        return None
+    features, size = x.shape[x.ndim - spread.ndim :], spread.parts[0].size
+    units = torch.eye(size, dtype=torch.float64).reshape(size, *features)
+
+    def run(t: torch.Tensor) -> torch.Tensor:
+        def given(a: torch.Tensor) -> torch.Tensor:
+            return t if a is x else values(a) if a.is_floating_point() else a
+
+        return call.run(*map_tensors(given, (call.args, call.kwargs)))
+
+    out = run(units) - run(torch.zeros_like(units[:1]))
+    matrix = out.reshape(size, -1).T
+    # an operation that was told another dtype has rounded the matrix to it
+    if not 0 < len(matrix) <= LARGEST or matrix.dtype is not torch.float64 or not matrix.isfinite().all():
+        return None
+    return Dense(matrix), tuple(out.shape[1:])
+
+
+def _of_samples(call: Call, x: Any, *, has_batch: bool = False) -> Found:
+    """The operation is linear in x, row by row; with `has_batch` only if x is one batch of samples."""
+    if not moves(x) or not (spread := spread_of(x)) or not spread.ndim or has_batch and x.ndim != spread.ndim + 1:
+        return None
+    found = by_unit_vectors(call, x)
+    if found is None:
+        return None
+    matrix, shape = found
+    (y,) = call.results
+    if tuple(y.shape) != (*x.shape[: x.ndim - spread.ndim], *shape):
+        return None
+    return [Made(len(shape), (Term(x, matrix),))]
+
+
+@normed_op(F.linear).register_movement
+def linear(call: Call) -> Found:
+    """x W^T, W as it is."""
+    return _of_samples(call, call.given["input"]) if call.given["weight"].ndim == 2 else None
+
+
+def matmul(call: Call, *, has_batch: bool = False) -> Found:
+    """x W row by row, or W x, which sums rows."""
+    x, other = call.given.get("input"), call.given.get("other", call.given.get("mat2"))
+    if x is None or other is None:
+        return None
+    if moves(x) and moves(other):
+        return movements_nearby.matrix_product(call, x, other)
+    if moves(x) and x.ndim >= 1 and other.ndim == 2:
+        return _of_samples(call, x, has_batch=has_batch)
+    if (
+        moves(other)
+        and is_fixed(x)
+        and x.ndim == 2
+        and (whole := spread_of(other)) is not None
+        and whole.ndim == other.ndim - 1 == 2
+    ):
+        return _of_samples(call, other)  # samples one by one, which it does not add up
+    if moves(other) and is_fixed(x) and x.ndim >= 2 and other.ndim >= 2:
+        return _summing_rows(call, other, values(x).abs().sum(-1).max().item())
+    return None
+
+
+def _summing_rows(call: Call, x: NormedTensor, factor: float) -> Found:
+    """Rows that are sums of rows of x, with absolute weights that add up to `factor` at most.
+
+    A norm over several rows knows more of them together.
+    """
+    (y,), spread = call.results, spread_of(x)
+    if spread is None or spread.ndim != 1 or not set(y.elem_dims) <= {-1} or not math.isfinite(factor):
+        return None
+    return [Made(1, (Term(x, None, False, factor),))]
+
+
+normed_op(torch.matmul).register_movement(matmul)
+normed_op(torch.mm).register_movement(functools.partial(matmul, has_batch=True))
+normed_op(torch.bmm).register_movement(functools.partial(matmul, has_batch=True))
+
+
+@normed_op(torch.addmm).register_movement
+def addmm(call: Call) -> Found:
+    """c + x W, W as it is."""
+    x = call.given.get("mat1")
+    return None if moves(call.given.get("input")) else _of_samples(call, x, has_batch=True)
+
+
+def _of_batch(call: Call) -> Found:
+    return _of_samples(call, call.given.get("input"), has_batch=True)
+
+
+def _convolved(call: Call) -> Found:
+    x, weight = call.given.get("input"), call.given["weight"]
+    is_image = moves(x) and (spread := spread_of(x)) is not None and spread.ndim == weight.ndim - 1
+    return _of_batch(call) if is_image else None
+
+
+for _op in (F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
+    normed_op(_op).register_movement(_convolved)
+for _op in (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.interpolate):
+    normed_op(_op).register_movement(_of_batch)
+
+
+@normed_op(F.batch_norm).register_movement
+def batch_norm(call: Call) -> Found:
+    """By given statistics: a multiple of each channel."""
+    return None if call.given.get("training") else _of_batch(call)
+
+
+def _reduced(call: Call, is_mean: bool) -> Found:
+    """Sums and means over features, or over rows."""
+    x, dims = call.given.get("input"), call.given.get("dim")
+    if not moves(x) or (spread := spread_of(x)) is None or dims is None:
+        return None
+    dims = {d - x.ndim if d >= 0 else d for d in ((dims,) if isinstance(dims, int) else dims)}
+    if dims and all(d >= -spread.ndim for d in dims):
+        return _by_negative_dims(call, x, tuple(sorted(dims)))
+    if any(d >= -spread.ndim for d in dims) or not dims:
+        return None
+    factor = 1.0 if is_mean else float(math.prod(x.shape[d] for d in dims))
+    return [Made(spread.ndim, (Term(x, None, False, factor),))]
+
+
+def _by_negative_dims(call: Call, x: NormedTensor, dims: tuple[int, ...]) -> Found:
+    """The same with dimensions counted from the end, so that they are those of a sample too."""
+    # and in double precision whatever dtype the result has: ATen's sums state the one that they have anyway
+    rest = {k: v for k, v in call.kwargs.items() if k not in ("dim", "axis", "input", "dtype")}
+    if len(call.args) > 2:
+        rest["keepdim"] = call.args[2]
+    return _of_samples(Call((x, dims), rest, call.given, call.results, call.body), x)
+
+
+normed_op(torch.mean).register_movement(lambda call: _reduced(call, True))
+normed_op(torch.sum).register_movement(lambda call: _reduced(call, False))
+
+
+# -- sums and multiples -------------------------------------------------------------------------------------------------
+
+
+def _summed(of: Callable[[float], tuple[float, float]]) -> Callable[[Call], Found]:
+    """``a input + b other``, a and b from alpha."""
+
+    def rule(call: Call) -> Found:
+        (y,) = call.results
+        by_input, by_other = of(float(call.given.get("alpha", 1)))
+        pairs = ((call.given.get("input"), by_input), (call.given.get("other"), by_other))
+        moving = [(x, factor) for x, factor in pairs if moves(x)]
+        spreads = [spread_of(x) for x, _ in moving]
+        whole = [s.ndim for (x, _), s in zip(moving, spreads, strict=True) if s is not None and x.shape == y.shape]
+        if not whole or None in spreads:
+            return None
+        terms = [_placed(x, factor, y, whole[0]) for x, factor in moving]
+        return None if None in terms else [Made(whole[0], tuple(t for t in terms if t is not None))]
+
+    return rule
+
+
+def _placed(x: NormedTensor, factor: float, y: NormedTensor, ndim: int) -> Term | None:
+    """x times a number as it is added to others to make y, broadcast."""
+    size = math.prod(y.shape[y.ndim - ndim :])
+    spread = spread_of(x)
+    if x.shape == y.shape and spread is not None and spread.ndim == ndim:
+        return Term(x, None if factor == 1 else Scaled(torch.tensor([factor], dtype=torch.float64), size))
+    numbers = torch.arange(x.numel()).reshape(x.shape).expand(y.shape).reshape(-1, size)
+    term = _picked(x, numbers)
+    if term is None or factor == 1:
+        return term
+    return Term(x, _Multiple(term.how, factor, size), term.keeps_rows)
+
+
+class _Multiple(LinearMap):
+    """A map of entries, times a number."""
+
+    def __init__(self, c: Any, factor: float, size: int):
+        self.scale, self.size = abs(factor), size
+        self._c, self._sign = c, math.copysign(1.0, factor)
+
+    def times(self, t: torch.Tensor) -> torch.Tensor:
+        """``C t``."""
+        return self._sign * (t if self._c is None else self._c.times(t))
+
+    def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
+        """``|C| sizes``."""
+        return sizes.detach() if self._c is None else self._c.magnitudes(sizes)
+
+
+normed_op(torch.add).register_movement(_summed(lambda alpha: (1.0, alpha)))
+normed_op(torch.sub).register_movement(_summed(lambda alpha: (1.0, -alpha)))
+normed_op(torch.rsub).register_movement(_summed(lambda alpha: (-alpha, 1.0)))
+
+
+def _multiplied(call: Call, x: Any, factor: Any) -> Found:
+    """x times what is fixed: one row of factors for all, or rows, whose least and largest bound the slopes.
+
+    A mask may be another one for other inputs.
+    """
+    (y,) = call.results
+    if not moves(x) or not is_fixed(factor) or x.shape != y.shape or (spread := spread_of(x)) is None:
+        return None
+    size = spread.parts[0].size
+    if isinstance(factor, torch.Tensor):
+        rows = values(factor).expand(y.shape).reshape(-1, size)
+        low, high = (rows[0] * 0, rows[0] * 0 + 1) if factor.dtype is torch.bool else (rows.amin(0), rows.amax(0))
+    else:
+        low = high = torch.tensor([float(factor)], dtype=torch.float64)
+    if not (low.isfinite().all() and high.isfinite().all()):
+        return None
+    is_one = torch.equal(low, high)
+    return [Made(spread.ndim, (Term(x, Scaled(low, size) if is_one else (low, high)),))]
+
+
+@normed_op(torch.mul).register_movement
+def mul(call: Call) -> Found:
+    """x c."""
+    a, b = call.given.get("input"), call.given.get("other")
+    if moves(a) and moves(b):
+        return movements_nearby.entrywise(call, a, b) or _of_two(call, a, b)
+    return _multiplied(call, b, a) if moves(b) else _multiplied(call, a, b)
+
+
+def _of_two(call: Call, a: NormedTensor, b: NormedTensor) -> Found:
+    """The product of two tensors of the same rows that both move, where it is known between which numbers their entries stay.
+
+    ``a' b' - a b = a' (b' - b) + b (a' - a)``: each moves with the entries of the other as slopes.
+    """
+    (y,), of_a, of_b = call.results, spread_of(a), spread_of(b)
+    if not a.shape == b.shape == y.shape or of_a is None or of_b is None or of_a.ndim != of_b.ndim:
+        return None
+    by_b, by_a = _between(b, of_b), _between(a, of_a)
+    return None if by_a is None or by_b is None else [Made(of_a.ndim, (Term(a, by_b), Term(b, by_a)))]
+
+
+def _between(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Between which numbers each feature of x is, for all inputs that the bound is about; None if there are none."""
+    found = range_within(x) or Range()
+    lows = [found.low] + ([] if found.least is None else [found.least.value().item()])
+    highs = [found.high] + ([] if found.most is None else [found.most.value().item()])
+    low, high = (torch.full((spread.parts[0].size,), end, dtype=torch.float64) for end in (max(lows), min(highs)))
+    if is_within():
+        near = reach(x, spread)
+        low, high = torch.maximum(low, near[0]), torch.minimum(high, near[1])
+    return (low, high) if low.isfinite().all() and high.isfinite().all() else None
+
+
+@normed_op(torch.div).register_movement
+def div(call: Call) -> Found:
+    """x / c."""
+    a, b = call.given.get("input"), call.given.get("other")
+    if not is_fixed(b) or call.given.get("rounding_mode") is not None or b is None:
+        return None
+    if isinstance(b, torch.Tensor):
+        return _multiplied(call, a, 1 / values(b))
+    return _multiplied(call, a, 1 / b) if b else None
+
+
+@normed_op(torch.neg).register_movement
+def neg(call: Call) -> Found:
+    """-x."""
+    return _multiplied(call, call.given.get("input"), -1.0)

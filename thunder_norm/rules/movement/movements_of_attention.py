@@ -1,0 +1,151 @@
+"""How attention moves near the data: by its Jacobian there, and by what is left after first order (`movements_nearby` has the plan)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from thunder_norm.core.composed import Call, Vertex, moves, parts_of, values
+from thunder_norm.core.ellipsoids import Ellipsoid, sum_of
+from thunder_norm.core.local import is_from_data
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.within import moved
+from thunder_norm.rules.layers._attention_away import Moving, Remainder, Rows
+from thunder_norm.rules.layers._attention_between import Between
+from thunder_norm.rules.layers._attention_nearby import Moved, Nearby, weights_of
+from thunder_norm.rules.movement.movements_nearby import (
+    Found,
+    Together,
+    by_jacobian,
+    groups_of,
+    linear,
+    made_of,
+    near,
+    one_sample,
+)
+
+Plain = Callable[[Any], Any]
+
+
+@normed_op(F.scaled_dot_product_attention).register_movement
+def attention(call: Call) -> Found:
+    """``softmax(s q k^T + mask) v``: what is left after first order by `Nearby.bend`, or by `Rows` and `Between` if that is less."""
+    given = call.given
+    q, k, v = tokens = given["query"], given["key"], given["value"]
+    moving = one_sample(call, tokens)
+    if moving is None or given.get("dropout_p") or q.ndim < 2:
+        return None
+    scale = given.get("scale")
+    at = _Attention(
+        tokens,
+        given.get("attn_mask"),
+        bool(given.get("is_causal")),
+        1 / math.sqrt(q.shape[-1]) if scale is None else scale,
+        q.shape[-3] // k.shape[-3] if given.get("enable_gqa") else 1,
+    )
+    of_scores = [x for x in moving if x is q or x is k]
+    terms = linear(of_scores, at.scores) if of_scores else ()
+    if terms is None:
+        return None
+    roots = parts_of(terms, at.weights.numel())
+    lengths = [moved(near(x), groups_of(x, (-1,))) if moves(x) else torch.zeros((), dtype=torch.float64) for x in tokens]
+    besides = _between_any_two(at, roots, lengths)
+    together = Together.of([v for x in moving for v in near(x).parts])
+    left = _left(at, roots, together) if roots and together is not None else None
+    if (
+        left is None
+        or together is None
+        or left.longest * together.reached.item() > besides.item() * (0.5 if is_from_data() else 1.0)
+    ):
+        return by_jacobian(call, moving, at.run, besides)
+    parts = [left.within, Ellipsoid.ball(call.results[0].numel(), left.length)]
+    parts = parts if is_from_data() else [sum_of(*parts)]
+    return made_of(call, moving, lambda plain: at.damped(plain, left.damped), [(e, together.reached) for e in parts])
+
+
+@dataclass(frozen=True, eq=False)
+class _Attention:
+    """One call: queries, keys and values, what is added to scores or which are seen, s, and how many queries' heads share one of keys."""
+
+    tokens: tuple[Any, Any, Any]
+    mask: Any
+    is_causal: bool
+    scale: float
+    repeats: int
+
+    @functools.cached_property
+    def own(self) -> tuple[torch.Tensor, ...]:
+        """Queries, keys and values as they are."""
+        return tuple(values((x.backing if isinstance(x, NormedTensor) else x).detach()) for x in self.tokens)
+
+    @functools.cached_property
+    def data(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Those, keys and values for each head of queries."""
+        query, key, value = self.own
+        return query, self._shared(key), self._shared(value)
+
+    @functools.cached_property
+    def bias(self) -> Any:
+        """The mask, in double precision where it is added."""
+        return values(self.mask.detach()) if isinstance(self.mask, torch.Tensor) and self.mask.is_floating_point() else self.mask
+
+    @functools.cached_property
+    def weights(self) -> torch.Tensor:
+        """p at the data."""
+        query, key, _ = self.data
+        return weights_of(query, key, self.bias, self.is_causal, self.scale)
+
+    def _shared(self, t: torch.Tensor) -> torch.Tensor:
+        return t.repeat_interleave(self.repeats, -3) if self.repeats > 1 else t
+
+    def scores(self, plain: Plain) -> torch.Tensor:
+        """Less their mean by the weights at the data."""
+        q, k, _ = self.tokens
+        found = self.scale * (plain(q) @ self._shared(plain(k)).mT)
+        return found - (self.weights * found).sum(-1, keepdim=True)
+
+    def run(self, plain: Plain) -> torch.Tensor:
+        """The operation."""
+        q, k, v = self.tokens
+        return self._of(plain(q), plain(k), plain(v), plain(self.mask))
+
+    def damped(self, plain: Plain, by: torch.Tensor) -> torch.Tensor:
+        """The operation, its derivative by scores ``1 - by / 2`` times."""
+        q, k, _ = self.tokens
+        return self.run(plain) - by / 2 * self._of(plain(q), plain(k), self.own[2], plain(self.mask))
+
+    def _of(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> torch.Tensor:
+        key, value = self._shared(key), self._shared(value)
+        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=self.is_causal, scale=self.scale)
+
+
+def _between_any_two(at: _Attention, roots: Sequence[Vertex], lengths: Sequence[torch.Tensor]) -> torch.Tensor:
+    """How far the derivative's change moves the result, at most, between any two points near the data."""
+    by_root = [r.ellipsoid.entries.reshape(at.weights.shape) for r in roots]
+    by = Moved(*(n.detach().item() for n in lengths))
+    first = sum((a * r.root.size.detach() for a, r in zip(by_root, roots, strict=True)), torch.zeros_like(at.weights))
+    scores = first + 2 * abs(at.scale) * by.query * by.key
+    query, key, value = at.data
+    causes, *of_tokens = Nearby.of(query, key, value, at.bias, at.is_causal, at.scale, by, scores).bend(by_root)
+    found = [*zip(causes, (r.root.size for r in roots), strict=True), *zip(of_tokens, lengths, strict=True)]
+    return sum((c * n for c, n in found if c), torch.zeros((), dtype=torch.float64))
+
+
+def _left(at: _Attention, roots: Sequence[Vertex], by: Together) -> Remainder | None:
+    """What is left after first order; None where values have heads that scores have not."""
+    heads = at.weights.shape[:-2]
+    if torch.broadcast_shapes(heads, at.data[2].shape[:-2]) != heads:
+        return None
+    query, key, value = (
+        Moving.of(t, by.within(near(x).parts) if moves(x) else None, heads, n)
+        for x, t, n in zip(at.tokens, at.own, (1, at.repeats, at.repeats), strict=True)
+    )
+    rows = Rows if is_from_data() else Between
+    return rows(query, key, value, at.weights, by.within(roots), abs(at.scale)).found()

@@ -1,0 +1,1 @@
+"""What many entries become one by: reductions, running totals, pooling, resampling, order statistics."""

@@ -1,0 +1,196 @@
+"""What is known of tensors as weights and as weighted sums, and what follows for them: facts for `weighted_means`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import L1Tensor, RMSTensor
+from thunder_norm.core.known_ranges import range_of
+from thunder_norm.core.ranges import Range
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules._facts import Source, fact
+from thunder_norm.rules._least_moduli import smallest
+from thunder_norm.rules._shared import Constant, maximum, own_dims, refined, spread, times
+from thunder_norm.rules.weighted import _weights as terms
+from thunder_norm.rules.weighted._weights import ZERO, Term
+from thunder_norm.rules.written_out.written_out_exponentials import Exponential
+
+
+@dataclass(frozen=True, eq=False)
+class Relative:
+    """How far weights move, as a share of themselves: that of a tensor, or of a product of some, or of a sum of some; or by each of some."""
+
+    source: Source | None = None
+    factor: Constant = 1.0
+    product: tuple[Relative, ...] = ()
+    sum: tuple[Relative, ...] = ()
+    each: tuple[Relative, ...] = ()
+
+    def size(self, known: dict[int, Constant]) -> Constant:
+        """The largest share; in a product shares add, in a sum the largest counts, and of several that hold the least."""
+        if id(self) not in known:
+            known[id(self)] = self._size(known)
+        return known[id(self)]
+
+    def _size(self, known: dict[int, Constant]) -> Constant:
+        if self.source is not None and self.source.perturbation_size is not None:
+            return times(self.source.perturbation_size, self.factor)
+        parts = [r.size(known) for r in (*self.product, *self.sum, *self.each)]
+        moving = [p for p in parts if isinstance(p, torch.Tensor)]
+        if not moving or self.each and len(moving) < len(parts):
+            return 0.0
+        if self.each:
+            return functools.reduce(torch.minimum, moving)
+        return maximum(moving) if self.sum else torch.stack(moving).sum() if len(moving) > 1 else moving[0]
+
+
+STILL = Relative()
+
+
+def _together(a: Relative | None, b: Relative | None, in_a_sum: bool) -> Relative | None:
+    if a is None or b is None:
+        return None
+    if STILL in (a, b):
+        return b if a is STILL else a
+    return a if a is b and in_a_sum else Relative(sum=(a, b)) if in_a_sum else Relative(product=(a, b))
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A fact: a tensor that is this term, which is not negative; at least it if not `is_exact`.  `relative`: None if it is unknown."""
+
+    term: Term
+    relative: Relative | None
+    is_exact: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Combination:
+    """A fact: ``sum_j a_j v_j`` where ``sum_j a_j`` is this term, no a_j is negative, and each v_j is from one of some tensors.
+
+    Attributes:
+        term: the sum of the weights.
+        parts: the tensors, with the factor by which the RMS of their groups over `elem_dims` may exceed their norm.
+        elem_dims: dimensions along which the weights are constant.
+        relative: how far the weights move.
+    """
+
+    term: Term
+    parts: tuple[tuple[Source, float], ...]
+    elem_dims: ed.Dims
+    relative: Relative | None
+
+    def over(self, dims: ed.Dims, shape: Sequence[int]) -> Combination:
+        """In the norm over fewer dimensions."""
+        lost = [d for d in self.elem_dims if d not in dims]
+        c = spread(math.sqrt(max(ed.numel(shape, lost), 1)))
+        parts = self.parts if c == 1 else tuple((source, factor * c) for source, factor in self.parts)
+        return replace(self, parts=parts, elem_dims=tuple(d for d in self.elem_dims if d in dims))
+
+    def size(self) -> torch.Tensor:
+        """What the norm of each v_j is at most."""
+        return maximum([times(source.norm_size, c) for source, c in self.parts])
+
+    def moved(self) -> Constant:
+        """How far each v_j moves."""
+        moving = [times(s.perturbation_size, c) for s, c in self.parts if s.perturbation_size is not None]
+        return maximum(moving) if moving else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class InverseOfWeights:
+    """A fact: ``scale / weights``."""
+
+    weights: Weights
+    scale: float
+
+
+Sums = Weights | Combination | InverseOfWeights
+KINDS = RMSTensor, L1Tensor  # of tensors that may be weights
+
+
+def facts(x: Any) -> tuple[Sums, ...]:
+    """What is known about a tensor."""
+    return x._sums if isinstance(x, KINDS) else ()
+
+
+def is_zero(x: Any) -> bool:
+    """Whether all entries are 0."""
+    found = range_of(x) if isinstance(x, RMSTensor) else None
+    return found is not None and found.low == found.high == 0
+
+
+def weights_of(x: Any, exactly: bool = True) -> Iterator[Weights]:
+    """A tensor as weights, if its entries are not negative: as what is known of it, and as itself."""
+    if not isinstance(x, KINDS) or x.backing.is_complex():
+        return
+    if is_zero(x):
+        yield Weights(ZERO, STILL)
+        return
+    yield from (w for w in facts(x) if isinstance(w, Weights) and (w.is_exact or not exactly))
+    found = range_of(x)
+    if found is not None and found.low >= 0 and not any(isinstance(w, Weights) and w.is_exact for w in facts(x)):
+        yield Weights(terms.of_tensor(x), _relative(x, found.low))
+
+
+def _relative(x: NormedTensor, least: float) -> Relative | None:
+    """An exponential moves by the share by which its exponent moves; else by what it moves over its least entry."""
+    if x.perturbation_size is None:
+        return STILL
+    found = fact(x, Exponential)
+    if found is not None and found.argument.perturbation_size is not None:
+        exponent = found.argument.tensor()
+        return Relative(found.argument, refined(exponent, ()))
+    return Relative(Source.of(x), refined(x, ()) / smallest(x)) if least > 0 and isinstance(x, RMSTensor) else None
+
+
+def with_number(x: NormedTensor, out: NormedTensor) -> Iterator[Weights]:
+    """Weights plus a number that is not negative: they move by no larger a share of themselves than before."""
+    for w in weights_of(x, exactly=False):
+        yield replace(w, is_exact=False)
+    before = next((w.relative for w in weights_of(x) if w.relative is not None), None)
+    if before is not None:
+        now = None if before is STILL else _relative(out, (range_of(out) or Range()).low)
+        yield Weights(terms.of_tensor(out), before if now is None else Relative(each=(before, now)))
+
+
+def combinations_of(x: Any) -> Iterator[Combination]:
+    """A tensor as a weighted sum."""
+    yield from (c for c in facts(x) if isinstance(c, Combination))
+
+
+def as_combinations(x: RMSTensor) -> list[Combination]:
+    """A tensor as a weighted sum; if it is not known as one, of itself alone."""
+    return list(combinations_of(x)) or [Combination(Term(1.0), ((Source.of(x), 1.0),), own_dims(x), STILL)]
+
+
+def weighted(w: Weights, x: RMSTensor, shape: Sequence[int]) -> Iterator[Combination]:
+    """Weights times a tensor."""
+    for c in as_combinations(x):
+        left = tuple(d for d in c.elem_dims if d not in w.term.labels)
+        yield replace(c.over(left, shape), term=terms.product(w.term, c.term), relative=_together(w.relative, c.relative, False))
+
+
+def both(a: Weights, b: Weights) -> Weights:
+    """A product of weights."""
+    return Weights(terms.product(a.term, b.term), _together(a.relative, b.relative, False), a.is_exact and b.is_exact)
+
+
+def added(a: Weights, b: Weights) -> Weights:
+    """A sum of weights."""
+    return Weights(terms.total(a.term, b.term), _together(a.relative, b.relative, True), a.is_exact and b.is_exact)
+
+
+def joined(a: Combination, b: Combination, shape: Sequence[int]) -> Combination:
+    """A sum of weighted sums."""
+    dims = tuple(d for d in a.elem_dims if d in b.elem_dims)
+    a, b = a.over(dims, shape), b.over(dims, shape)
+    parts = {(id(s.norm_size), id(s.backing), c): (s, c) for s, c in (*a.parts, *b.parts)}
+    return Combination(terms.total(a.term, b.term), tuple(parts.values()), dims, _together(a.relative, b.relative, True))

@@ -1,0 +1,139 @@
+"""What is set aside (minus infinity), and largest entries, on the way to an exponential.
+
+    d = torch.where(mask, b[:, None] - b[None], -inf) + gate
+    m = torch.maximum(before, d.max(-1).values)[..., None]
+    torch.exp(d - m)
+
+The norm of what is set aside says nothing of the other entries: a sum remembers what it was before (`Masked`), and what changes places
+too.  A number that no entry exceeds (`Bounding`) stays one where it grows, and where a dimension is put in that it was the largest over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from thunder_norm.core.context import run_real
+from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.local import is_local
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules._facts import Alternatives, Masked, Source, every_fact, fact, ruled, unconditional, with_fact
+from thunder_norm.rules.known_ranges.partial_sums import opposite, place_put_in
+from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules.weighted import largest_of_groups
+from thunder_norm.rules.written_out.written_out_exponentials import Bounding
+
+
+def _chooses(args: dict[str, Any]) -> bool:
+    """Whether the entries that are not x's are minus infinity."""
+    a, b = args["input"], args["other"]
+    x, c = (b, a) if isinstance(a, int | float) else (a, b)
+    return (
+        isinstance(x, RMSTensor)
+        and isinstance(c, int | float)
+        and c == -math.inf
+        and not isinstance(args["condition"], NormedTensor)
+    )
+
+
+@normed_op(torch.where).register_norm(when=_chooses, allow_plain_tensors=True)
+def where_infinite(condition: torch.Tensor, input: RMSTensor | float, other: RMSTensor | float) -> NormedTensor:
+    """Minus infinity where the condition does not hold (or does): as every choice, and what the other entries are."""
+    result = unconditional(torch.where, condition, input, other)
+    if isinstance(input, NormedTensor):
+        x, mask = input, opposite(condition)
+    else:
+        x, mask = other, condition
+    assert isinstance(x, NormedTensor), "the rule's condition has been checked"
+    return with_fact(result, Alternatives((Masked(Source.of(x), mask),))) if x.shape == result_shape(condition, x) else result
+
+
+def result_shape(*tensors: torch.Tensor) -> torch.Size:
+    """What they broadcast to."""
+    return torch.broadcast_shapes(*(t.shape for t in tensors))
+
+
+def _masked(x: Any) -> Masked | None:
+    return None if is_local_tensor(x) else fact(x, Masked)
+
+
+def is_local_tensor(x: Any) -> bool:
+    """Whether it is a normed tensor of which the values are known."""
+    return isinstance(x, NormedTensor) and is_local(x)
+
+
+def _made(op: Callable, found: Masked, args: tuple, kwargs: dict[str, Any], mask: torch.Tensor, out: NormedTensor) -> Any:
+    """The facts about a result, and what an operation makes of the entries that were not set aside."""
+    claim = ruled(op, args, kwargs)
+    if claim is None or not issubclass(type(claim[0]), RMSTensor):
+        return out._facts
+    result, moved = claim
+    return Alternatives(
+        (*every_fact(out), Masked(Source(type(result), out.backing, result.norm_size, moved, result.elem_dims), mask))
+    )
+
+
+def _sum(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
+    """A sum or a difference of what is in part minus infinity and what is not."""
+
+    def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+        a, b = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
+        of_a, of_b = _masked(a), _masked(b) if op is torch.add else None
+        if (of_a is None) == (of_b is None) or argument(args, kwargs, 2, "alpha", default=1) != 1:
+            return out._facts
+        if of_a is not None and a.shape == out.shape:
+            return _made(op, of_a, (of_a.x.moving(), b), {}, of_a.mask, out)
+        if of_b is not None and b.shape == out.shape:
+            return _made(op, of_b, (a, of_b.x.moving()), {}, of_b.mask, out)
+        return out._facts
+
+    return rule
+
+
+for _op in (torch.add, torch.sub):
+    normed_op(_op).register_fact(_sum(_op))
+
+
+# -- largest entries ------------------------------------------------------------------------------------------------------
+
+
+def _larger(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    """The larger of two: no entry of either exceeds it, nor what was no larger than one of them."""
+    pair = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
+    given = [x for x in pair if isinstance(x, RMSTensor) and x.shape == out.shape]
+    known = [replace(f, is_log_sum=False) for x in given for f in every_fact(x) if isinstance(f, Bounding)]
+    return Alternatives((*every_fact(out), *known, *(Bounding(Source.of(x), (), False) for x in given)))
+
+
+normed_op(torch.maximum).register_fact(_larger)
+
+
+def _put_in(op: Callable, args: tuple, ndim: int) -> int | None:
+    """Where an operation puts in a dimension of size 1, if it does nothing else: a negative number."""
+    at = args[1] if len(args) == 2 else None
+    if op is torch.unsqueeze:
+        return None if not isinstance(at, int) else at - ndim if at >= 0 else at
+    return place_put_in(at, ndim) if op is torch.Tensor.__getitem__ else None
+
+
+def moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    """What is known of a tensor whose entries changed places, or of largest entries in their old places."""
+    masked = _masked(args[0]) if args else None
+    if masked is not None:
+        mask = run_real(torch.Tensor.expand, (masked.mask, args[0].shape), {})
+        if op not in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.clone, torch.Tensor.contiguous):
+            mask = run_real(method, (mask, *args[1:]), kwargs)
+        return _made(op, masked, (masked.x.moving(), *args[1:]), kwargs, mask, out)
+    if op is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor):
+        return largest_of_groups.chosen(args[0], 0, args[1], out)
+    found = [f for f in every_fact(args[0]) if isinstance(f, Bounding)] if args else []
+    if not found or out.ndim != args[0].ndim + 1:
+        return out._facts
+    place = _put_in(op, args, out.ndim)
+    restored = [replace(f, is_reduced=False) for f in found if f.is_reduced and f.dims == (place,)]
+    return Alternatives((*every_fact(out), *restored))

@@ -1,0 +1,1 @@
+"""What a program spells in many operations and is one function: normalizations, softmax and activations written out."""

@@ -1,0 +1,183 @@
+"""What is differentiated while a trace is acquired: by torch's autograd, which may run on the fakes, and by Thunder, as far as is known.
+
+`differentiation` makes the gradients of what torch's autograd has followed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch.autograd.graph import GradientEdge
+from torch.utils._pytree import tree_flatten
+
+from thunder_norm.subclass.acquiring.fakes import Fakes
+from thunder_norm.subclass.classes.protocol import WrapperSpec, outer_metadata
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.tracing import activity
+from thunder_norm.wrapper_classes import is_wrapper
+from thunder.core.compile_data import get_compile_data
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+
+
+class _Computed(torch.autograd.Function):
+    """Makes a tensor one that was computed before the program, into which it may write."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
+        raise AssertionError("gradients end here")
+
+
+class _Reading(torch.autograd.Function):
+    """Reads a tensor, without an operation that its class would be asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
+        raise AssertionError("nobody asks for it")
+
+
+class _Start(NamedTuple):
+    """Where the gradients of a tensor arrive, and what keeps the graph that this is in."""
+
+    edge: GradientEdge
+    read: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Start:
+        read = _Reading.apply(tensor)
+        return cls(GradientEdge(*read.grad_fn.next_functions[0]), read)
+
+
+class Autograd:
+    """Torch's autograd on the fakes of one acquisition: it runs as soon as there is a wrapper that requires grad."""
+
+    def __init__(self, fakes: Fakes) -> None:
+        self.is_running = False
+        self.starts_late = False  # what was computed before it ran should have gone through it
+        self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
+        self._starts: dict[int, _Start] = {}  # where gradients arrive that are for these as they were given
+        self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
+        self.outdated: dict[int, torch.Tensor] = {}  # of these, what is not known any more: something in their memory was changed
+        # the recorded operation that made a fake, and the proxies of its arguments then, see `trace.emit_composite`
+        self.made_by: dict[int, tuple[Any, dict[int, TensorProxy | None]]] = {}
+        self.started: dict[str, TensorProxy] = {}  # plain tensors that the program made, and said that they require grad
+        self._fakes = fakes
+        self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
+        self._num_scanned = 0
+
+    def start(self) -> None:
+        """Run from now on, from the plain tensors as well that Thunder would differentiate."""
+        self.is_running = True
+        for fake, proxy in self._fakes.pairs():
+            self.note_plain(fake, proxy)
+
+    def note_wrapper(self, fake: torch.Tensor, is_leaf: bool) -> None:
+        """An input wrapper requires grad."""
+        self._start_from(fake, is_leaf)
+
+    def _start_from(self, fake: torch.Tensor, is_leaf: bool) -> None:
+        with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+            if is_leaf:
+                fake.requires_grad_()
+            else:
+                _Computed.apply(fake, torch.empty((), requires_grad=True))
+            self._starts[id(fake)] = _Start.of(fake)
+        self.sources[id(fake)] = fake
+
+    def sources_in_memory_of(self, fake: torch.Tensor | None) -> list[torch.Tensor]:
+        """The plain tensors it starts from that lie in the memory of a fake."""
+        storage = None if fake is None else fake.untyped_storage()._cdata
+        return [t for t in self.sources.values() if not is_wrapper(t) and t.untyped_storage()._cdata == storage]
+
+    def start_of(self, fake: torch.Tensor) -> GradientEdge:
+        """Where the gradients arrive of a source as it was given, whatever was written into it since."""
+        return self._starts[id(fake)].edge
+
+    def has_recorded(self, fake: torch.Tensor) -> bool:
+        """Whether autograd has recorded a write into an input: it has another history since."""
+        with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+            if not fake.requires_grad:
+                return False
+            start = self._starts.get(id(fake))
+            return start is None or _Start.of(fake).edge != start.edge
+
+    def note_plain(self, fake: torch.Tensor, proxy: TensorProxy) -> None:
+        """A plain tensor is met, which requires grad where Thunder would differentiate it."""
+        has_gradient = fake.dtype.is_floating_point or fake.dtype.is_complex
+        is_candidate = not fake.requires_grad and has_gradient and id(fake) not in self._fakes.inner
+        if is_candidate and self._is_active(proxy):
+            real = self._fakes.real_input(proxy)
+            self._start_from(fake, is_leaf=real is not None and real.is_leaf)
+
+    def requires_grad(self, proxy: TensorProxy) -> bool:
+        """Whether the tensor a proxy stands for requires grad, for torch or for Thunder."""
+        if isinstance(proxy, SubclassProxy):
+            return outer_metadata(proxy.fake)[2]
+        fake = self._fakes.known(proxy) if self.is_running else None
+        return self._is_active(proxy) if fake is None else fake.requires_grad
+
+    def note_started(self, proxy: TensorProxy) -> None:
+        """Note that the program has a history start at a plain tensor that it made."""
+        if self.is_running:
+            fake = self._fakes.known(proxy)
+            with torch._C.DisableTorchFunctionSubclass():
+                (self._fakes.new_for(proxy) if fake is None else fake).requires_grad_()
+        self.requires_grad(proxy)  # what came before does not depend on it
+        self.started[proxy.name] = proxy
+        self._active.add(proxy.name)
+
+    def detached(self, proxy: TensorProxy) -> None:
+        """Note that the program has detached a plain tensor in place."""
+        if self._is_active(proxy):
+            self._active.discard(proxy.name)
+
+    def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a plain tensor that requires grad meets wrappers without any: eager has a gradient, and it is the class's."""
+        proxies = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, TensorProxy)]
+        wrappers = [p.fake for p in proxies if isinstance(p, SubclassProxy)]
+        leaves = [self._fakes.proxy_of(t) for fake in wrappers for t in WrapperSpec.of(fake).leaves(fake)]
+        plain = [p for p in proxies if not isinstance(p, SubclassProxy)]
+        if not wrappers or not any(self.requires_grad(p) for p in plain):
+            return False
+        return not any(p is None or p.requires_grad or self.requires_grad(p) for p in leaves)
+
+    def _is_active(self, proxy: TensorProxy) -> bool:
+        """Whether Thunder would differentiate what a plain proxy stands for."""
+        if proxy.history is not None:
+            return proxy.requires_grad
+        bsyms = get_jit_ctx().computation_trace.bound_symbols
+        for bsym in bsyms[self._num_scanned :]:
+            inputs = (p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy))
+            self._active.update(p.name for p in inputs if p.history is not None and p.requires_grad)
+            activity.propagate(bsym, self._active)
+        self._num_scanned = len(bsyms)
+        return proxy.name in self._active
+
+
+def may_have_history(x: torch.Tensor) -> bool:
+    """Whether autograd may record a write into an input: it is no leaf, or view of one, that requires grad."""
+    root = view_root(x)
+    return not (root.requires_grad and root.is_leaf)
+
+
+def view_root(x: torch.Tensor) -> torch.Tensor:
+    """The tensor that one is a view of, or itself."""
+    with torch._C.DisableTorchFunctionSubclass():
+        base = x._base if x._is_view() else None
+    return x if base is None else base
+
+
+def is_grad_enabled() -> bool:
+    """Whether the program being traced is in a region that records gradients."""
+    cd = get_compile_data()
+    return torch.is_grad_enabled() if cd is None else cd.is_grad_enabled

@@ -1,0 +1,350 @@
+"""Sizes that are values, and values that a program asks for.
+
+They are computed from the inputs of the call at hand while a trace is acquired, and again before each use.
+
+What an operation like `nonzero` returns for tensors without data is not known, nor which way a condition goes.  So the operations of the
+program that its arguments come from run on the real inputs of the call, and the prologue of the trace runs them again: where a size or
+an answer is another, the trace does not serve the call, and the program is acquired anew.  Nothing of this happens in programs without
+such an operation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
+from thunder_norm.subclass.acquiring import plain_values
+from thunder_norm.subclass.acquiring.answers import Answer
+from thunder_norm.subclass.acquiring.fakes import Fakes
+from thunder_norm.subclass.acquiring.fallback import is_kept
+from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
+from thunder_norm.subclass.acquiring.recomputation import Call, Place, as_recorded, checking
+from thunder_norm.subclass.acquiring.sized import Sized, like, sizes_of
+from thunder_norm.tracing.guarding.bindable import bindable
+from thunder_norm.tracing.guarding.guards import use_for_one_call
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.trees import flat_tensors, map_tensors
+from thunder.core.compile_data import _compile_data
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.symbol import BoundSymbol
+
+# So many traces of a program are kept, for as many sizes.
+MAX_TRACES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class _Value:
+    """One of the tensors that an operation returned."""
+
+    step: _Step
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Met:
+    """A tensor that no recorded operation made: an input, or what Thunder computed; as it is after so many writes into plain tensors."""
+
+    fake: torch.Tensor
+    writes: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """An input of the computation, and the tensor that it is in the call at hand."""
+
+    proxy: TensorProxy
+    real: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """An operation, its tensors replaced by what they are known by."""
+
+    number: int  # operations run in this order
+    func: Callable
+    arguments: tuple[tuple, dict]
+
+    def operands(self) -> Iterator[_Value | _Met | _Given]:
+        """What it takes."""
+        return (v for v in tree_leaves(self.arguments) if isinstance(v, _OPERANDS))
+
+    def run(self, value: Callable[[Any], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The tensors that it returns, with these values for what it takes."""
+        return flat_tensors(_called(self.func, self.arguments, value))
+
+
+_OPERANDS = (_Value, _Met, _Given)
+_OF_ONE_RUN = "it is computed from random numbers, from memory into which nothing was written, or by an operator that does more than return tensors"
+
+
+class UnknownValueError(Exception):
+    """Why a value is not known."""
+
+
+def _called(func: Callable, arguments: tuple[tuple, dict], value: Callable[[Any], torch.Tensor]) -> Any:
+    args, kwargs = tree_map(lambda v: value(v) if isinstance(v, _OPERANDS) else v, arguments)
+    return func(*args, **kwargs)
+
+
+class DataSizes:
+    """Where the tensors of one acquisition come from, and the operations whose sizes are values."""
+
+    def __init__(self, fakes: Fakes) -> None:
+        self._fakes = fakes
+        self._made: dict[int, tuple[torch.Tensor, _Value]] = {}  # by the identity of fakes
+        self._given: dict[int, _Given] = {}  # inputs, by the identity of their fakes
+        # what Thunder computed or wrote into, None where it is as it was given: by the identity of fakes and the writes before
+        self._plain: dict[tuple[int, int], _Step | None] = {}
+        self._program = plain_values.Program()
+        self._numbers = itertools.count(1)
+        self._sized: list[_Step] = []
+        self._has_warned = False
+        self.are_known = True  # whether there are calls with data
+        self._results: dict[int, tuple[torch.Tensor, ...]] = {}  # of operations by their numbers, for the inputs at hand
+
+    def note_input(self, fake: torch.Tensor, real: torch.Tensor, proxy: TensorProxy) -> None:
+        """An inner tensor of an input."""
+        self._given[id(fake)] = _Given(proxy, real)
+
+    def forget_inputs(self) -> None:
+        """Let go of the inputs at hand, and of what was computed from them."""
+        self.are_known = False
+        for known in (self._given, self._plain, self._results):
+            known.clear()
+
+    def note(self, func: Callable, args: tuple, kwargs: dict, outputs: Sequence[torch.Tensor]) -> None:
+        """An operation was recorded; what it writes into is a result of its own from now on."""
+        step = _Step(next(self._numbers), func, map_tensors(self._operand, (args, kwargs)))
+        if isinstance(func, Sized):
+            given = (args[0], like(args[1], func.func), *args[2:])
+            self._sized.append(_Step(step.number, func, map_tensors(self._operand, (given, kwargs))))
+        self._made.update({id(t): (t, _Value(step, index)) for index, t in enumerate(outputs)})
+
+    def _operand(self, t: torch.Tensor) -> Any:
+        if not isinstance(t, FakeTensor):
+            return t
+        found = self._made.get(id(t))
+        return _Met(t, self._program.num_writes()) if found is None else found[1]
+
+    # -- the call at hand ---------------------------------------------------------------------------------------------
+
+    def run(self, func: Any, args: tuple, kwargs: dict) -> tuple[Sized, tuple, Any]:
+        """What stands for an operation whose sizes are values, what it is called with, and fakes of what it returns.
+
+        Raises:
+            UnsupportedOpError: the values of its arguments cannot be computed.
+        """
+        given = (like(args[0], func), *args[1:])
+        step = _Step(next(self._numbers), func, map_tensors(self._operand, (given, kwargs)))
+        try:
+            result = self._result(step)
+        except UnknownValueError as e:
+            raise UnsupportedOpError(
+                with_details(
+                    f"data-dependent control flow: what {func} returns depends on the values of a tensor",
+                    at=location_of_user(),
+                    why=str(e),
+                    instead="use torch.where, or compute it outside the jitted function",
+                )
+            ) from None
+        self._warn_of_many(f"the size of what {func} returns", "torch.where(mask, x, 0), or what else keeps its size")
+        sized = Sized(func, tuple([t.dtype for t in flat_tensors(result)]))
+        return sized, (sizes_of(result), *args), map_tensors(self._fakes.new, result)
+
+    def ask(self, func: Callable, given: Sequence[torch.Tensor | NumberProxy]) -> Any:
+        """What a function of tensors says of some, or of numbers made of their values; the trace serves calls in which it says the same.
+
+        Args:
+            func: returns a number, or a list of numbers.
+            given: fakes, and numbers of the trace at hand.
+
+        Raises:
+            UnknownValueError: the values cannot be computed.
+            Exception: what `func` raises.
+        """
+        operands = [_Value(self._number(v), 0) if isinstance(v, NumberProxy) else self._operand(v) for v in given]
+        answer = self._result(_Step(next(self._numbers), func, (tuple(operands), {})))
+        self._warn_of_many(
+            "a value that the program asks for", "torch.where(condition, a, b), or an operation on the tensor itself"
+        )
+        self._sized.append(_Step(next(self._numbers), Answer(func), ((answer, *operands), {})))
+        return answer
+
+    def _result(self, step: _Step) -> Any:
+        """What an operation returns in the call at hand.
+
+        Raises:
+            UnknownValueError: the values of its arguments cannot be computed.
+        """
+        needed_now = self._checked(step)
+        with _disable_current_modes(), as_recorded():
+            for needed in needed_now:
+                if needed is not step:
+                    self._results[needed.number] = needed.run(self._value)
+            return _called(step.func, step.arguments, self._value)
+
+    def why_unknown(self, t: torch.Tensor) -> str | None:
+        """Why the values of a fake are not known in the call at hand; None if they are."""
+        try:
+            self._checked(_Step(next(self._numbers), torch.Tensor.sum, ((self._operand(t),), {})))
+        except UnknownValueError as e:
+            return str(e)
+        return None
+
+    def _checked(self, step: _Step) -> list[_Step]:
+        if not self.are_known:
+            raise UnknownValueError(_NO_VALUE)
+        return self._needed([step], self._results)
+
+    def _place(self, proxy: TensorProxy) -> Any:
+        real = self._fakes.real_input(proxy)
+        return proxy.name if real is None or isinstance(real, FakeTensor) or real.is_meta else real.untyped_storage()._cdata
+
+    def _warn_of_many(self, what: str, instead: str) -> None:
+        """Each trace is looked at, and kept: the first ones alone are."""
+        _, stats = _compile_data.get()
+        if stats is None or len(stats.interpreter_cache) < MAX_TRACES or self._has_warned:
+            return
+        self._has_warned = True
+        use_for_one_call()
+        warnings.warn(
+            with_details(
+                f"{what} was another in {MAX_TRACES} calls: further ones are acquired anew in each call",
+                at=location_of_user(),
+                why="a trace has numbers for sizes and for values that are asked for, so that each of them is another trace",
+                instead=instead,
+            ),
+            AcquiredAnewWarning,
+            stacklevel=2,
+        )
+
+    def _value(self, operand: _Value | _Met | _Given) -> torch.Tensor:
+        if isinstance(operand, _Value):
+            return self._results[operand.step.number][operand.index]
+        found = self._origin(operand)
+        return self._results[found.number][0] if isinstance(found, _Step) else found.real
+
+    def _needed(self, steps: Sequence[_Step], known: Mapping[int, Any] = MappingProxyType({})) -> list[_Step]:
+        """These steps and those that their arguments come from, in order, down to what is known.
+
+        Raises:
+            UnknownValueError: one of them makes something else each time.
+        """
+        found: dict[int, _Step] = {}
+        pending = list(steps)
+        while pending:
+            step = pending.pop()
+            if step.number in found or step.number in known:
+                continue
+            if is_kept(step.func) or plain_values.is_unwritten(getattr(step.func, "__name__", "")) or not callable(step.func):
+                raise UnknownValueError(_OF_ONE_RUN)
+            if getattr(step.func, "namespace", "").startswith("_c10d"):
+                raise UnknownValueError(
+                    "it is computed by several processes, of which one may acquire its program anew and others not"
+                )
+            found[step.number] = step
+            origins = [v.step if isinstance(v, _Value) else self._origin(v) for v in step.operands()]
+            pending.extend(origin for origin in origins if isinstance(origin, _Step))
+        return sorted(found.values(), key=lambda step: step.number)
+
+    # -- where a tensor comes from ------------------------------------------------------------------------------------
+
+    def _origin(self, operand: _Met | _Given) -> _Given | _Step:
+        """The input that a tensor is, or the operation that it is the result of.
+
+        Raises:
+            UnknownValueError: it has no values.
+        """
+        if isinstance(operand, _Given):
+            return operand
+        fake = operand.fake
+        proxy = self._fakes.first_proxy_of(fake)
+        if proxy is None and id(fake) not in self._given:
+            raise UnknownValueError(_NO_VALUE)
+        key = id(fake), operand.writes
+        if proxy is not None and key not in self._plain:
+            if not self._program.is_open:  # in the backward: what is not known by now
+                raise UnknownValueError(_NO_VALUE)
+            made = plain_values.made_of(proxy, self._program.before_write(operand.writes), self._place)
+            self._plain[key] = self._written(proxy, made, lambda run: run) if made.operations else None
+        if (found := self._plain.get(key)) is not None:
+            return found
+        if id(fake) not in self._given:
+            self._given[id(fake)] = self._input(proxy)
+        return _with_data(self._given[id(fake)])
+
+    def _input(self, proxy: TensorProxy) -> _Given:
+        """The input of the computation that a proxy stands for."""
+        real = self._fakes.real_input(proxy)
+        given = next((g for g in self._given.values() if g.proxy.name == proxy.name), None)
+        if real is None and given is None:
+            raise UnknownValueError(_NO_VALUE)
+        get_jit_ctx().computation_trace.bound_symbols.append(GIVEN_AGAIN.bind(proxy, output=None))
+        return _with_data(given if real is None else _Given(proxy, real))
+
+    def _number(self, number: NumberProxy) -> _Step:
+        """What Thunder wrote for a number that is made of values, as one operation on inputs that returns a tensor."""
+        made = plain_values.made_of(number, get_jit_ctx().computation_trace.bound_symbols, self._place)
+        return self._written(number, made, lambda run: lambda *tensors: plain_values.as_tensor(run(*tensors)))
+
+    def _written(
+        self, proxy: TensorProxy | NumberProxy, made: plain_values.Made, adapted: Callable[[Callable], Callable]
+    ) -> _Step:
+        trace = get_jit_ctx().computation_trace
+        if len(trace.scopes) != 1 or self._fakes.replaced:
+            raise UnknownValueError(
+                "it is computed from plain tensors in a region, or from one that the program has written into"
+            )
+        if torch._C._is_any_autocast_enabled():
+            raise UnknownValueError("it is computed from plain tensors under autocast, which is not applied yet")
+        if any(type(p) is not TensorProxy for p in made.given):
+            raise UnknownValueError(_NO_VALUE)
+        if not plain_values.are_the_same_each_time(made.operations):
+            raise UnknownValueError(_OF_ONE_RUN)
+        run = plain_values.runnable(proxy, made, self._place)
+        if run is None:
+            raise UnknownValueError("the program has written into memory that several of its inputs share")
+        return _Step(-next(self._numbers), adapted(run), (tuple([self._input(p) for p in made.given]), {}))
+
+    # -- the prologue -------------------------------------------------------------------------------------------------
+
+    def guards(self) -> list[BoundSymbol]:
+        """Operations of the prologue: the sizes of results that are values are those that the trace was acquired with."""
+        if not self._sized:
+            return []
+        self._results.clear()
+        steps = self._needed(self._sized)
+        given: dict[str, TensorProxy] = {}
+
+        def place(operand: Any) -> Place:
+            origin = operand.step if isinstance(operand, _Value) else self._origin(operand)
+            if isinstance(origin, _Step):
+                return Place(origin.number, operand.index if isinstance(operand, _Value) else 0)
+            given[origin.proxy.name] = origin.proxy
+            return Place(0, list(given).index(origin.proxy.name))
+
+        # nothing of this call stays with the trace
+        arguments = [tree_map(lambda v: place(v) if isinstance(v, _OPERANDS) else v, step.arguments) for step in steps]
+        calls = [Call(step.number, step.func, args, kwargs) for step, (args, kwargs) in zip(steps, arguments, strict=True)]
+        bind = bindable("check_sizes", checking(calls))
+        return [bind(*map(self._fakes.current, given.values()), output=None)]
+
+
+_NO_VALUE = "it is computed from a tensor whose value is not known while the trace is acquired"
+
+
+def _with_data(given: _Given) -> _Given:
+    if isinstance(given.real, FakeTensor) or given.real.is_meta:
+        raise UnknownValueError("it is computed from a tensor without data")
+    return given

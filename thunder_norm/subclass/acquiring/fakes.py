@@ -1,0 +1,292 @@
+"""The tensors without data that a program is acquired with, and the proxies of the trace that they stand for.
+
+A fake is known by identity; the tables keep it alive, so that an id never comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.model_state.escapes import tracing_mode
+from thunder_norm.subclass.acquiring.shared_memory import SharedMemory
+from thunder_norm.subclass.classes import jagged
+from thunder_norm.subclass.classes.protocol import WrapperSpec
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.wrapper_classes import is_wrapper
+from thunder.core import devices, dtypes, prims
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
+from thunder.core.symbol import BoundSymbol
+
+
+class _Mode(FakeTensorMode):
+    """A mode in which ragged lengths are as in eager mode; torch's makes symbols of them, to be guarded by a compiler."""
+
+    def create_symbolic_nested_int(self, **_: Any) -> torch.SymInt:
+        return jagged.new_ragged()
+
+
+class Replaced(NamedTuple):
+    """What became of a plain proxy whose tensor the program changed in place."""
+
+    proxy: TensorProxy
+    fake: torch.Tensor
+    position: int  # by `num_made`; from there on the proxy means what the fake stands for
+
+
+def num_made(bsyms: Sequence[BoundSymbol]) -> int:
+    """How many of the operations are the program's and make something: a place in a trace, before passes add and remove others, and after."""
+    return sum(bool(b.flat_proxy_outs) and b.sym.id not in _OF_PASSES for b in bsyms)
+
+
+_OF_PASSES = frozenset({prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.UPDATE_ALIASES})
+
+
+class Fakes:
+    """Those of plain tensors, inner ones of wrappers among them.
+
+    After a functionalised in-place operation a fake stands for the newer proxy.
+    """
+
+    def __init__(self, on_replaced: Callable[[], None] = lambda: None) -> None:
+        self.mode = tracing_mode(_Mode)
+        self.shared = SharedMemory(self.mode)
+        self.follows_memory = False  # whether views of plain tensors, and writes into these, are recorded from the first on
+        self.misses_memory = False  # whether the program needs that, and it is not
+        self.has_plain_names = False  # whether the program holds, as plain tensors, some that lie in the memory of wrappers
+        self.on_replaced = on_replaced  # called before a plain proxy that the program holds comes to stand for an older value
+        self.inputs: set[int] = set()  # the fakes of inputs, and of what Thunder computed without us
+        self.computed: set[int] = set()  # of these, the latter
+        self.inner: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
+        self.strides: dict[str, tuple[int, ...]] = {}  # of plain tensors, by proxy name, as far as torch says it
+        self.written: dict[int, torch.Tensor] = {}  # those of inputs that the program has written into
+        self.replaced: dict[str, Replaced] = {}  # plain proxies that the program holds although their tensor has changed since
+        self.user_names: dict[Variable, TensorProxy] = {}  # Thunder's table of proxies it names after the user's variables
+        self.readable_names: dict[str, TensorProxy] = {}  # ours, by the name before; see `names`
+        self._inside: set[int] = set()  # the storages of what is inside of wrappers
+        self._held: dict[int, torch.Tensor] = {}  # those that the program may hold as plain tensors
+        self._proxy_of: dict[int, tuple[FakeTensor, TensorProxy]] = {}
+        self._first: dict[int, TensorProxy] = {}
+        self._detached: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # those made by ``detach``, and views of these
+        self._fake_of: dict[str, FakeTensor] = {}
+        self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
+
+    def new(self, t: torch.Tensor) -> FakeTensor:
+        """A fake with the metadata of the real plain tensor `t`, an input, in the memory that this shares with others."""
+        if self.shared.holds(t):
+            return self.shared.fake_of(t)
+        with self.mode:
+            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+
+    def stride_of(self, proxy: TensorProxy) -> tuple[int, ...] | None:
+        """The strides in eager mode of what a plain proxy stands for, as far as they are known."""
+        known = self._fake_of.get(proxy.name)
+        return self.strides.get(proxy.name) if known is None else known.stride()
+
+    def keeps_strides(self, written: Any, result: Any) -> None:
+        """What an operation writes into and what it returns for it is one tensor."""
+        if isinstance(written, TensorProxy) and isinstance(result, TensorProxy):
+            stride = self.stride_of(written)
+            if stride is not None and written.shape == result.shape:
+                self.strides.setdefault(result.name, stride)
+
+    def new_for(self, proxy: TensorProxy) -> FakeTensor:
+        """The fake of a plain proxy that is met for the first time, and counts as an input."""
+        shape = tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy.shape)
+        dtype, device = dtypes.to_torch_dtype(proxy.dtype), devices.to_torch_device(proxy.device)
+        stride = self.stride_of(proxy)
+        real = self.real_input(proxy)
+        with self.mode:
+            if real is not None and self.shared.holds(real):
+                fake = self.shared.fake_of(real)
+            elif stride is None:
+                fake = torch.empty(shape, dtype=dtype, device=device)
+            else:
+                fake = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        self.bind(fake, proxy, is_input=True)
+        self.hold(fake)
+        self._first[id(fake)] = proxy
+        if proxy.history is None:
+            self.computed.add(id(fake))
+        return fake
+
+    def bind(self, fake: FakeTensor, proxy: TensorProxy, *, is_input: bool = False) -> None:
+        """From now on `fake` stands for `proxy`."""
+        before = self.proxy_of(fake)
+        if before is not None and before is not proxy and self.is_held(fake):
+            self.on_replaced()
+            self.replaced[before.name] = Replaced(before, fake, num_made(get_jit_ctx().computation_trace.bound_symbols))
+        self._proxy_of[id(fake)] = (fake, proxy)
+        self._fake_of[proxy.name] = fake
+        if is_input:
+            self.inputs.add(id(fake))
+
+    def is_given(self, fake: torch.Tensor) -> bool:
+        """Whether a fake stands for an input, or is inside of one."""
+        return id(fake) in self.inputs and id(fake) not in self.computed
+
+    def proxy_of(self, fake: torch.Tensor) -> TensorProxy | None:
+        """The proxy a plain fake stands for now."""
+        found = self._proxy_of.get(id(fake))
+        return found[1] if found is not None else None
+
+    def first_proxy_of(self, fake: torch.Tensor) -> TensorProxy | None:
+        """The plain proxy that a fake was made for; None for what was recorded."""
+        return self._first.get(id(fake))
+
+    def also(self, proxy: TensorProxy, fake: FakeTensor) -> None:
+        """A plain input is the tensor that `fake` stands for under another name."""
+        self._fake_of[proxy.name] = fake
+
+    def plain_inputs(self) -> list[tuple[FakeTensor, TensorProxy]]:
+        """The fakes of inputs that are no inner tensors, and their proxies."""
+        return [(fake, p) for fake, p in self.pairs() if id(fake) in self.inputs and id(fake) not in self.inner]
+
+    def of_plain_input(self, real: torch.Tensor) -> FakeTensor | None:
+        """The fake of a plain input that is this very tensor."""
+        return next((fake for fake, p in self.plain_inputs() if self.real_input(p) is real), None)
+
+    def known(self, proxy: TensorProxy) -> FakeTensor | None:
+        """The fake of a plain proxy, its strides those that the tensor has in eager mode; None where only Thunder computed it."""
+        return self._fake_of.get(proxy.name)
+
+    def pairs(self) -> list[tuple[FakeTensor, TensorProxy]]:
+        """All fakes, and what they stand for."""
+        return list(self._proxy_of.values())
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def current(self, proxy: TensorProxy) -> TensorProxy:
+        """What a proxy of the acquisition is called in the finished trace."""
+        proxy = self.user_names.get(variableify(proxy), proxy)
+        return self.readable_names.get(proxy.name, proxy)
+
+    def by_name(self) -> dict[str, torch.Tensor]:
+        """The fakes of plain proxies by the names they have in the finished trace."""
+        original = {p.name: variable.proxy.name for variable, p in self.user_names.items()}
+        original |= {p.name: original.get(name, name) for name, p in self.readable_names.items()}
+        return self._fake_of | {new: self._fake_of[old] for new, old in original.items() if old in self._fake_of}
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def note_views(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], *, are_detached: bool) -> None:
+        """Remember of what an operation returned whether it, or what it is a view of, was detached."""
+        sources = [t for t in inputs if id(t) in self._detached]
+        for t in outputs if are_detached or sources else ():
+            storage = t.untyped_storage()._cdata
+            source = next((s for s in sources if s.untyped_storage()._cdata == storage), None)
+            if are_detached or source is not None:
+                self._detached[id(t)] = (t, t if are_detached or source is None else self._detached[id(source)][1])
+
+    def detached_at(self, fake: torch.Tensor) -> torch.Tensor | None:
+        """The result of ``detach`` that a fake is a view of, or is itself: autograd takes others in its memory for other tensors."""
+        found = self._detached.get(id(fake))
+        return found[1] if found is not None else None
+
+    def hold(self, fake: torch.Tensor) -> None:
+        """The program got hold of `fake` as a plain tensor."""
+        self._held[id(fake)] = fake
+        self.has_plain_names |= self.is_inside(fake)
+
+    def is_held(self, fake: torch.Tensor) -> bool:
+        """Whether the program may hold `fake` as a plain tensor; Thunder would not see it change."""
+        return id(fake) in self._held
+
+    def note_inside(self, leaves: Iterable[torch.Tensor]) -> None:
+        """Remember where the inner tensors of a wrapper lie."""
+        self._inside.update(t.untyped_storage()._cdata for t in leaves)
+        self.has_plain_names |= any(map(self.is_held, leaves))
+
+    @property
+    def follows_plain(self) -> bool:
+        """Whether plain tensors have more to them than Thunder knows: memory, or a value that was replaced."""
+        return self.follows_memory or bool(self.replaced) or self.has_plain_names
+
+    def is_inside(self, fake: torch.Tensor) -> bool:
+        """Whether a plain tensor lies in the memory of what is inside of a wrapper, met by now or given."""
+        storage = fake.untyped_storage()._cdata
+        return storage in self._inside or self.shared.has(storage)
+
+    # -- the real tensors ---------------------------------------------------------------------------------------------
+
+    def note_input(self, key: Any, real: torch.Tensor) -> None:
+        """Remember the real tensor an input proxy (by its history) or fake wrapper stands for."""
+        self._real_inputs[id(key)] = real
+
+    def real_input(self, proxy: TensorProxy) -> torch.Tensor | None:
+        """The real tensor an input proxy stands for."""
+        key = proxy.fake if isinstance(proxy, SubclassProxy) else proxy.history
+        return self._real_inputs.get(id(key))
+
+    def forget_inputs(self) -> None:
+        """Let go of the real tensors: the fakes may live as long as the trace."""
+        self._real_inputs.clear()
+
+    def flag_given(self, proxy: TensorProxy) -> bool | None:
+        """Whether the tensor of a plain proxy was given requiring grad, if it is an input, or inside of one, that has a fake."""
+        fake = self.known(proxy)
+        if fake is None or not self.is_given(fake):
+            return None
+        first = self.first_proxy_of(fake)
+        real = None if first is None else self.real_input(first)
+        return self.inner.get(id(fake)) if real is None else real.requires_grad
+
+    def check_foreign(self, x: torch.Tensor) -> None:
+        """Refuse to take one of these fakes for an input: it escaped in a result whose insides cannot be followed.
+
+        Raises:
+            UnsupportedOpError: `x` is one of them, or a wrapper around one.
+        """
+        leaves = WrapperSpec.of(x).leaves(x) if is_wrapper(x) else (x,)
+        if any(isinstance(t, FakeTensor) and t.fake_mode is self.mode for t in leaves):
+            raise UnsupportedOpError(
+                "an operation on a wrapper subclass returned a tensor inside an object that cannot be followed"
+            )
+
+
+class Wrappers:
+    """The fake wrappers, by identity, with the one proxy that each has."""
+
+    def __init__(self) -> None:
+        self.leaves: dict[int, tuple[TensorProxy, ...]] = {}  # of each wrapper, as the trace knows them
+        self.specs: dict[int, WrapperSpec] = {}  # of input wrappers: what the prologue must find
+        self._proxies: dict[int, SubclassProxy] = {}
+        self._inside: set[int] = set()  # those made in functions under function transforms
+
+    def add(self, proxy: SubclassProxy, is_inside: bool) -> None:
+        """Remember the proxy of a fake wrapper; `is_inside` says that a function under function transforms made it."""
+        self._proxies[id(proxy.fake)] = proxy
+        if is_inside:
+            self._inside.add(id(proxy.fake))
+
+    def proxy_of(self, fake: torch.Tensor) -> SubclassProxy | None:
+        """The proxy made for a fake wrapper, if there is one."""
+        return self._proxies.get(id(fake))
+
+    def proxies(self) -> tuple[SubclassProxy, ...]:
+        """Those of all wrappers met so far."""
+        return tuple(self._proxies.values())
+
+    def inputs(self) -> list[SubclassProxy]:
+        """Those of the wrappers that the program was given."""
+        return [self._proxies[i] for i in self.specs]
+
+    def is_inside(self, fake: torch.Tensor) -> bool:
+        """Whether a function under function transforms made it."""
+        return id(fake) in self._inside
+
+    def spec_of(self, proxy: SubclassProxy) -> WrapperSpec:
+        """What the prologue must find in the input a proxy stands for (the interpreter may have renamed it)."""
+        return self.specs[id(proxy.fake)]
+
+
+def fake_of(p: Any, fakes: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """The fake of what a finished trace has; `fakes` are those of plain proxies by name."""
+    if isinstance(p, SubclassProxy):
+        return p.fake
+    return fakes.get(p.name) if isinstance(p, TensorProxy) else None

@@ -1,0 +1,323 @@
+"""Opaque primitives: operations that torch runs, differentiated by torch's own formula.
+
+Thunder registers such operations too (``thunder.torch.default_torch_ops``), but loses the gradients of tensors in lists and of
+keyword arguments, and computes gradients of results that nobody used.
+
+Those that torch can write in simpler operations (`decompositions`) are composites instead: torch still runs them as one kernel,
+and an executor that fuses may claim what is inside.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.subclass.acquiring.effects import OfOperator, is_effect
+from thunder_norm.subclass.acquiring.functional_forms import WITHOUT_HISTORY, rewritten
+from thunder_norm.subclass.acquiring.sized import Sized
+from thunder_norm.tracing.recording import print_without_module
+from thunder_norm.tracing.translation import for_torch
+import thunder.torch as ltorch
+from thunder.core import dtypes, prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
+from thunder.core.transform_common import NON_FUNCTIONAL_OPS
+from thunder.core.transforms import register_grad
+from thunder.executors.torch_compile import torch_compile_ex
+from thunder.executors.torchex import ex as torch_ex
+from thunder.extend import OperatorExecutor
+
+# Runs the operations Thunder has no symbol for.  Never in an executor list: only what is written here carries it.
+fallback_executor = OperatorExecutor("thunder_norm_aten", version="1")
+
+
+# They draw numbers: each call is made once, in its place, by torch, so that the numbers are those of eager under a seed.
+_RANDOM = (prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE, prims.OpTags.DONT_RECOMPUTE_IN_BACKWARD)
+
+# What they do besides is done once, in its place.
+_EFFECTS = (prims.OpTags.DONT_DCE, prims.OpTags.DONT_RECOMPUTE_IN_BACKWARD)
+
+# They update running statistics without saying so in their schemas.
+_UPDATES_ARGUMENTS = frozenset({torch.ops.aten.native_batch_norm.default, torch.ops.aten.cudnn_batch_norm.default})
+
+
+_NOT_RANDOM = frozenset({torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default})  # on CPU it has no dropout
+_ALSO_RANDOM = frozenset({torch.ops.aten.normal_functional.default})  # torch forgot the tag
+_DROPOUT = torch.ops.aten.native_dropout.default
+
+# What they return has derivative zero, whatever the parameters of the distribution.
+_CONSTANT = frozenset(
+    "bernoulli cauchy exponential geometric log_normal multinomial normal normal_functional poisson rand rand_like randint "
+    "randint_like randn randn_like randperm uniform".split()
+)
+
+
+def is_random(func: Callable) -> bool:
+    """Whether `func` draws from a generator."""
+    return func in _ALSO_RANDOM or (torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func not in _NOT_RANDOM)
+
+
+def is_kept(func: Callable) -> bool:
+    """Whether `func` runs once and in its place, used or not."""
+    return is_effect(func) or is_random(func)
+
+
+class Written(NamedTuple):
+    """How an operation, and its gradients to its floating inputs if that is possible, are written in other operations."""
+
+    results: Callable[[Callable, tuple, dict], list[TensorProxy]]
+    gradients: Callable[
+        [Callable, tuple, dict, Sequence[TensorProxy], Sequence[TensorProxy | None]], list[TensorProxy | None] | None
+    ]
+
+
+class Made(NamedTuple):
+    """What a symbol of ours stands for: a function, the results that are used, and which of the symbols for them it is."""
+
+    function: Callable
+    used: tuple[bool, ...]
+    form: str
+
+
+FORMS = ("kernel", "gradient", "composite")
+_symbols: dict[Made, Symbol] = {}
+_made: dict[Symbol, Made] = {}
+
+
+def made_for(symbol: Symbol) -> Made | None:
+    """What a symbol stands for; None if it is none of ours."""
+    return _made.get(symbol)
+
+
+def symbol_for(made: Made, written: Written) -> Symbol:
+    """The symbol that stands for this; a composite is written so."""
+    fallback(made.function, made.used, written if made.form == "composite" else None)
+    return _symbols[made]
+
+
+def _note(symbol: Symbol, made: Made) -> None:
+    _symbols[made], _made[symbol] = symbol, made
+
+
+@functools.cache
+def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = None) -> Symbol:
+    """One symbol for `func`, that returns the tensors of its result marked in `used`, as a tuple.
+
+    With `written` it is a composite of other operations.
+    """
+    name = _fallback_name(func) + _which(func, used)
+    is_index = (func.func if isinstance(func, Sized) else func) is torch.Tensor.__getitem__
+    infer = functools.partial(_infer_once_each, func) if is_effect(func) or is_index else ltorch.meta_adaptor(func)
+
+    def meta(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
+        return _select(tree_flatten(infer(*args, **kwargs))[0], used, TensorProxy)
+
+    def run(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        if kwargs or not _PLAIN.issuperset(map(type, args)):
+            args, kwargs = (
+                tree_map(for_torch, args),
+                tree_map(for_torch, kwargs),
+            )  # only the computation trace is translated, the backward is not
+        result = _LSTM[func](*args) if func in _LSTM else func(*args, **kwargs)
+        if type(result) is torch.Tensor:
+            return (result,) if used[0] else ()
+        return _select(tree_flatten(result)[0], used, torch.Tensor)
+
+    def vjp(arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if func in _UPDATES_ARGUMENTS:  # once is enough
+            arguments = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, arguments)
+        return _vjp(run, arguments, cotangents, _without_history(func, *arguments))
+
+    def vjp_meta(arguments: tuple[tuple, dict], cotangents: Sequence[TensorProxy]) -> tuple[TensorProxy, ...]:
+        return tuple(TensorProxy(like=p, requires_grad=False) for p in _differentiable(arguments))
+
+    tags = list(_RANDOM) if is_random(func) else list(_EFFECTS) if is_effect(func) else None
+    symbol = fallback_executor.register_operator(name, meta=meta, fn=run, tags=tags)
+    vjp_symbol = fallback_executor.register_operator(f"{name}_vjp", meta=vjp_meta, fn=vjp)
+    _note(symbol, Made(func, used, "kernel"))
+    _note(vjp_symbol, Made(func, used, "gradient"))
+    if written is not None:
+        kernel = symbol
+        symbol = Symbol(
+            name=name,
+            id=f"thunder_norm.{name}",
+            meta=lambda *args, **kwargs: _select(written.results(func, args, kwargs), used, TensorProxy),
+            _bind_postprocess=print_without_module,
+        )
+        torch_ex.register_implementation(symbol.id, kernel)
+        _note(symbol, Made(func, used, "composite"))
+    if is_kept(func):
+        NON_FUNCTIONAL_OPS.add(symbol.id)
+    elif isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":  # torch.compile knows them all
+        torch_compile_ex.register_supported(symbol.id)
+
+    # the id is ours: nothing else is differentiated by it
+    register_grad(symbol.id, _gradient(func, used, written, symbol, vjp_symbol))
+    return symbol
+
+
+def _gradient(func: Callable, used: tuple[bool, ...], written: Written | None, symbol: Symbol, vjp_symbol: Symbol) -> Callable:
+    """What Thunder calls in place of `symbol` where it is differentiated."""
+
+    def grad(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
+        inputs = _differentiable((args, kwargs))
+        if written is None or not inputs:
+            results, returned = (symbol(*args, **kwargs),) * 2
+        else:  # also those results that only the backward needs
+            results = fallback(func, (True,) * len(used), written)(*args, **kwargs)
+            returned = _select(results, used, TensorProxy)
+        outputs = _differentiable(returned)
+        if inputs and outputs:
+            cotangents = tuple(prims.get_grad(p) for p in outputs)
+            if isinstance(func, OfOperator):
+                found = _effect_vjp(func, args, kwargs, inputs, results, cotangents)
+            elif func is rewritten:  # which keeps nothing for it: the tensor is written into
+                found = [cotangents[0] if p.name == args[0].name else None for p in inputs]
+            elif is_random(func):
+                found = _random_vjp(func, args, inputs, results, cotangents)
+            else:
+                of = {p.name: g for p, g in zip(outputs, cotangents, strict=True)}
+                found = written.gradients(func, args, kwargs, results, [of.get(p.name) for p in results]) if written else None
+                if found is None:
+                    found = vjp_symbol((args, kwargs), cotangents)
+            for p, g in zip(inputs, found, strict=True):
+                prims.put_grad(p, ltorch.zeros_like(p) if g is None else g)
+        return returned
+
+    return grad
+
+
+def _random_vjp(
+    func: Callable, args: tuple, inputs: Sequence[TensorProxy], results: Sequence[TensorProxy], cotangents: Sequence[TensorProxy]
+) -> list[TensorProxy]:
+    """Gradients that use what was drawn; running the operation again would draw other numbers."""
+    if func is _DROPOUT:
+        _, p, train = args
+        scale = 1.0 if not train else 0.0 if p == 1 else 1 / (1 - p)
+        return [ltorch.mul(ltorch.mul(cotangents[0], ltorch.to(results[1], cotangents[0].dtype)), scale)]
+    if func.overloadpacket.__name__ in _CONSTANT:
+        return [ltorch.zeros_like(p) for p in inputs]
+    raise UnsupportedOpError(f"random operation {func} inside a wrapper subclass has no gradient that reuses what was drawn")
+
+
+def _effect_vjp(
+    func: OfOperator,
+    args: tuple,
+    kwargs: dict,
+    inputs: Sequence[TensorProxy],
+    results: Sequence[TensorProxy],
+    cotangents: Sequence,
+) -> list[TensorProxy]:
+    """Gradients as torch's autograd has them, which knows nothing of what an operator writes: a tensor keeps its history."""
+    written = list(dict.fromkeys(p.name for p in func.written_tensors(args[1:], kwargs)))
+    if len(results) != 1 + len(written):
+        raise UnsupportedOpError(f"{func.func} returns a tensor that is to be differentiated, and has no gradient")
+    of = {p.name: g for p, g in zip(_differentiable(results), cotangents, strict=True)}
+    gradients = dict(zip(written, (of.get(p.name) for p in results[1:]), strict=True))
+    # `pop`: gradients to a tensor that was given twice add up
+    return [g if (g := gradients.pop(p.name, None)) is not None else ltorch.zeros_like(p) for p in inputs]
+
+
+def _infer_once_each(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """What `func` returns, as proxies; a tensor given twice is one tensor for it, as it is when the program runs.
+
+    Thunder's adaptor takes no Ellipsis.
+    """
+    leaves, spec = tree_flatten((args, kwargs))
+    first: dict[str, int] = {}
+    places = [first.setdefault(v.name, i) if isinstance(v, TensorProxy) else i for i, v in enumerate(leaves)]
+
+    def of_leaves(*given: Any) -> Any:
+        own_args, own_kwargs = tree_unflatten([Ellipsis if leaves[i] is Ellipsis else given[i] for i in places], spec)
+        return func(*own_args, **own_kwargs)
+
+    return ltorch.meta_adaptor(of_leaves)(*(None if v is Ellipsis else v for v in leaves))
+
+
+def _which(func: Callable, used: tuple[bool, ...]) -> str:
+    """The part of the name that tells apart symbols of one operation: names are what the generated program calls them by."""
+    counted = f"_{len(used)}" if len(used) != len(getattr(getattr(func, "_schema", None), "returns", "1")) else ""
+    return counted + ("" if all(used) else "_" + "_".join(str(i) for i, u in enumerate(used) if u))
+
+
+def _select(values: Sequence[Any], used: tuple[bool, ...], kind: type) -> tuple:
+    """The tensors marked in `used`, which has an entry for each; a kernel may leave out one that it is not asked for (None)."""
+    tensors = values if len(values) == len(used) else [v for v in values if isinstance(v, kind)]
+    return tuple(t for t, u in zip(tensors, used, strict=True) if u)
+
+
+def _lstm_layer(*args: Any) -> tuple[torch.Tensor, ...]:
+    """The layer of an LSTM by oneDNN: it has a workspace, for its backward, only where gradients are recorded as it runs."""
+    is_recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        results = torch.ops.aten.mkldnn_rnn_layer.default(*args)
+    return results if is_recorded else tuple([t.detach() for t in results])
+
+
+def _lstm_layer_backward(*args: Any) -> tuple[torch.Tensor, ...]:
+    """Its backward, which reads the memory of gradients as if they were contiguous."""
+    given = [t.contiguous() if isinstance(t, torch.Tensor) else t for t in args]
+    return torch.ops.aten.mkldnn_rnn_layer_backward.default(*given)
+
+
+_LSTM = {
+    torch.ops.aten.mkldnn_rnn_layer.default: _lstm_layer,
+    torch.ops.aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
+}
+
+
+def _differentiable(tree: Any) -> list[TensorProxy]:
+    return [p for p in tree_flatten(tree)[0] if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype)]
+
+
+def _without_history(func: Callable, args: tuple, kwargs: dict) -> list[torch.Tensor]:
+    """The arguments that torch has no derivative for, and refuses to have one."""
+    schema = getattr(func, "_schema", None)
+    named = {} if schema is None else {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
+    return [t for name in WITHOUT_HISTORY if isinstance(t := named.get(name), torch.Tensor)]
+
+
+def _vjp(
+    run: Callable,
+    arguments: tuple[tuple, dict],
+    cotangents: Sequence[torch.Tensor],
+    without_history: Sequence[torch.Tensor] = (),
+) -> tuple[torch.Tensor, ...]:
+    """Vector-Jacobian products of `run`, one for each differentiable tensor in `arguments`, in order."""
+    inputs: list[torch.Tensor] = []
+
+    def leaf(value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())):
+            return value
+        inputs.append(value.detach().requires_grad_(all(value is not t for t in without_history)))
+        return inputs[-1]
+
+    args, kwargs = tree_map(leaf, arguments)
+    with torch.enable_grad():
+        results = [t for t in run(*args, **kwargs) if t.is_floating_point() or t.is_complex()]
+    pairs = [(t, g) for t, g in zip(results, cotangents, strict=True) if t.requires_grad]
+    moving = [t for t in inputs if t.requires_grad]
+    if not pairs:
+        return tuple(torch.zeros_like(t) for t in inputs)
+    gradients = torch.autograd.grad([t for t, _ in pairs], moving, [g for _, g in pairs], allow_unused=True)
+    found = dict(zip(map(id, moving), gradients, strict=True))
+    return tuple(torch.zeros_like(t) if (g := found.get(id(t))) is None else g for t in inputs)
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(None)})  # arguments with nothing to translate
+
+
+def _fallback_name(func: Callable) -> str:
+    if isinstance(func, torch._ops.OpOverload):
+        return str(func).replace(".", "_").replace("::", "_")
+    if is_effect(func) or isinstance(func, Sized):
+        return func.__name__
+    if func.__name__ == "__get__":  # a property of torch.Tensor
+        return f"Tensor_get_{func.__self__.__name__}"
+    owner = getattr(func, "__module__", None) or "Tensor"  # methods written in C have no module
+    return f"{owner}_{func.__name__}".replace(".", "_")

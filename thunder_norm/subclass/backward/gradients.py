@@ -1,0 +1,268 @@
+"""Gradients on their way between torch's autograd and Thunder's: what they consist of, and what carries them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.model_state.escapes import check_inner
+from thunder_norm.subclass.acquiring.tape import Tape
+from thunder_norm.subclass.backward.encoding import decode, encode
+from thunder_norm.subclass.classes.jagged import is_jagged_class
+from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal
+from thunder_norm.subclass.recording.record import Recorded
+from thunder_norm.wrapper_classes import is_wrapper
+from thunder.core.proxies import TensorProxy
+
+
+def leaves_of(t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The plain tensors a tensor consists of."""
+    return WrapperSpec.of(t).leaves(t) if is_wrapper(t) else (t,)
+
+
+def detached(t: torch.Tensor) -> torch.Tensor:
+    """`t` without history.  Integers have none: these stay the tensors that they are, by which nested tensors know their shape."""
+    return t.detach() if t.is_floating_point() or t.is_complex() else t
+
+
+def _moving_in(spec: WrapperSpec | None, leaves: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The inner tensors that a gradient hands on: not the offsets, which it has from what it is the gradient of."""
+    if spec is None or not any(spec.offsets):
+        return leaves
+    return tuple([t for t, is_offsets in zip(leaves, spec.offsets, strict=True) if not is_offsets])
+
+
+def _offsets_in(spec: WrapperSpec | None, leaves: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    if spec is None or not any(spec.offsets):
+        return ()
+    return tuple([t for t, is_offsets in zip(leaves, spec.offsets, strict=True) if is_offsets])
+
+
+def _metadata(t: torch.Tensor) -> tuple:
+    return tuple(t.shape), t.dtype, t.device
+
+
+def is_like(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether a gradient can be handed on by the inner tensors themselves."""
+    return [_metadata(t) for t in tensors] == [_metadata(t) for t in others] and all(t.is_floating_point() for t in tensors)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a gradient consists of: that of a plain tensor, or of a wrapper."""
+
+    what: str  # whose gradient it is, for errors
+    spec: WrapperSpec | None
+    leaves: tuple[torch.Tensor, ...]  # fakes
+    carried: tuple[torch.Tensor, ...]  # fakes of what autograd hands on for each of them, offsets left out; see `encoding`
+    taken: tuple[int, ...] = ()  # which inner tensors of what it belongs to are its offsets: these very tensors
+    _carriers: tuple[torch.Tensor, ...] | None = field(default=None, compare=False, repr=False)  # in every call these, detached
+
+    @staticmethod
+    def of(t: torch.Tensor, what: str, owner: torch.Tensor | None = None) -> Structure:
+        """The structure of a fake; what is carried is computed here.
+
+        Raises:
+            UnsupportedOpError: it is a nested tensor whose offsets are not those of `owner`, what it is the gradient of.
+        """
+        leaves, spec = leaves_of(t), WrapperSpec.of(t) if is_wrapper(t) else None
+        offsets = _offsets_in(spec, leaves)
+        owned = {id(leaf): i for i, leaf in enumerate(() if owner is None else leaves_of(owner))}
+        if owner is not None and not all(id(leaf) in owned for leaf in offsets):
+            raise UnsupportedOpError(f"the gradient of {what} has other offsets than what it is the gradient of")
+        taken = tuple([owned[id(leaf)] for leaf in offsets]) if owner is not None else ()
+        return Structure(what, spec, leaves, tuple(map(encode, _moving_in(spec, leaves))), taken)
+
+    def decoded(self) -> torch.Tensor:
+        """A fake of the gradient that is computed from what is carried."""
+        return self._wrapped(self._decoded(self.carried), _offsets_in(self.spec, self.leaves))
+
+    def taken_from(self, owner: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Its offsets, which are those of what it is the gradient of."""
+        return tuple([leaves_of(owner)[i] for i in self.taken]) if self.taken else ()
+
+    def build(self, carried: tuple[torch.Tensor | None, ...], offsets: tuple[torch.Tensor, ...] = ()) -> torch.Tensor | None:
+        """The gradient from what was handed on and its `offsets`; None if there is none, zeros where some are missing."""
+        for t in carried:
+            if t is None:
+                if all(t is None for t in carried):
+                    return None
+                carried = tuple([_zeros(f) if t is None else t for t, f in zip(carried, self.carried, strict=True)])
+                break
+        gradient = self._wrapped(carried if self.is_carried_as_it_is else self._decoded(carried), offsets)
+        if self.spec is not None:
+            check_inner(gradient, self.spec.names, f"the gradient of {self.what}")
+        return gradient
+
+    @functools.cached_property
+    def is_carried_as_it_is(self) -> bool:
+        """Whether what is handed on are the inner tensors themselves."""
+        return all(f.is_floating_point() for f in self._moving)
+
+    @functools.cached_property
+    def _moving(self) -> tuple[torch.Tensor, ...]:
+        return _moving_in(self.spec, self.leaves)
+
+    def _decoded(self, carried: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return tuple([decode(t, f.dtype) for t, f in zip(carried, self._moving, strict=True)])
+
+    def _wrapped(self, moving: tuple[torch.Tensor, ...], offsets: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        if self.spec is None:
+            return moving[0]
+        if not offsets:
+            return self.spec.build(moving)
+        one, other = iter(offsets), iter(moving)
+        return self.spec.build(tuple([next(one if is_offsets else other) for is_offsets in self.spec.offsets]))
+
+    @functools.cached_property
+    def _expected(self) -> list[tuple]:
+        return [_metadata(f)[:2] for f in self._moving]
+
+    def open(self, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What is handed on of a gradient that comes in.
+
+        Raises:
+            UnsupportedOpError: it is of another class or context than the trace was made for.
+        """
+        leaves = self._leaves_in(t)
+        if leaves is None:
+            cls = torch.Tensor if self.spec is None else self.spec.cls
+            context = "" if self.spec is None or not self.spec.ctx else f" and the context {self.spec.ctx}"
+            raise UnsupportedOpError(
+                with_details(
+                    f"the gradient of {self.what} is a {type(t).__name__}",
+                    expected=f"{cls.__name__} with inner tensors of shapes {[tuple(f.shape) for f in self._moving]}{context}",
+                    why="the backward was compiled for a gradient like torch.ones_like of the result",
+                    instead="compute the loss inside the jitted function",
+                )
+            )
+        return leaves if self.is_carried_as_it_is else tuple(map(encode, leaves))
+
+    def is_like(self, t: torch.Tensor) -> bool:
+        """Whether `open` takes a gradient that comes in."""
+        return self._leaves_in(t) is not None
+
+    def _leaves_in(self, t: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        if self.spec is None:
+            leaves = None if is_wrapper(t) else (t,)
+        elif self.spec.matches(t):
+            leaves = _moving_in(self.spec, self.spec.leaves(t))
+        elif type(t) is self.spec.cls and self._has_contexts_of(other := WrapperSpec.of(t)):
+            leaves = _moving_in(other, leaves_of(t))
+        else:
+            leaves = None
+        return None if leaves is None or [(tuple(x.shape), x.dtype) for x in leaves] != self._expected else leaves
+
+    def _has_contexts_of(self, other: WrapperSpec) -> bool:
+        """Whether a gradient has what the backward was traced with; of nested tensors that are lengths, which a cotangent need not know."""
+        assert self.spec is not None
+        return is_jagged_class(self.spec.cls) or is_equal(self.spec.contexts, other.contexts)
+
+    def carriers(self) -> tuple[torch.Tensor, ...]:
+        """Tensors without data, of the metadata of what is carried."""
+        if self._carriers is None:
+            with torch.inference_mode(False):
+                made = tuple([torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in self.carried])
+            if any(type(t) is not torch.Tensor for t in made):  # under a mode that makes fake tensors
+                return made
+            object.__setattr__(self, "_carriers", made)
+        return tuple([t.detach() for t in self._carriers])  # autograd connects those that it is given
+
+
+def _zeros(fake: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
+
+
+def _own(t: torch.Tensor | None) -> torch.Tensor | None:
+    """A tensor that nobody else has: torch adds later gradients to what is inside a wrapper's gradient, in place.
+
+    What the backward hands on may be the inner tensor of another gradient, of the one that came in, or an input.
+    """
+    return t if t is None or torch.is_grad_enabled() else t.clone()
+
+
+class _Open(torch.autograd.Function):
+    """From the inputs to the carriers of their gradients, all at once; backwards, from there to the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.gradients = [(g, g.taken_from(x)) for g, x in zip(gradients, inputs, strict=True)]
+        ctx.set_materialize_grads(False)
+        return tuple([carrier for gradient in gradients for carrier in gradient.carriers()])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        remaining = iter(map(_own, grads))
+        return None, *(g.build(tuple(itertools.islice(remaining, len(g.carried))), o) for g, o in ctx.gradients)
+
+
+def make_carriers(gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The carriers of all inputs' gradients, connected with the inputs."""
+    with torch.enable_grad():  # a generated prologue runs under no_grad
+        return _Open.apply(gradients, *inputs)
+
+
+class _Close(torch.autograd.Function):
+    """From inner results to the wrapper around them; backwards, from its gradient to theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Result, spec: WrapperSpec, tape: Tape | None, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.result, ctx.num_leaves, ctx.tape = result, spec.num_leaves, tape
+        ctx.set_materialize_grads(False)
+        if tape is not None:
+            ctx.num_own = len(tensors) - tape.num_inputs
+            ctx.save_for_backward(*tensors[ctx.num_own :])
+        return spec.build(tuple(map(detached, tensors[: spec.num_leaves])))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[Any, ...]:
+        result, tape = ctx.result, ctx.tape
+        if tape is not None and (torch.is_grad_enabled() or (grad is not None and not result.tangent.is_like(grad))):
+            found = (None,) * tape.num_inputs if grad is None else tape.gradients(result.fake, grad, ctx.saved_tensors)
+            return None, None, None, *(None,) * ctx.num_own, *found
+        grads = (None,) * len(result.tangent.carried) if grad is None else result.tangent.open(grad)
+        others = () if tape is None else (None,) * tape.num_inputs
+        return None, None, None, *((None,) * ctx.num_leaves if result.uses_carriers else ()), *grads, *others
+
+
+@dataclass
+class Source:
+    """An input that gets a gradient."""
+
+    fake: torch.Tensor
+    gradient: Structure
+    anchors: tuple[TensorProxy, ...] = ()  # what stands for it in Thunder's autograd
+
+    @property
+    def uses_carriers(self) -> bool:
+        """Whether its gradient is handed on by carriers: not that of a plain tensor that is a plain tensor too."""
+        return is_wrapper(self.fake) or self.gradient.spec is not None or not is_like(self.gradient.leaves, (self.fake,))
+
+
+@dataclass
+class Result:
+    """An output that gets a gradient."""
+
+    fake: torch.Tensor
+    tangent: Structure
+    uses_carriers: bool
+    anchors: tuple[TensorProxy, ...] = ()
+
+    def close(self, spec: WrapperSpec, tensors: tuple[torch.Tensor, ...], tape: Tape | None) -> torch.Tensor:
+        """The wrapper around inner results, connected to Thunder's autograd; what the tape is given follows these."""
+        with torch.enable_grad():
+            return _Close.apply(self, spec, tape, *tensors)
+
+
+@dataclass
+class Segment:
+    """What one node of torch's autograd graph did."""
+
+    name: str
+    log: list[Recorded] = field(default_factory=list)

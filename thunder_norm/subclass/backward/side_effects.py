@@ -1,0 +1,386 @@
+"""What a program puts into attributes, containers, classes and globals while its trace is acquired: written anew in each call.
+
+Thunder's interpreter runs Python on the user's own objects: a dict that caches a tensor would hold a proxy from then on, and attributes
+of the jitted module itself are forgotten.  Both are taken out of the user's objects and written by the epilogue, with the tensors of the
+call at hand; a guard sees that the places hold what they held.  What has no tensor in it stays as Python did it, and if another call
+would do it again, its trace is for one call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import enum
+import functools
+import math
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import ThunderNormError
+from thunder_norm.model_state import buffers
+from thunder_norm.model_state.escapes import escape
+from thunder_norm.model_state.reachable import Place, Reachable, described, ways_to
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.backward.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.tracing import own_changes
+from thunder_norm.tracing.guarding.bindable import bindable, guard, guard_arguments
+from thunder_norm.tracing.provenances import provenance_of, walked
+from thunder_norm.tracing.translation import proxy_like
+from thunder.core import prims
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
+from thunder.core.jit_ext import should_register_for_prologue
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, tracectx
+
+_NAME = "keep_for_the_program"
+_PACKS = (prims.PrimIDs.PACK_ATTR, prims.PrimIDs.PACK_BUFFER, prims.PrimIDs.PACK_SETITEM)
+
+
+class _Mark(enum.Enum):
+    ABSENT = enum.auto()
+
+
+_ABSENT = _Mark.ABSENT
+
+_current: contextvars.ContextVar[SideEffects | None] = contextvars.ContextVar("thunder_norm_side_effects", default=None)
+
+
+def is_side_effect(bsym: BoundSymbol) -> bool:
+    """Whether an operation of an epilogue writes into the user's objects."""
+    return bsym.sym.id in _PACKS or bsym.sym.name.startswith(_NAME)
+
+
+@contextlib.contextmanager
+def watched(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
+    """Look after what the program can reach while its trace is acquired; if that fails, everything is what it was."""
+    effects = SideEffects(fn, args, kwargs)
+    token = _current.set(effects)
+    try:
+        yield
+    except BaseException:
+        effects.undo()
+        raise
+    finally:
+        _current.reset(token)
+
+
+def known_before() -> Container[int]:
+    """The identities of what was there before the program whose trace is being acquired."""
+    effects = _current.get()
+    return set() if effects is None else effects.made.known
+
+
+def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process: Callable[[], None]) -> None:
+    """Write what the program has kept into the epilogue, and take it out of the user's objects; `process` is Thunder's part."""
+    effects = _current.get()
+    taken = [] if effects is None else _taken_attributes(ctx)
+    process()
+    if effects is not None:
+        effects.write(ctx, epilogue, acquisition, taken)
+
+
+def result(wrapped: WrappedValue, find: Callable[[WrappedValue], Any], epilogue: TraceCtx) -> Any:
+    """What the epilogue returns for a value: for an object that the program has made one that is made anew.
+
+    Raises:
+        UnsupportedOpError: it cannot be.
+    """
+    effects = _current.get()
+    value = wrapped.value
+    is_given = hasattr(wrapped, "anyproxy") or should_register_for_prologue(wrapped.provenance)
+    if effects is not None and not is_given:
+        if effects.made.is_handed_out(value):
+            effects.made.note_arguments(wrapped)
+            return _made(effects, value, epilogue)
+        if type(value) in (dict, list, tuple):  # Thunder knows nothing of the items of a dict that is written as ``{...}``
+            return _with_made(effects, _found(wrapped, find), epilogue)
+    return _found(wrapped, find)
+
+
+def _found(wrapped: WrappedValue, find: Callable[[WrappedValue], Any]) -> Any:
+    try:
+        return find(wrapped)
+    except NotImplementedError as e:
+        if isinstance(e, ThunderNormError) or not str(e).startswith("unhandled"):
+            raise
+        raise refusal(wrapped.value, "the result") from e
+
+
+def _made(effects: SideEffects, value: Any, epilogue: TraceCtx) -> Proxy:
+    try:
+        return effects.made.proxy_of(value, epilogue)
+    except NotMakeableError as e:
+        raise refusal(e.value, f"the {type(value).__qualname__} that is returned") from None
+
+
+def _with_made(effects: SideEffects, value: Any, epilogue: TraceCtx) -> Any:
+    """A result in whose dicts, lists and tuples there is, for what the program has made, what the epilogue makes anew."""
+    if type(value) is dict:
+        held = {k: _with_made(effects, v, epilogue) for k, v in value.items()}
+        return held if all(map(_can_be_written, value)) else _made(effects, held, epilogue)
+    if type(value) in (list, tuple):
+        return type(value)(_with_made(effects, v, epilogue) for v in value)
+    return _made(effects, value, epilogue) if effects.made.is_handed_out(value) else value
+
+
+def _can_be_written(key: Any) -> bool:
+    """Whether a trace can write down a key of a dict: of an enum's member or a class it writes what is no Python."""
+    if type(key) in (tuple, frozenset):
+        return all(map(_can_be_written, key))
+    return key is None or type(key) in (str, bytes, bool, int) or type(key) is float and math.isfinite(key)
+
+
+@dataclass(frozen=True)
+class _Attribute:
+    """What the program sets on an object that an argument holds."""
+
+    owner: Proxy
+    name: str
+    value: WrappedValue
+
+    def put(self, values: list) -> None:
+        """Set it on the object of the call at hand."""
+        owner, value = values
+        vars(owner)[self.name] = value
+
+
+def _taken_attributes(ctx: Any) -> list[_Attribute]:
+    """Attributes that Thunder writes only if they are tensors, numbers or tuples: taken from it, of arguments the tuples too."""
+    taken = []
+    for modified, modifications in ctx._additional_outputs.items():
+        owner = getattr(modified.provenance.inputs[0], "proxy", None) if modified.provenance.inputs else None
+        is_dict = modified.provenance.inst is PseudoInst.LOAD_ATTR and modified.provenance.inputs[1].value == "__dict__"
+        if not is_dict or not isinstance(owner, Proxy):
+            continue
+        last = {key.value: value for _, _, key, value in modifications}
+        known = Proxy | int | float | None if _comes_with_call(owner) else Proxy | int | float | tuple | None
+        ours = {name: v for name, v in last.items() if not isinstance(v.value, known)}
+        taken.extend(_Attribute(owner, name, v) for name, v in ours.items())
+        modifications[:] = [m for m in modifications if m[2].value not in ours]
+    return taken
+
+
+class SideEffects:
+    """The places that a program can reach, as they were before it was interpreted."""
+
+    def __init__(self, fn: Callable, args: tuple, kwargs: dict):
+        self.fn = fn
+        self.arguments = (args, kwargs)
+        self.before = Reachable((fn, args, kwargs))
+        self.made = MadeObjects(set(self.before.known), lambda: self._of_function)
+
+    @functools.cached_property
+    def _of_function(self) -> set[int]:
+        """The identities of what can be reached from the jitted function itself."""
+        return set(Reachable((self.fn,)).known)
+
+    @functools.cached_property
+    def _of_arguments(self) -> set[int]:
+        return set(Reachable(self.arguments, follows_code=False).known)
+
+    def undo(self) -> None:
+        """Let all places hold what they held."""
+        for place in self.before.places:
+            place.restore()
+
+    def write(self, ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, taken: list[_Attribute]) -> None:
+        """See `write`.
+
+        Raises:
+            EscapeError: what the program keeps holds a tensor where it cannot be put in anew, or nobody guards the trace.
+        """
+        _mend_writes(epilogue, acquisition)
+        for attribute in taken:
+            self.made.note_arguments(attribute.value)
+            what = f"attribute {attribute.name!r} of an argument or module"
+            self._write(epilogue, acquisition, [attribute.owner, attribute.value.value], what, attribute.put, True)
+        for name, value in self._attributes_of_root(ctx):
+            self._write(epilogue, acquisition, [value], f"attribute {name!r}", _setter(self.fn, name))
+            attributes = vars(self.fn)
+            self._guard(acquisition, attributes.get(name), functools.partial(attributes.get, name))
+        for place in self.before.places:
+            if place.is_changed:
+                self._write_place(ctx, epilogue, acquisition, place)
+
+    def _is_of_argument(self, owner: Any) -> bool:
+        """Whether an object comes with the call: it is reached from the arguments, and not from the function."""
+        return id(owner) in self._of_arguments and id(owner) not in self._of_function
+
+    def _attributes_of_root(self, ctx: Any) -> Iterator[tuple[str, Any]]:
+        """The attributes that the program sets on the jitted module, which Thunder forgets."""
+        if not isinstance(self.fn, torch.nn.Module):
+            return
+        for modified, modifications in ctx._additional_outputs.items():
+            origin = modified.provenance
+            is_dict = origin.inst is PseudoInst.LOAD_ATTR and origin.inputs[1].value == "__dict__"
+            if is_dict and origin.inputs[0].inst is PseudoInst.INPUT_FN:
+                yield from {key.value: value.value for _, _, key, value in modifications}.items()
+
+    def _write_place(self, ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, place: Place) -> None:
+        held, now = place.held, place.read()
+        is_map, is_of_argument = isinstance(held, dict), self._is_of_argument(place.owner) and place.at is not None
+        before = held if is_map else dict(enumerate(held))
+        after = now if is_map else dict(enumerate(now))
+        touched = [k for k in {**before, **after} if before.get(k, _ABSENT) is not after.get(k, _ABSENT)]
+        position = {id(v): k for k, v in before.items()}
+        # what was there stays what is there in the call at hand
+        values = [_Same(position[id(v)]) if id(v) in position else v for v in (after.get(k, _ABSENT) for k in touched)]
+        if not is_of_argument and not holds_proxies(values):
+            if not place.is_of_others:  # their caches: what they do is taken to be the same in each call
+                own_changes.note(place.named(touched[0]), {k: (before.get(k, _ABSENT), after.get(k, _ABSENT)) for k in touched})
+            return
+        place.write(held)
+
+        def put_at(place: Place, new: list) -> None:
+            found = place.read() if is_map else dict(enumerate(place.read()))
+            for k, v in zip(touched, [found[v.key] if isinstance(v, _Same) else v for v in new], strict=True):
+                found.pop(k, None) if v is _ABSENT else found.update({k: v})
+            place.write(found if is_map else type(held)(found.values()))
+
+        def looked_at(place: Place) -> Any:
+            current = place.read()
+            return {k: current.get(k, _ABSENT) for k in touched} if is_map else current
+
+        what = f"what {described(place.owner)} holds"
+        if not is_of_argument:
+            self._write(epilogue, acquisition, values, what, lambda new: put_at(place, new))
+            self._guard(acquisition, looked_at(place), lambda: looked_at(place))
+            return
+        at, way = place.at, self._ways.get(id(place.owner))
+        if at is None or way is None:
+            self.undo()
+            raise escape(what, "value", place.owner)
+        owner, expected = AnyProxy(place.owner, history=provenance_of(way)), _kind(looked_at(place), of=type)
+        self._write(epilogue, acquisition, [owner, *values], what, lambda new: put_at(at(new[0]), new[1:]), True)
+        guard_arguments(ctx, lambda *roots: _kind(looked_at(at(walked(way, *roots))), of=type) == expected)
+
+    @functools.cached_property
+    def _ways(self) -> dict[int, tuple[tuple[str, Any], ...]]:
+        args, kwargs = self.arguments
+        return ways_to({"args": args, "kwargs": kwargs})
+
+    def _guard(self, acquisition: Acquisition | None, held: Any, read: Callable[[], Any]) -> None:
+        """The trace is for what the place held: for None, say, not for the tensor that the program puts there."""
+        kind = _kind(held)
+        if acquisition is not None:
+            acquisition.side_effect_guards.append(guard("check_kept_values", lambda: _kind(read()) == kind))
+
+    def _write(
+        self,
+        epilogue: TraceCtx,
+        acquisition: Acquisition | None,
+        values: list,
+        what: str,
+        put: Callable[[list], None],
+        is_of_argument: bool = False,
+    ) -> None:
+        """Have the epilogue call `put` with values in which tensors stand for proxies."""
+        outside = self.made.outside(epilogue) if is_of_argument else lambda v: None
+        recipe = Recipe(self.made.known, outside, is_strict=False)
+        try:
+            make = recipe.of(values)
+        except NotMakeableError as e:
+            self.undo()
+            raise escape(what, "proxy", e.value) from None
+        tensors = {name: p for name, p in recipe.arguments.items() if isinstance(p, TensorProxy)}
+        if tensors and acquisition is None:
+            self.undo()
+            raise escape(what, "proxy", next(iter(tensors.values())))
+        kept_of = {name: _keeping(acquisition, p, is_of_argument) for name, p in tensors.items() if acquisition is not None}
+        names = list(recipe.arguments)
+
+        def keep(*given: Any) -> None:
+            put(make(Call({n: kept_of[n](v) if n in kept_of else v for n, v in zip(names, given, strict=True)})))
+
+        with tracectx(epilogue):
+            epilogue.bound_symbols.append(bindable(_NAME, keep)(*recipe.arguments.values(), output=None))
+
+
+def _setter(module: torch.nn.Module, name: str) -> Callable[[list], None]:
+    def put(values: list) -> None:
+        vars(module)[name] = values[0]
+
+    return put
+
+
+@dataclass(frozen=True)
+class _Same:
+    """What is held at a place already, under a key or at a position."""
+
+    key: Any
+
+
+def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:
+    """What a trace relies on about what is put in another's place: of tensors all but the data, of objects what `of` says."""
+    if isinstance(value, torch.Tensor):
+        return type(value), value.shape, value.dtype, value.device, value.requires_grad
+    if isinstance(value, dict):
+        return type(value), tuple((k, _kind(v, of)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return type(value), tuple(_kind(v, of) for v in value)
+    return (type(value), value) if isinstance(value, _VALUES) else of(value)
+
+
+_VALUES = int | float | complex | str | bytes | slice | range | set | None | enum.Enum | torch.dtype | torch.device
+
+
+def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
+    """Thunder's own writes: with what is kept of a wrapper, and buffers into the user's module unless a transform has put in its own.
+
+    Thunder writes a buffer of the jitted module itself under the name ".running_mean", where nobody finds it.
+    """
+    found: list[BoundSymbol] = []
+    for bsym in epilogue.bound_symbols:
+        value = bsym.args[-1] if bsym.sym.id in _PACKS else None
+        became = _by_then(acquisition, value) if isinstance(value, TensorProxy) else None
+        stays = isinstance(became, SubclassProxy) and _comes_with_call(bsym.args[0])
+        if acquisition is not None and became is not None and not stays:
+            keep = _keeping(acquisition, value)
+            with tracectx(epilogue):
+                plain = proxy_like(acquisition.kept(acquisition.fake_of(value)))
+                found.append(bindable(_NAME, keep)(value, output=plain))
+            value = plain
+        if bsym.sym.id is prims.PrimIDs.PACK_BUFFER:
+            module, name, _ = bsym.args
+            found.append(bindable(_NAME, buffers.put)(module, name.removeprefix("."), value, output=None))
+        else:
+            found.append(bsym if value is None else bsym.from_bsym(args=(*bsym.args[:-1], value)))
+    epilogue.bound_symbols[:] = found
+
+
+def _by_then(acquisition: Acquisition | None, proxy: TensorProxy) -> TensorProxy:
+    """What the proxy stands for at the end of the program, which may have written into its tensor."""
+    return proxy if acquisition is None else acquisition.by_now(proxy)
+
+
+def _comes_with_call(owner: Any) -> bool:
+    """Whether the object that a proxy stands for is held by the arguments of the call."""
+    origin = getattr(owner, "history", None)
+    while isinstance(origin, ProvenanceRecord) and origin.inputs:
+        origin = origin.inputs[0]
+    return isinstance(origin, ProvenanceRecord) and origin.inst in (PseudoInst.INPUT_ARGS, PseudoInst.INPUT_KWARGS)
+
+
+def _keeping(
+    acquisition: Acquisition, proxy: TensorProxy, is_of_argument: bool = False
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What is kept of the tensor that a proxy stands for: without gradient if it has none in eager mode.
+
+    An argument of the call keeps wrappers as they are, which a later call may be given.
+    """
+    proxy = _by_then(acquisition, proxy)
+    if is_of_argument and isinstance(proxy, SubclassProxy):
+        return lambda t: t
+    plain = acquisition.fakes.proxy_of(acquisition.kept(proxy.fake)) if isinstance(proxy, SubclassProxy) else proxy
+    is_constant = plain is not None and not acquisition.autograd.requires_grad(plain)
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        kept = acquisition.kept(t)
+        return kept.detach() if is_constant and kept.requires_grad else kept  # a buffer that is put back stays the same tensor
+
+    return keep

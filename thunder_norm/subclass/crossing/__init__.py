@@ -1,0 +1,1 @@
+"""What crosses the boundary of the computation: only plain tensors inside, wrappers and writes outside."""

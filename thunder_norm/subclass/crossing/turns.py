@@ -1,0 +1,114 @@
+"""What a program returns waits for its operations with effects, see `effects`, and for random numbers that nobody uses.
+
+Else Thunder would run those in the backward of a program that it differentiates, whose forward is what the results need, or leave them
+out: what is drawn after them would be other numbers than in eager mode.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.fallback import fallback_executor
+from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
+from thunder.core import dtypes, prims
+from thunder.core.proxies import TensorProxy
+from thunder.core.pytree import tree_flatten
+from thunder.core.symbol import BoundSymbol, Symbol, has_tags
+from thunder.core.trace import TraceCtx, from_trace, tracectx
+from thunder.core.transforms import register_grad
+
+
+def _run(result: torch.Tensor, *awaited: torch.Tensor) -> torch.Tensor:
+    return result
+
+
+def _meta(result: TensorProxy, *awaited: TensorProxy) -> TensorProxy:
+    return TensorProxy(like=result)
+
+
+@functools.cache
+def _after_effects() -> Symbol:
+    symbol = fallback_executor.register_operator("after_effects", meta=_meta, fn=_run, tags=(prims.OpTags.DONT_DCE,))
+
+    def grad(result: TensorProxy, *awaited: TensorProxy) -> TensorProxy:
+        out = symbol(result, *awaited)
+        if dtypes.is_inexact_dtype(result.dtype):
+            prims.put_grad(result, prims.get_grad(out))
+        return out
+
+    register_grad(symbol.id, grad)  # here, as an import of ours changes nothing of Thunder
+    return symbol
+
+
+def _check_is_forward(trace: TraceCtx) -> None:
+    """Refuse a program of which no result waits for its operations with effects, if Thunder is to split it.
+
+    Raises:
+        UnsupportedOpError: it is differentiated.
+    """
+    if torch.is_grad_enabled() and any(isinstance(p, TensorProxy) and p.requires_grad for p in trace.args):
+        raise UnsupportedOpError(
+            with_details(
+                "an operator that returns nothing, or writes into its arguments, or random numbers that are not used, in a program that "
+                "returns no tensor it has computed",
+                why="the program has inputs that require grad, and Thunder runs in its forward what its results need alone",
+                instead="return a result that is computed, or call the program under torch.no_grad()",
+            )
+        )
+
+
+def _unused_draws(trace: TraceCtx) -> list[BoundSymbol]:
+    """The operations that draw numbers which neither results nor writes of a computation depend on."""
+    *body, returned = trace.bound_symbols
+    needed = {p.name for p in tree_flatten(returned.args)[0] if isinstance(p, TensorProxy)}
+    found = []
+    for bsym in reversed(body):
+        is_used = any(p.name in needed for p in bsym.flat_proxy_outs)
+        is_for_nobody = not is_used and draws_numbers(bsym) and any(isinstance(p, TensorProxy) for p in bsym.flat_proxy_outs)
+        if is_for_nobody:
+            found.append(bsym)
+        if is_used or is_for_nobody or has_tags(bsym, {prims.OpTags.DONT_DCE}):
+            needed.update(_computed_with(bsym))
+    return found[::-1]
+
+
+def _computed_with(bsym: BoundSymbol) -> Iterator[str]:
+    """The tensors whose values an operation takes: ``torch.zeros_like(x)`` is made of numbers alone when it runs."""
+    if not bsym.subsymbols:
+        yield from (p.name for p in bsym.flat_proxy_args)
+    for part in bsym.subsymbols:
+        yield from _computed_with(part)
+
+
+def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:
+    """A lowered computation, one result of which waits for the last operation with effects and for what draws numbers for nobody."""
+    drawing = _unused_draws(trace)
+    turns = [next(p for p in b.flat_proxy_outs if isinstance(p, TensorProxy)) for b in drawing]
+    if acquisition.turn is not None:
+        turns.append(acquisition.fakes.current(acquisition.fakes.proxy_of(acquisition.turn)))
+    if not turns:
+        return trace
+    *body, returned = trace.bound_symbols
+    (values,) = returned.args
+    given = {p.name for p in trace.args}
+    found = next((p for p in values["output"] if isinstance(p, TensorProxy) and p.name not in given), None)
+    if found is None:
+        _check_is_forward(trace)
+        for bsym in drawing:
+            bsym.tags.add(prims.OpTags.DONT_DCE)
+        return trace
+    new = from_trace(trace)
+    with tracectx(new):
+        new.bound_symbols = list(body)
+        new.push_scope(waiting := [])
+        later = _after_effects()(found, *turns)
+        new.pop_scope()
+    output: Any = type(values["output"])(later if p is found else p for p in values["output"])
+    new.bound_symbols = [*body, *waiting, returned.from_bsym(args=({**values, "output": output},))]
+    return new

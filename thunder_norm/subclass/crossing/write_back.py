@@ -1,0 +1,275 @@
+"""In-place operations on the inner tensors of input wrappers: computed out of place, written back after the computation.
+
+The computation stays a function of its inputs, which executors may reorder and fuse; the epilogue copies.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.aliasing import Place, lies_in, place
+from thunder_norm.subclass.acquiring.fallback import made_for
+from thunder_norm.subclass.acquiring.functional_forms import rewritten
+from thunder_norm.subclass.classes.jagged import is_jagged_class
+from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.subclass.crossing.boundary_passes import COPIED, Traces, pass_through_epilogue, results_and_received
+from thunder_norm.subclass.recording.trace import REBIND
+from thunder_norm.tracing.activity import propagate
+from thunder_norm.tracing.guarding.bindable import bindable
+from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.shared_memory.aliases import share_elements, storage_address
+from thunder_norm.wrapper_classes import flattened, is_wrapper
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx, from_trace, tracectx
+
+
+class Written(NamedTuple):
+    """An inner tensor of an input, and the value it has at the end of the program."""
+
+    target: TensorProxy
+    value: TensorProxy
+
+
+def written_inputs(acquisition: Acquisition, trace: TraceCtx, given: Mapping[str, Sequence[TensorProxy]]) -> list[Written]:
+    """The inner tensors of inputs that the program wrote into; `given` are those of each input, as the program got them.
+
+    Raises:
+        UnsupportedOpError: an operation put another tensor in the place of one, or changed what a class keeps besides.
+    """
+    _check_contexts(acquisition, trace)
+    now = {bsym.args[0].name: bsym for bsym in trace.bound_symbols if bsym.sym.id == REBIND.id}
+    fakes_of_all = acquisition.fakes
+    found: dict[str, Written] = {}
+    for before, fake, _ in fakes_of_all.replaced.values():
+        if fakes_of_all.is_given(fake) and before is fakes_of_all.first_proxy_of(fake):
+            target = fakes_of_all.current(before)
+            found[target.name] = Written(target, fakes_of_all.current(fakes_of_all.proxy_of(fake)))
+    for name, bsym in now.items():
+        wrapper, *leaves = bsym.args
+        fakes = WrapperSpec.of(wrapper.fake).leaves(wrapper.fake)
+        for target, value, fake in zip(given.get(name, leaves), leaves, fakes, strict=True):
+            if target is not value:
+                if id(fake) not in acquisition.fakes.inner:
+                    raise UnsupportedOpError(
+                        f"an inner tensor of the input {name} ({wrapper.fake.__class__.__name__}) is replaced"
+                    )
+                found[target.name] = Written(target, value)
+    return list(found.values())
+
+
+def _check_contexts(acquisition: Acquisition, trace: TraceCtx) -> None:
+    """Refuse inputs that have another context than they were given with: those of the call would keep theirs."""
+    for proxy in trace.args:
+        if not isinstance(proxy, SubclassProxy) or is_jagged_class(type(proxy.fake)):  # nested tensors remember lengths
+            continue
+        before, now = acquisition.wrappers.spec_of(proxy).contexts, WrapperSpec.of(proxy.fake).contexts
+        if not is_equal(before, now):
+            raise UnsupportedOpError(
+                with_details(
+                    f"the context of the input {proxy.name} ({type(proxy.fake).__name__}) is changed by an operation",
+                    why="the one of the call would keep what it has: an epilogue writes into its tensors alone",
+                    before=before,
+                    after=now,
+                    instead="use operations that return a new instance",
+                )
+            )
+
+
+class Given(NamedTuple):
+    """What a program is given."""
+
+    tensors: Mapping[str, torch.Tensor]  # those of the call at hand that are arguments of the computation, by name
+    wrappers: Mapping[str, SubclassProxy]  # by the names of their inner tensors
+
+
+def write_back(acquisition: Acquisition, traces: Traces, written: list[Written], given: Given) -> Traces:
+    """Let the epilogue copy what was computed into the inputs, and the prologue check that they share memory as they do now.
+
+    Raises:
+        UnsupportedOpError: what is written changes an input that the program did not know to be in the same memory.
+    """
+    prologue, computation, epilogue = traces
+    if epilogue is None:
+        raise UnsupportedOpError("a function without an epilogue cannot write into its inputs")
+    if torch.is_grad_enabled():
+        check_values(computation, written)
+    *body, returned = prologue.bound_symbols
+    targets = [w.target for w in written]
+    others = [p for p in computation.args if isinstance(p, TensorProxy) and p.name in given.tensors]
+    compared = list({p.name: p for p in (*targets, *others)}.values())
+    shared = relations([given.tensors[p.name] for p in compared], len(targets))
+    _check_known(acquisition, compared, shared)
+
+    def check(*tensors: torch.Tensor) -> None:
+        if relations(tensors, len(targets)) != shared:
+            raise GuardError("inputs share memory in another way than when the trace was acquired")
+
+    checked = from_trace(prologue)
+    with tracectx(checked):
+        checked.bound_symbols = [*body, bindable("check_shared_memory", check)(*compared, output=None), returned]
+    received = {p.name: q for p, q in results_and_received(computation, epilogue) if isinstance(q, TensorProxy)}
+    values = [received.pop(w.value.name) for w in written]
+    views = _views(acquisition, list(received), written)
+    wrappers = list({p.name: p for t in targets if (p := given.wrappers.get(t.name)) is not None}.values())
+    return pass_through_epilogue(
+        (checked, computation, epilogue),
+        (*values, *received.values()),
+        (*targets, *wrappers),
+        COPIED,
+        lambda *tensors: copy_back(len(written), views, *tensors),
+    )
+
+
+def check_values(trace: TraceCtx, written: Sequence[Written]) -> None:
+    """Refuse values that are to be differentiated: a copy after the computation has no history.
+
+    What was written without autograd needs none: the input keeps the history that it has.
+
+    Raises:
+        UnsupportedOpError: a written value depends differentiably on an input that requires grad.
+    """
+    active = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad}
+    makers = {p.name: b for bsym in trace.bound_symbols for b in _innermost(bsym) for p in b.flat_proxy_outs}
+    recorded = [value for target, value in written if not _is_unrecorded(value.name, target.name, makers)]
+    for bsym in trace.bound_symbols:
+        propagate(bsym, active)
+        for value in recorded:
+            if value.name in active and any(p.name == value.name for p in bsym.flat_proxy_outs):
+                _refuse(bsym)
+
+
+def _innermost(bsym: BoundSymbol) -> Iterator[BoundSymbol]:
+    for sub in bsym.subsymbols:
+        yield from _innermost(sub)
+    if not bsym.subsymbols:
+        yield bsym
+
+
+def _is_unrecorded(value: str, target: str, makers: Mapping[str, BoundSymbol]) -> bool:
+    """Whether `value` is what `target` became by writing without autograd alone."""
+    made = makers.get(value)
+    if value == target or made is None:
+        return value == target
+    origin = made_for(made.sym)
+    return origin is not None and origin.function is rewritten and _is_unrecorded(made.args[0].name, target, makers)
+
+
+def _refuse(bsym: BoundSymbol) -> None:
+    raise UnsupportedOpError(
+        with_details(
+            f"in-place {bsym.sym.name} on an input, of a value that depends on a tensor that requires grad",
+            at=location_of(bsym),
+            why="what is written into an input has no derivative here",
+            instead="use the out-of-place operation, detach the value, or run under torch.no_grad()",
+        )
+    )
+
+
+def relations(tensors: Sequence[torch.Tensor], num_written: int) -> dict[tuple[int, int], tuple]:
+    """How the first `num_written` tensors lie in memory beside others that they have elements in common with, by positions."""
+    addresses = [storage_address(t) for t in tensors]
+    if len(set(addresses)) == len(addresses):  # as a rule
+        return {}
+    pairs = itertools.combinations(range(len(tensors)), 2)
+    return {
+        (i, j): (tensors[j].data_ptr() - tensors[i].data_ptr(), tensors[i].stride(), tensors[j].stride())
+        for i, j in pairs
+        if i < num_written and addresses[i] and addresses[i] == addresses[j] and share_elements(tensors[i], tensors[j])
+    }
+
+
+def _check_known(acquisition: Acquisition, inputs: Sequence[TensorProxy], shared: Iterable[tuple[int, int]]) -> None:
+    fakes = acquisition.fakes.by_name()
+    for i, j in shared:
+        one, other = fakes.get(inputs[i].name), fakes.get(inputs[j].name)
+        if one is None or other is None or one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+            raise UnsupportedOpError(
+                with_details(
+                    f"an input of shape {list(inputs[i].shape)} that the program writes into shares its memory with "
+                    f"another input of shape {list(inputs[j].shape)}",
+                    why="both are plain tensors, or one is none of the arguments, parameters and buffers",
+                    instead="pass a clone of it",
+                )
+            )
+
+
+class _View(NamedTuple):
+    """Where a result lies in an input, and the strides of the input for which that is so."""
+
+    target: int
+    stride: tuple[int, ...]
+    place: Place  # from the first element of the input on
+
+    def taken(self, target: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
+        """The view of the input; what was computed where the input lies in another way, or the view would lose its gradient."""
+        if computed.requires_grad or target.stride() != self.stride:
+            return computed
+        shape, stride, offset = self.place
+        return target.as_strided(shape, stride, target.storage_offset() + offset)
+
+
+def _views(acquisition: Acquisition, results: Sequence[str], written: Sequence[Written]) -> list[_View | None]:
+    """For each result where it lies in an input that is written into, if it does."""
+    fakes = acquisition.fakes.by_name()
+    targets = [fakes[w.target.name] for w in written]
+
+    def view(name: str) -> _View | None:
+        fake = fakes.get(name)
+        proxy = None if fake is None else acquisition.fakes.proxy_of(fake)
+        if fake is None or proxy is None or acquisition.fakes.current(proxy).name != name:
+            return None
+        for i, target in enumerate(targets):
+            if fake is not target and lies_in(fake, target):
+                within = place(fake)
+                return _View(i, target.stride(), within._replace(offset=within.offset - target.storage_offset()))
+        return None
+
+    return list(map(view, results))
+
+
+def copy_back(num_written: int, views: Sequence[_View | None], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Copy values into inputs; returns what these are then, and the other results.
+
+    A result that is a view of an input is one again.  Another one that lies in the memory of an input is an older value of it, from
+    an operation that changed nothing: it becomes a tensor of its own.
+
+    Args:
+        num_written: how many values there are.
+        views: where each of the results lies, if it lies in an input.
+        tensors: the values, the results, the inputs that are written, and wrappers around these, which autograd is to know as written.
+    """
+    targets = tensors[num_written + len(views) :][:num_written]
+    wrappers = tensors[2 * num_written + len(views) :]
+    memory = {t.untyped_storage().data_ptr() for t in targets}
+
+    def own(t: torch.Tensor) -> torch.Tensor:
+        if t.untyped_storage().data_ptr() not in memory:
+            return t
+        with torch.enable_grad():  # the epilogue runs without; results keep their history
+            return t.clone()
+
+    values = tuple(map(own, tensors[:num_written]))
+    results = tensors[num_written:][: len(views)]
+    results = tuple([own(t) if view is None else t for t, view in zip(results, views, strict=True)])
+    for value, target in zip(values, targets, strict=True):
+        target.copy_(value)
+    note_writes(wrappers)
+    return (*targets, *(t if v is None else v.taken(targets[v.target], t) for t, v in zip(results, views, strict=True)))
+
+
+def note_writes(wrappers: Iterable[torch.Tensor]) -> None:
+    """Let autograd know that wrappers were written into, as it does of inner tensors: a backward that needs what they were is an error."""
+    for x in wrappers:
+        with torch._C.DisableTorchFunctionSubclass():
+            if not x.is_inference():
+                torch.autograd.graph.increment_version(x)
+        note_writes(t for t in flattened(x)[0].values() if isinstance(t, torch.Tensor) and is_wrapper(t))

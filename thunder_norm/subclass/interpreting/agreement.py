@@ -1,0 +1,213 @@
+"""Whether Thunder's operation on plain tensors is torch's, as far as that shows without data: what it returns, and what it refuses.
+
+Torch's function runs beside it on tensors without data.  Thunder's operation counts where both return the same classes, shapes, dtypes
+and devices.  What torch refuses, Thunder may compute all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
+
+from thunder_norm.errors import ThunderNormError
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.arguments import mapped
+from thunder_norm.subclass.recording.record import in_autocast_region
+from thunder_norm.tracing.torch_functions.fake_norms import quiet
+from thunder_norm.tracing.translation import for_torch
+from thunder.core import devices, dtypes
+from thunder.core.interpreter import WrappedValue
+from thunder.core.proxies import NumberProxy, TensorProxy
+
+UNKNOWN = object()  # what torch returns needs data
+_MAX_NUMEL = 1 << 16  # of tensors that are made to see whether torch refuses the operation with data as well
+_UNCHECKED = frozenset("sub sub_ subtract subtract_ rsub __sub__ __rsub__ __isub__".split())  # of bools, where there is no data
+# What they return and how it lies in memory hangs on no device: tensors of the device "meta" tell it in C++, in a tenth of the time.  Not so
+# convolutions and attention, for which each device has libraries that lay out their results.
+_OF_ANY_DEVICE = frozenset(
+    {
+        torch.nn.functional.batch_norm,
+        torch.addmm,
+        torch.flatten,
+        torch.reshape,
+        torch.permute,
+        torch.squeeze,
+        torch.transpose,
+        torch.unsqueeze,
+        torch.Tensor.__getitem__,
+        torch.Tensor.addmm,
+        torch.Tensor.expand,
+        torch.Tensor.flatten,
+        torch.Tensor.permute,
+        torch.Tensor.reshape,
+        torch.Tensor.squeeze,
+        torch.Tensor.transpose,
+        torch.Tensor.unsqueeze,
+        torch.Tensor.view,
+    }
+)
+_NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException, ThunderNormError)
+
+
+def of_torch(
+    acquisition: Acquisition, torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]
+) -> Any:
+    """What torch's function returns for tensors without data, the exception that it raises with data too, or `UNKNOWN`.
+
+    Under autocast it is unknown: without data a function that calls others (`linalg.pinv`) may return another dtype than with it.
+    """
+    if in_autocast_region() or torch._C._is_any_autocast_enabled():
+        return UNKNOWN
+    call = _Call(torch_fn, _unwrapped(args), _unwrapped(kwargs), acquisition.fakes.stride_of)
+    key = call.key()
+    if key is None:
+        return call.outcome(acquisition.fakes.mode)
+    found = acquisition.outcomes.get(key, key)
+    if found is key:
+        found = acquisition.outcomes[key] = call.outcome(acquisition.fakes.mode)
+    return found
+
+
+def of_numbers(torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> torch.Tensor | None:
+    """The tensor without dimensions that torch's function returns for numbers alone; None where it is given tensors, or returns others."""
+    given = _unwrapped(args), _unwrapped(kwargs)
+    if not all(isinstance(v, bool | int | float | complex | str | None) for v in tree_leaves(given)):
+        return None
+    with _disable_current_modes():
+        found = torch_fn(*given[0], **given[1])
+    return found if isinstance(found, torch.Tensor) and found.ndim == 0 else None
+
+
+@dataclass(frozen=True)
+class _Call:
+    function: Callable
+    args: tuple
+    kwargs: dict
+    stride_of: Callable[[TensorProxy], tuple[int, ...] | None]
+
+    def key(self) -> Any:
+        """What the outcome depends on; None where that cannot be compared."""
+        described = []
+        for v in tree_leaves((self.args, list(self.kwargs.items()))):
+            if isinstance(v, TensorProxy):
+                described.append((v.shape, v.dtype, v.device, self.stride_of(v)))
+            elif isinstance(
+                v, bool | int | float | complex | str | dtypes.dtype | devices.Device | torch.dtype | torch.device | None
+            ):
+                described.append((type(v), v, math.copysign(1, v) if isinstance(v, float) else None))
+            else:
+                return None
+        structure = tree_structure((self.args, list(self.kwargs.items())))
+        return self.function, structure, tuple(described), torch.get_default_dtype()
+
+    def outcome(self, mode: FakeTensorMode) -> Any:
+        """See `of_torch`."""
+        proxies = [v for v in tree_leaves((self.args, self.kwargs)) if isinstance(v, TensorProxy)]
+        if self.function in _OF_ANY_DEVICE and (found := self._outcome_of_any_device(proxies, mode)) is not UNKNOWN:
+            return found
+        is_checked = not (getattr(self.function, "__name__", "") in _UNCHECKED and any(p.dtype is dtypes.bool8 for p in proxies))
+        try:
+            with mode, quiet():
+                found = self._run(self._empty)
+        except _NEEDS_DATA:
+            return UNKNOWN
+        except Exception:  # noqa: BLE001 - what it is shows with data
+            found, is_checked = UNKNOWN, False
+        if is_checked or sum(math.prod(p.shape) for p in proxies) > _MAX_NUMEL:
+            return found
+        try:
+            with _disable_current_modes(), torch.random.fork_rng(devices=[]):
+                self._run(lambda p: self._empty(p).fill_(1))
+        except Exception as e:  # noqa: BLE001 - the program's
+            return e
+        return found
+
+    def _outcome_of_any_device(self, proxies: list[TensorProxy], mode: FakeTensorMode) -> Any:
+        """What the function returns, found without a device; `UNKNOWN` if it raises, or has tensors of several."""
+        if len({p.device for p in proxies}) != 1:
+            return UNKNOWN
+        try:
+            with _disable_current_modes():
+                found = self._run(lambda p: self._empty(p, "meta"))
+        except Exception:  # noqa: BLE001 - what it is shows with a device
+            return UNKNOWN
+        device = for_torch(proxies[0].device)
+        with mode:
+            return tree_map_only(
+                torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device), found
+            )
+
+    def _run(self, make: Callable[[TensorProxy], torch.Tensor]) -> Any:
+        args, kwargs = _for_torch(self.args, make), {k: _for_torch(v, make) for k, v in self.kwargs.items()}
+        with torch.no_grad():
+            return self.function(*args, **kwargs)
+
+    def _empty(self, p: TensorProxy, device: str | None = None) -> torch.Tensor:
+        shape, dtype, device = tuple(map(int, p.shape)), for_torch(p.dtype), device or for_torch(p.device)
+        stride = self.stride_of(p)
+        if stride is None:
+            return torch.empty(shape, dtype=dtype, device=device)
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def agrees(found: Any, wanted: Any) -> bool:
+    """Whether what Thunder's operation returns is of torch's classes, shapes, dtypes and devices; named tuples may be plain ones."""
+    if wanted is UNKNOWN:
+        return True
+    found = _unwrapped(found)
+    if isinstance(wanted, torch.Tensor):
+        return (
+            isinstance(found, TensorProxy)
+            and tuple(found.shape) == tuple(wanted.shape)
+            and dtypes.to_torch_dtype(found.dtype) is wanted.dtype
+            and devices.to_torch_device(found.device) == wanted.device
+        )
+    if isinstance(wanted, tuple | list) and any(isinstance(v, torch.Tensor) for v in wanted):
+        is_of_class = isinstance(found, list if isinstance(wanted, list) else tuple)
+        return is_of_class and len(found) == len(wanted) and all(map(agrees, found, wanted))
+    return not isinstance(found, TensorProxy) and not (is_constant(wanted) and isinstance(found, NumberProxy))
+
+
+def note_strides(acquisition: Acquisition, found: Any, wanted: Any) -> None:
+    """Remember how torch lays out what its function returns, which Thunder's operation agrees with: torch runs that in the end."""
+    for p, t in zip(tree_leaves(_unwrapped(found)), tree_leaves(wanted), strict=False):
+        if isinstance(p, TensorProxy) and isinstance(t, torch.Tensor) and t.layout is torch.strided:
+            acquisition.fakes.strides.setdefault(p.name, t.stride())
+
+
+def is_constant(wanted: Any) -> bool:
+    """Whether torch's function returns a number that dtypes and shapes decide."""
+    return type(wanted) in (bool, int)
+
+
+def _unwrapped(value: Any) -> Any:
+    """What a value of the interpreter is, with what lists, tuples, slices and dicts hold."""
+    value = value.value if isinstance(value, WrappedValue) else value
+    if type(value) in (list, tuple):
+        return type(value)(map(_unwrapped, value))
+    if type(value) is slice:
+        return slice(*map(_unwrapped, (value.start, value.stop, value.step)))
+    return {k: _unwrapped(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _for_torch(value: Any, make: Callable[[TensorProxy], torch.Tensor]) -> Any:
+    """An argument as torch's function takes it, `make` giving its tensors."""
+
+    def leaf(v: Any) -> Any:
+        if isinstance(v, NumberProxy) and v.value is None:
+            raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+        return make(v) if isinstance(v, TensorProxy) else for_torch(v)
+
+    return mapped(value, leaf)

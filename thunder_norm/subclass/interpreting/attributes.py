@@ -1,0 +1,301 @@
+"""What a program is told when it asks tensors for attributes and types, or Python for what a wrapper is."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch._subclasses.fake_tensor import FakeTensor
+
+from thunder_norm.errors import NothingWrittenWarning, UnsupportedOpError, UnsupportedSubclassError, with_details
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.backward import given_attributes, tensor_hooks
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.subclass.interpreting.operations import call
+from thunder_norm.subclass.interpreting.refusals import refuse_setattr
+from thunder_norm.subclass.recording import trace
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
+from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
+from thunder_norm.wrapper_classes import is_wrapper
+from thunder.core import interpreter
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    WrappedValue,
+    do_raise,
+    get_interpreterruntimectx,
+    unwrap,
+    wrap_const,
+)
+from thunder.core.proxies import TensorProxy
+
+
+def from_user() -> bool:
+    """Whether the call comes from the program, not from Thunder's own Python (the interpreter's, its backend for einops)."""
+    frame = get_interpreterruntimectx().peek_frame_stack()
+    return frame is None or (frame.module or "").partition(".")[0] != "thunder"
+
+
+def address_refused(name: str) -> UnsupportedOpError:
+    """The error for a program that asks where a tensor is."""
+    return UnsupportedOpError(
+        with_details(f"{name}() of a tensor", at=location_of_user(), why="there is no memory yet while the trace is acquired")
+    )
+
+
+def set_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *value: WrappedValue) -> Any:
+    """Called where an attribute of a wrapper is set, or deleted if there is no value.
+
+    ``x.data = value`` gives x the metadata of the value, in eager mode, and nothing that is inside of it.  ``x.requires_grad = value`` is
+    a call of the method, but for a class that has all such calls in its `__torch_function__` and no method of its own.
+    """
+    if unwrap(name) == "requires_grad" and value and _has_flag_by_method(type(obj.value.fake)):
+        result = interpreter._interpret_call(_set_flag, obj, *value)
+        return result if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrap_const(None)
+    if unwrap(name) != "data" or not value or not _has_metadata_of(acquisition, obj.value.fake, value[0].value):
+        return refuse_setattr(acquisition, obj, name)
+    cls = type(obj.value.fake).__name__
+    warnings.warn(
+        with_details(
+            f".data of a {cls} is set, which changes nothing",
+            at=location_of_user(),
+            why="in eager mode its metadata become those of the value, and what is inside of it stays what it was",
+            instead="write into it, wrapper.copy_(value) under torch.no_grad(), or make a new instance",
+        ),
+        NothingWrittenWarning,
+        stacklevel=2,
+    )
+    return wrap_const(None)
+
+
+def _has_flag_by_method(cls: type[torch.Tensor]) -> bool:
+    return not overrides_torch_function(cls) or cls.requires_grad_ is not torch.Tensor.requires_grad_
+
+
+def _set_flag(tensor: torch.Tensor, value: bool) -> None:
+    tensor.requires_grad_(value)
+
+
+def _has_metadata_of(acquisition: Acquisition, fake: torch.Tensor, value: Any) -> bool:
+    if overrides_torch_function(type(fake)) or not isinstance(value, TensorProxy):
+        return False
+    is_wrapped = isinstance(value, SubclassProxy)
+    like = value.fake if is_wrapped else _plain_known(acquisition, value)
+    if like is None:  # Thunder computed it: nobody knows its strides
+        return False
+    found = [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.layout) for t in (fake, like)]
+    return found[0] == found[1]
+
+
+def _plain_known(acquisition: Acquisition, proxy: TensorProxy) -> torch.Tensor | None:
+    known = acquisition.fakes.known(proxy)
+    return acquisition.fakes.real_input(proxy) if known is None else known
+
+
+def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for ``getattr(x, name)`` with a wrapper x."""
+    proxy, attribute = obj.value, unwrap(name)
+    try:
+        found = None if overrides_torch_function(type(proxy.fake)) else given_attributes.of_wrapper(acquisition, obj, attribute)
+        if found is not None:
+            return found
+        value = attribute_of(acquisition, proxy, attribute)
+    except AttributeError as e:
+        return default[0] if default else do_raise(e)
+    except (UnsupportedOpError, UnsupportedSubclassError) as e:
+        return do_raise(acquisition.refuse(e))
+    except Exception as e:  # noqa: BLE001 - what the property raises is the program's to handle
+        return do_raise(e)
+    return wrapped_result(value, [obj.provenance, name.provenance])
+
+
+def has_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> Any:
+    """Called for ``hasattr(x, name)`` with a wrapper x."""
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
+        value = hasattr(obj.value.fake, unwrap(name))
+    return wrapped_result(value, [obj.provenance, name.provenance])
+
+
+def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> Any:
+    """``x.name`` for a wrapper: metadata and context as constants, inner tensors as proxies, methods bound to the proxy.
+
+    Raises:
+        AttributeError: the class has no such attribute.
+        UnsupportedOpError: reading it runs something that cannot be traced.
+    """
+    fake = proxy.fake
+    cls = type(fake)
+    if name == "__class__":
+        return cls
+    if name == "data_ptr" and cls.data_ptr is torch.Tensor.data_ptr:
+        raise address_refused(name)
+    if name == "_is_view" and cls._is_view is torch.Tensor._is_view:
+        raise UnsupportedOpError(
+            with_details(f"._is_view() of a {cls.__name__}", at=location_of_user(), instead="x._base is not None")
+        )
+    if name == "__dict__":
+        raise UnsupportedOpError(f"__dict__ of a {cls.__name__} is not available while tracing; read the attributes by name")
+    if cls.__getattribute__ is not object.__getattribute__:
+        raise UnsupportedOpError(f"{cls.__name__} has a __getattribute__ of its own, so .{name} cannot be followed")
+    owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+    if owner is not None:
+        found = vars(owner)[name]
+        if hasattr(type(found), "__set__"):  # goes before what the instance holds; all others go after it
+            return _computed_attribute(acquisition, proxy, name, owner, found)
+        if name not in vars(fake):
+            return _class_attribute(acquisition, proxy, found)
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
+        value = getattr(fake, name)
+    return to_value(acquisition, value)
+
+
+def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: str, owner: type, found: Any) -> Any:
+    """The value of a property or of an attribute that torch computes, found in class `owner`."""
+    if name == "retains_grad" and not overrides_torch_function(type(proxy.fake)):
+        return tensor_hooks.is_retained(acquisition, proxy)
+    if isinstance(found, property) and owner is not torch.Tensor:
+        return call(acquisition, found.fget, (proxy,), {})
+    if isinstance(found, types.MemberDescriptorType) or (
+        name in METADATA_ATTRIBUTES and not overrides_torch_function(type(proxy.fake))
+    ):
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
+            value = getattr(proxy.fake, name)
+        return to_value(acquisition, value)
+    if name == "data" and not overrides_torch_function(type(proxy.fake)):  # torch asks the class to detach it
+        return call(acquisition, torch.Tensor.data.__get__, (proxy,), {})
+    if name == "grad" and not overrides_torch_function(type(proxy.fake)):
+        return None  # of what the program computes; see `given_attributes` for inputs
+    if name == "_base" and not overrides_torch_function(type(proxy.fake)):
+        return _base_of(acquisition, proxy)
+    if name in ("data", "grad", "_base"):
+        raise UnsupportedOpError(f".{name} of a {type(proxy.fake).__name__} is not available while tracing")
+    return call(acquisition, found.__get__, (proxy,), {})
+
+
+def _base_of(acquisition: Acquisition, proxy: SubclassProxy) -> Any:
+    """What a wrapper that the program computes is a view of."""
+    with torch._C.DisableTorchFunctionSubclass():
+        base = proxy.fake._base
+    known = None if base is None else acquisition.wrappers.proxy_of(base)
+    real = None if known is None else acquisition.fakes.real_input(known)
+    if real is not None and real._base is not None:
+        raise UnsupportedOpError(
+            with_details("._base of a view of an input that is a view itself", at=location_of_user(), instead="ask the input")
+        )
+    return to_value(acquisition, base)
+
+
+def _class_attribute(acquisition: Acquisition, proxy: SubclassProxy, found: Any) -> Any:
+    """What the class holds under the name of an attribute that the instance does not hold, as Python hands it out."""
+    if isinstance(found, staticmethod):
+        return found.__func__
+    if isinstance(found, classmethod):
+        return types.MethodType(found.__func__, type(proxy.fake))
+    if isinstance(found, functools.partial) and sys.version_info < (3, 14):
+        return found  # which is no method before; Python 3.13 has a `__get__` for the warning that it will be one
+    if callable(found) and hasattr(type(found), "__get__"):
+        return types.MethodType(found, proxy)
+    if hasattr(type(found), "__get__"):  # functools.cached_property and other computed attributes
+        return call(acquisition, found.__get__, (proxy,), {})
+    return to_value(acquisition, found)
+
+
+METADATA_ATTRIBUTES = frozenset(
+    "shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_leaf names itemsize nbytes is_nested is_sparse "
+    "is_quantized grad_fn retains_grad is_mkldnn is_mps is_xpu is_xla".split()
+)
+
+
+def overrides_torch_function(cls: type) -> bool:
+    """Whether a class says itself what torch's functions do with it."""
+    own = cls.__torch_function__
+    return own is not torch._C._disabled_torch_function_impl and getattr(own, "__func__", None) is not _DEFAULT_TORCH_FUNCTION
+
+
+_DEFAULT_TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__
+
+
+def to_value(acquisition: Acquisition, value: Any) -> Any:
+    """A value read from a fake wrapper, as the interpreter should see it."""
+    if is_wrapper(value):
+        known = acquisition.wrappers.proxy_of(value)
+        return trace.open_inner_wrapper(acquisition, value) if known is None else known
+    if isinstance(value, FakeTensor):
+        proxy = acquisition.fakes.proxy_of(value)
+        if proxy is None:
+            raise UnsupportedOpError("an attribute holds a tensor that is none of those the wrapper is taken apart into")
+        if acquisition.autograd.is_running and acquisition.fakes.inner.get(id(value)):
+            raise UnsupportedOpError(
+                with_details(
+                    "an inner tensor that requires grad is used beside wrappers that require grad",
+                    at=location_of_user(),
+                    instead="give it to the function as an argument of its own",
+                )
+            )
+        acquisition.fakes.hold(value)
+        return proxy
+    if type(value) in (list, tuple):
+        return type(value)(to_value(acquisition, v) for v in value)
+    if type(value) is dict:
+        return {key: to_value(acquisition, v) for key, v in value.items()}
+    return value
+
+
+ASKS_FOR_OVERRIDES = (
+    torch.overrides.has_torch_function,
+    torch.overrides.has_torch_function_unary,
+    torch.overrides.has_torch_function_variadic,
+)
+
+
+def has_override(acquisition: Acquisition, fn: Callable, *args: WrappedValue) -> Any:
+    """Called for ``torch.overrides.has_torch_function`` and its like."""
+    values = (tuple(unwrap(v) for v in a.value) if type(a.value) in (list, tuple) else a.value for a in args)
+    return wrapped_result(fn(*(acquisition.to_fake(v) for v in values)), [a.provenance for a in args])
+
+
+def is_instance(obj: WrappedValue, cls: WrappedValue) -> Any:
+    """Called for ``isinstance(x, cls)`` with a wrapper x."""
+    result = isinstance(obj.value.fake, unwrap(cls))
+    return wrapped_result(result, [obj.provenance, cls.provenance])
+
+
+def type_of(obj: WrappedValue) -> Any:
+    """Called for ``type(x)`` with a wrapper x."""
+    # the interpreter itself looks operators up on the type and must find the proxy's
+    result = type(obj.value.fake) if from_user() else type(obj.value)
+    return wrapped_result(result, [obj.provenance])
+
+
+def _compare(name: str, a: SubclassProxy, b: Any) -> Any:
+    """A comparison: the interpreter evaluates it natively, where an exception would be taken for a crash."""
+    acquisition = a.acquisition
+    try:
+        return call(acquisition, getattr(torch.Tensor, name), (a, b), {})
+    except Exception as e:  # noqa: BLE001 - raised at the interpreter's next call
+        acquisition.refused.raise_later(e)
+        return a
+
+
+def _native(name: str, proxy: SubclassProxy, *args: Any) -> Any:
+    """A special method that C code (sum, max, operator.add, ...) calls on a proxy."""
+    if name in _COMPARISONS and not proxy.is_live:  # after the acquisition a proxy is only ever compared for identity
+        return (proxy is args[0]) == (name == "__eq__")
+    if name in _CONVERSIONS:
+        what = "used as a condition" if name == "__bool__" else f"turned into a Python {name.strip('_')}"
+        raise proxy.acquisition.refuse(data_dependent_on_wrapper(f"a {type(proxy.fake).__name__} was {what}"))
+    if name in _COMPARISONS:
+        return _compare(name, proxy, *args)
+    return call(proxy.acquisition, getattr(torch.Tensor, name), (proxy, *args), {})
+
+
+_COMPARISONS = frozenset("__lt__ __le__ __gt__ __ge__ __eq__ __ne__".split())
+_CONVERSIONS = frozenset("__bool__ __int__ __float__ __complex__ __index__".split())
+
+SubclassProxy.run_special_method = staticmethod(_native)

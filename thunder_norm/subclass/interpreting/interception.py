@@ -1,0 +1,291 @@
+"""What the transforms of ours answer to the hooks: which calls of a program are taken over, and what stands for its inputs."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError
+from thunder_norm.subclass.acquiring import values
+from thunder_norm.subclass.acquiring.acquisition import ACQUISITION, Acquisition, Phase, Presence
+from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
+from thunder_norm.subclass.backward import side_effects, tensor_hooks
+from thunder_norm.subclass.backward.differentiation import starts_late
+from thunder_norm.subclass.backward.mutations import is_missed
+from thunder_norm.subclass.classes.jagged import is_jagged_class
+from thunder_norm.subclass.classes.protocol import WrapperSpec, check_supported, outer_metadata
+from thunder_norm.subclass.classes.wrapper_scan import may_construct_wrappers
+from thunder_norm.subclass.interpreting import (
+    fully_sharded,
+    interpret,
+    jagged_makers,
+    opaque_objects,
+    operations,
+    plain,
+    plain_operations,
+    reading,
+    selections,
+    sequences,
+)
+from thunder_norm.tracing import hooks
+from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
+from thunder_norm.tracing.provenances import without_unused
+from thunder_norm.tracing.shared_memory import replaced_memory
+from thunder_norm.tracing.torch_functions import torch_arguments
+from thunder_norm.wrapper_classes import is_wrapper
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import WrappedValue, do_raise
+from thunder.core.jit_ext import JitCtx, get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx, get_tracectx
+
+_INTERPRETED = "_thunder_norm_is_interpreted"
+_FROM_THE_FIRST = "_thunder_norm_differentiates_from_the_first"
+_ALL_MEMORY = "_thunder_norm_follows_all_memory"
+
+
+class Watching(Participant):
+    """A transform that looks after what the program writes and which values it asks for, and leaves wrappers alone."""
+
+    def surrounding(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
+        """What the program can reach is what it was if the acquisition fails."""
+        return side_effects.watched(fn, args, kwargs)
+
+    def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
+        """See `Participant`."""
+        found = (
+            selections.lookaside(fn, args, kwargs)
+            or values.refusal(fn, args)
+            or plain.about_plain(None, fn, args)
+            or torch_arguments.by_position(fn, args, kwargs)
+            or torch_arguments.written_into(fn, args, kwargs)
+            or lookaside_for(fn, *args, **kwargs)
+        )
+        return sequences.given_plainly(found, fn, args, kwargs)
+
+    def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
+        """Write what the program has kept."""
+        ctx._constraints = without_unused(ctx._constraints, ctx.computation_trace)
+        side_effects.write(ctx, epilogue, None, process)
+        replaced_memory.write(epilogue)
+
+    def result(self, value: WrappedValue, find: Callable[[WrappedValue], Any]) -> Any:
+        """Objects that the program has made are made anew in each call."""
+        return side_effects.result(value, find, get_tracectx())
+
+
+class Interpreting(Watching):
+    """A transform that interprets wrapper subclasses while the trace is acquired."""
+
+    interprets_subclasses = True
+    opaque = "error"  # what becomes of objects that cannot be taken apart: an error, or "run"
+
+    def new_acquisition(self) -> Acquisition:
+        """The state for one acquisition."""
+        return Acquisition()
+
+    def begins_again(self, found: Any | None) -> bool:
+        """What was followed from where it was known to be needed is to be followed from the first operation on.
+
+        Torch's autograd is, from the first wrapper that meets a gradient, and so is what lies in which memory, where wrappers are
+        written into plain tensors of which there are views.
+        """
+        acquisition = finished_acquisition()
+        if acquisition is None:
+            return False
+        late, misses = False, acquisition.fakes.misses_memory
+        if torch.is_grad_enabled():
+            is_written = found is not None and acquisition.has_wrappers
+            fakes = acquisition.fakes
+            followed = [fakes.current(p) for _, p in fakes.pairs()] if acquisition.autograd.is_running else []
+            misses = misses or (is_written and is_missed(found.computation_trace, followed))
+            late = acquisition.autograd.starts_late or (misses and acquisition.autograd.is_running)
+            late = late or (found is not None and starts_late(acquisition, found.computation_trace))
+        due = {_FROM_THE_FIRST: late, _ALL_MEMORY: misses}
+        vars(get_compile_data()).update({name: True for name, is_due in due.items() if is_due})
+        return any(due.values())
+
+    def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
+        """Write what the program has kept."""
+        acquisition = _acquisition_of(self)
+        ctx._constraints = without_unused(fully_sharded.without_checks(acquisition, ctx._constraints), ctx.computation_trace)
+        tensor_hooks.write(acquisition, epilogue)
+        side_effects.write(ctx, epilogue, acquisition, process)
+        replaced_memory.write(epilogue, acquisition.hindrance_to_new_memory())
+
+    def proxy(self, x: torch.Tensor, name: str | None, history: Any) -> Any:
+        """The proxy of a wrapper is one of ours; of other inputs it is remembered what they are."""
+        acquisition = _acquisition_of(self)
+        try:
+            acquisition.fakes.check_foreign(x)
+            if is_wrapper(x):
+                make = fully_sharded.gathered if id(x) in acquisition.fully_sharded else interpret.proxy_for_input
+                return make(acquisition, x, name, history)
+            if self.opaque == "run" and opaque_objects.is_opaque(x):
+                return opaque_objects.proxy_for_input(acquisition, x, name, history)
+            check_supported(x)
+        except (UnsupportedOpError, UnsupportedSubclassError) as e:
+            # an exception here would be taken for a crash of the interpreter, which raises this one at its next call
+            acquisition.refused.raise_later(acquisition.refuse(e))
+            x = torch.empty(())  # what Thunder makes of the refused one does not matter, and may be an error of its own
+        p = thunders_proxy(x, name, history)
+        if isinstance(p, TensorProxy) and x.layout is torch.strided:
+            acquisition.fakes.strides[p.name] = x.stride()
+            acquisition.fakes.note_input(p.history, x)
+            if acquisition.fakes.shared.holds(x):
+                get_jit_ctx().computation_trace.bound_symbols.append(GIVEN_AGAIN.bind(p, output=None))
+                operations.catch_up(acquisition, [acquisition.fake_of(p)])
+        return p
+
+    def giving_memory(self, put: Callable) -> Callable:
+        """See `Participant`: the strides of what the program holds are known."""
+        return plain_operations.with_new_memory(_acquisition_of(self), put)
+
+    def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
+        """See `Participant`."""
+        acquisition = _acquisition_of(self)
+        if fn is getattr and _reads_no_tensor(acquisition, args):  # half of all calls, of which nothing below has anything to say
+            return lookaside_for(fn, *args, **kwargs)
+        selected = selections.lookaside(fn, args, kwargs)
+        if selected is not None:
+            return selected
+        if not acquisition.meets_wrappers:
+            what = values.needed_for(fn, args)
+            if what is not None:
+                return _sized(acquisition, fn, args) or reading.lookaside(acquisition, fn, args, what) or values.refusal(fn, args)
+            found = reading.lookaside(acquisition, fn, args, ".item()") if reading.asks_for_truth(fn, args) else None
+            if found is not None:
+                return found
+        if acquisition.phase is Phase.WAITING:
+            acquisition.phase = Phase.RUNNING
+            _begin(acquisition, fn, args)
+        if acquisition.presence is Presence.UNKNOWN and type(fn) in _OWN_CODE and may_construct_wrappers(fn):
+            acquisition.note_presence(Presence.MENTIONED)
+        if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
+            acquisition.note_presence(Presence.EXPECTED)
+        hook = fully_sharded.hook(acquisition, fn) if type(fn) is types.FunctionType else None
+        hook = hook or tensor_hooks.lookaside(acquisition, fn, args)
+        if hook is not None:
+            return hook
+        if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
+            # most calls without wrappers
+            answer = plain.about_plain(acquisition, fn, args)
+            found = answer or lookaside_for(fn, *args, **kwargs)
+            return plain_operations.with_attributes(acquisition, found, args) if fn is getattr and answer is None else found
+        found = interpret.lookaside(acquisition, fn, args, kwargs)
+        if not found:
+            found = plain_operations.keeping_history(acquisition, fn, args)
+        if not found:
+            found = plain_operations.with_fallback(acquisition, fn, args, lookaside_for(fn, *args, **kwargs))
+            found = plain.starting_history(acquisition, fn, kwargs, found)
+        found = sequences.given_plainly(found, fn, args, kwargs)
+        pending = acquisition.refused.take_pending()
+        return found if pending is None else do_raise(pending)
+
+
+def _reads_no_tensor(acquisition: Acquisition, args: tuple[WrappedValue, ...]) -> bool:
+    """Whether an attribute is read of something else than a tensor, in a program without wrappers that has begun."""
+    is_plain = not acquisition.watches and acquisition.phase is not Phase.WAITING and not selections.are_in_use()
+    return is_plain and len(args) > 0 and not isinstance(args[0].value, TensorProxy)
+
+
+def _sized(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call for an operation on plain tensors that needs values for the size of its result, where these may be taken from the inputs."""
+    if (
+        not (acquisition.may_replace() and acquisition.sizes.are_known and values.asks_for_size(fn, args))
+        or acquisition.is_transformed
+    ):
+        return None
+    torch_fn = operations.torch_callable(fn)
+    return None if torch_fn is None else operations.operation_of(acquisition, torch_fn)
+
+
+def current_acquisition() -> Acquisition | None:
+    """The state of the acquisition at hand: None if nobody interprets subclasses."""
+    leader = hooks.leader()
+    return _acquisition_of(leader) if isinstance(leader, Interpreting) else None
+
+
+def _acquisition_of(transform: Interpreting) -> Acquisition:
+    ctx = get_jit_ctx()
+    found = getattr(ctx, ACQUISITION, None)
+    if found is None:
+        found = transform.new_acquisition()
+        found.opaque.is_run = transform.opaque == "run"
+        found.fakes.user_names = ctx._proxy_swapmap
+        setattr(ctx, ACQUISITION, found)
+        setattr(get_compile_data(), ACQUISITION, found)
+    return found
+
+
+def finished_acquisition() -> Acquisition | None:
+    """The state of the acquisition that has just finished, if it has not been taken."""
+    return getattr(get_compile_data(), ACQUISITION, None)
+
+
+def take_acquisition() -> Acquisition | None:
+    """The state of the acquisition that has just finished, handed over once."""
+    cd = get_compile_data()
+    found = finished_acquisition()
+    if found is not None:
+        delattr(cd, ACQUISITION)
+        setattr(cd, _INTERPRETED, found.has_wrappers)
+    return found
+
+
+def is_interpreted() -> bool:
+    """Whether the program being compiled has wrappers in it."""
+    return getattr(get_compile_data(), _INTERPRETED, False)
+
+
+def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, ...]) -> None:
+    """Tell the acquisition the arguments of the jitted function.
+
+    Relies on the interpreter's first call: ``fn_2(args, kwargs)``, a closure over the function given to ``interpret``.
+    """
+    tensors = _tensors_given(entry, args)
+    wrappers = [t for t in tensors if is_wrapper(t)]
+    if wrappers:
+        _note_shared(acquisition, tensors)
+        acquisition.note_presence(Presence.EXPECTED)
+    acquisition.fakes.follows_memory = vars(get_compile_data()).pop(_ALL_MEMORY, False)
+    is_due = vars(get_compile_data()).pop(_FROM_THE_FIRST, False)
+    if torch.is_grad_enabled() and (is_due or any(outer_metadata(x)[2] for x in wrappers)):
+        acquisition.differentiate()
+    given = [a.value for a in args]
+    if [type(v) for v in given] != [tuple, dict]:
+        return
+    try:
+        acquisition.begin(*given)
+    except ThunderNormError as e:  # see `Interpreting.proxy`
+        acquisition.refused.raise_later(acquisition.refuse(e))
+
+
+def _tensors_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[torch.Tensor]:
+    """The tensors among the arguments of the jitted function, and the parameters and buffers of the jitted module."""
+    tensors = tree_leaves(tuple(a.value for a in args))
+    for cell in getattr(entry, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, torch.nn.Module):
+            tensors.extend((*cell.cell_contents.parameters(), *cell.cell_contents.buffers()))
+    return [t for t in tensors if isinstance(t, torch.Tensor)]
+
+
+def _note_shared(acquisition: Acquisition, tensors: list[torch.Tensor]) -> None:
+    """Look for inner tensors of wrappers that lie in the memory of other inputs; offsets of nested tensors are not written into."""
+    inner = [t for x in tensors if is_wrapper(x) and not is_jagged_class(type(x)) for t in _plain_inside(x)]
+    acquisition.fakes.shared.note(inner, [t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)])
+
+
+def _plain_inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    try:
+        return WrapperSpec.of(x).leaves(x)
+    except UnsupportedSubclassError:  # which is said where the program meets it
+        return ()
+
+
+_OWN_CODE = frozenset({types.FunctionType, types.MethodType})
+_FUNCTIONS = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})

@@ -1,0 +1,338 @@
+"""What a program is told about plain tensors, where Thunder's answer is not torch's.
+
+Thunder has dtypes and devices of its own, which are unequal to torch's, its proxies are no tensors, and they have no strides.  A program
+that asks would silently take another branch than in eager mode: ``if x.device == self.device``, ``if type(x) is torch.Tensor``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.backward import tensor_hooks
+from thunder_norm.subclass.backward.flags import detached_in_place
+from thunder_norm.subclass.backward.given_attributes import attribute_of_input
+from thunder_norm.subclass.interpreting.attributes import address_refused, from_user
+from thunder_norm.subclass.interpreting.operations import torch_callable
+from thunder_norm.tracing.guarding.bindable import bindable
+from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
+from thunder.core import devices, dtypes
+from thunder.core.interpreter import (
+    WrappedValue,
+    _interpret_call,
+    default_lookaside,
+    do_raise,
+    interpreter_needs_wrap,
+    make_opaque,
+    unwrap,
+)
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import get_tracectx
+
+
+def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call instead of `fn`, if it asks for the dtype, device or type of a plain tensor, or makes a device."""
+    if fn is torch.device:
+        return interpreter_needs_wrap(torch.device) if from_user() else None
+    if not args or type(args[0].value) is not TensorProxy:
+        return None
+    changed = None if acquisition is None else _of_another_shape(acquisition, args[0].value)
+    if changed is not None and fn is len:
+        return lambda obj: wrapped_result(len(changed), [obj.provenance])
+    if changed is not None and fn is getattr and args[1].value in _SHAPE:
+        return functools.partial(_as_it_is, changed)
+    if fn is getattr and len(args) >= 2:
+        answer = _METADATA.get(args[1].value)
+        if answer is not None:
+            return answer if from_user() else None
+        written_out = _WRITTEN_OUT.get(args[1].value)
+        if acquisition is not None and acquisition.fakes.follows_plain:
+            written_out = _VIEWS.get(args[1].value, written_out)
+        if written_out is not None:
+            return lambda obj, *_: _interpret_call(written_out, obj)
+        if args[1].value == "requires_grad" and acquisition is not None and _is_written_in_order(acquisition):
+            return functools.partial(_requires_grad, acquisition)
+        if args[1].value == "is_leaf" and acquisition is not None and _is_written_in_order(acquisition):
+            return functools.partial(_is_leaf, acquisition)
+        if args[1].value in tensor_hooks.NAMES and acquisition is None:
+            return tensor_hooks.refuse_unfollowed
+        if args[1].value == "retain_grad":
+            return tensor_hooks.retain_grad
+        if args[1].value == "_base" and from_user():
+            real = _real(acquisition, args[0])
+            return functools.partial(_without_base, real) if real is not None and real._base is None else None
+        if args[1].value in _ADDRESSES and from_user():
+            return lambda obj, name, *_: do_raise(address_refused(name.value))
+        asked = layout_of_plain if args[1].value in _LAYOUT else _how_stored if args[1].value in _STORED else None
+        return functools.partial(asked, acquisition) if asked is not None and from_user() else None
+    if fn is torch.Tensor.requires_grad_:
+        return functools.partial(_require_grad, acquisition)
+    if fn is torch.Tensor.detach_ or fn is torch.detach_:
+        is_torchs = acquisition is not None and acquisition.autograd.is_running  # which detaches what stands for the tensor
+        return None if is_torchs else functools.partial(detached_in_place, acquisition)
+    if fn is hasattr and from_user():
+        return functools.partial(_has_attribute, acquisition)
+    if fn is type and len(args) == 1 and from_user():
+        return functools.partial(_type, acquisition)
+    if fn is isinstance and args[1].value is not torch.Tensor and from_user():
+        return functools.partial(_is_instance, acquisition)
+    return None
+
+
+_SHAPE = frozenset({"shape", "ndim", "size", "dim", "__len__"})
+
+
+def _of_another_shape(acquisition: Acquisition, proxy: TensorProxy) -> torch.Tensor | None:
+    """The fake of a tensor that became another view of its memory in place, while torch's autograd followed it."""
+    if proxy.name not in acquisition.fakes.replaced:
+        return None
+    fake = acquisition.fakes.known(proxy)
+    return None if fake is None or tuple(fake.shape) == tuple(proxy.shape) else fake
+
+
+def _as_it_is(fake: torch.Tensor, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    found = getattr(fake, name.value)
+    return wrapped_result(make_opaque(found) if callable(found) else found, [obj.provenance, name.provenance])
+
+
+def _dtype(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return wrapped_result(dtypes.to_torch_dtype(obj.value.dtype), [obj.provenance, name.provenance])
+
+
+def _device(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return wrapped_result(devices.to_torch_device(obj.value.device), [obj.provenance, name.provenance])
+
+
+def _class(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return _type(None, obj)
+
+
+def _shape(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return wrapped_result(torch.Size(obj.value.shape), [obj.provenance, name.provenance])
+
+
+def _size(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    shape = torch.Size(obj.value.shape)
+    return wrapped_result(make_opaque(lambda dim=None: shape if dim is None else shape[dim]), [obj.provenance, name.provenance])
+
+
+_METADATA = {"dtype": _dtype, "device": _device, "shape": _shape, "size": _size, "__class__": _class}
+
+
+def _adjoint(x: torch.Tensor) -> torch.Tensor:
+    if x.ndim not in (0, 2):
+        raise RuntimeError(f"tensor.H is only supported on matrices (2-D tensors). Got {x.ndim}-D tensor.")
+    return x.conj() if x.ndim == 0 else x.mT.conj()
+
+
+# Attributes that are operations, and that Thunder's tensors lack.
+_WRITTEN_OUT = {"H": _adjoint, "mH": lambda x: x.mT.conj()}
+# Thunder's tensors have these, but no operation that is seen to make a view
+_VIEWS = {"T": lambda x: x.permute(*range(x.ndim - 1, -1, -1)), "mT": lambda x: x.transpose(-2, -1)}
+
+
+def _type(acquisition: Acquisition | None, obj: WrappedValue) -> Any:
+    """Called for ``type(t)``."""
+    real = _real(acquisition, obj)
+    if real is not None:
+        _guard_type(obj, real)
+    return wrapped_result(torch.Tensor if real is None else type(real), [obj.provenance])
+
+
+def _is_instance(acquisition: Acquisition | None, obj: WrappedValue, cls: WrappedValue) -> Any:
+    """Called for ``isinstance(t, cls)``."""
+    real, expected = _real(acquisition, obj), unwrap(cls)
+    if real is not None:
+        _guard_type(obj, real)
+    result = isinstance(_like(obj.value) if real is None else real, expected)
+    return wrapped_result(result, [obj.provenance, cls.provenance])
+
+
+def _like(proxy: TensorProxy) -> torch.Tensor:
+    """A tensor of the dtype and device of a result: of which ``torch.FloatTensor`` it is an instance hangs on these."""
+    with _disable_current_modes():
+        return torch.empty(0, dtype=dtypes.to_torch_dtype(proxy.dtype), device=devices.to_torch_device(proxy.device))
+
+
+def _has_attribute(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue) -> Any:
+    """Called for ``hasattr(t, name)``."""
+    real = _real(acquisition, obj)
+    return wrapped_result(hasattr(torch.Tensor if real is None else real, unwrap(name)), [obj.provenance, name.provenance])
+
+
+def _real(acquisition: Acquisition | None, obj: WrappedValue) -> torch.Tensor | None:
+    """The input that a proxy stands for; None for a result."""
+    if isinstance(obj.original_value, torch.Tensor):
+        return obj.original_value
+    return None if acquisition is None else acquisition.fakes.real_input(obj.value)
+
+
+def _guard_type(obj: WrappedValue, real: torch.Tensor) -> None:
+    """Let the trace serve inputs of this type only; Thunder's own check takes a parameter for a tensor."""
+    if obj.value.history is not None:
+        get_jit_ctx().add_constraint((_check_of_type(type(real)), obj.value))
+
+
+@functools.cache
+def _check_of_type(expected: type) -> Callable[[TensorProxy], None]:
+    """What writes the check that an input is of exactly this type into a prologue."""
+
+    def check(t: torch.Tensor) -> None:
+        if type(t) is not expected:
+            raise GuardError(f"expected a {expected.__name__}, got a {type(t).__name__}")
+
+    bind = bindable("check_type", check)
+    return lambda p: get_tracectx().bound_symbols.append(bind(p, output=None))
+
+
+def _is_written_in_order(acquisition: Acquisition) -> bool:
+    """Whether all operations so far are in the computation; inside a region or a transformed function they are not yet."""
+    return not acquisition.num_levels and len(get_jit_ctx().computation_trace.scopes) == 1
+
+
+def _requires_grad(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return wrapped_result(acquisition.autograd.requires_grad(obj.value), [obj.provenance, name.provenance])
+
+
+def _is_leaf(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    real = _real(acquisition, obj)
+    if real is None:
+        is_leaf = obj.value.name in acquisition.autograd.started or not acquisition.autograd.requires_grad(obj.value)
+        return wrapped_result(is_leaf, [obj.provenance, name.provenance])
+    return attribute_of_input(real, obj, unwrap(name))
+
+
+# What says how a plain tensor is stored: of all that Thunder computes the same.
+_STORED: dict[str, Callable[[TensorProxy], Any]] = {
+    **dict.fromkeys(("is_sparse", "is_sparse_csr", "is_quantized", "is_mkldnn", "is_nested", "retains_grad"), lambda p: False),
+    **dict.fromkeys(
+        ("is_ipu", "is_maia", "is_mps", "is_mtia", "is_vulkan", "is_xla"), lambda p: False
+    ),  # Thunder has no such device
+    "layout": lambda p: torch.strided,
+    "is_cpu": lambda p: p.device.type == "cpu",
+    "is_cuda": lambda p: p.device.type == "cuda",
+    "is_meta": lambda p: p.device.type == "meta",
+    "is_xpu": lambda p: p.device.type == "xpu",
+    "itemsize": lambda p: dtypes.to_torch_dtype(p.dtype).itemsize,
+    "nbytes": lambda p: math.prod(p.shape) * dtypes.to_torch_dtype(p.dtype).itemsize,
+    "name": lambda p: None,
+}
+
+
+def _how_stored(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    real = _real(acquisition, obj)
+    if name.value == "retains_grad" and acquisition is not None and tensor_hooks.is_retained(acquisition, obj.value):
+        return wrapped_result(True, [obj.provenance, name.provenance])
+    if real is None:
+        return wrapped_result(_STORED[unwrap(name)](obj.value), [obj.provenance, name.provenance])
+    return attribute_of_input(real, obj, unwrap(name))
+
+
+def _without_base(real: torch.Tensor, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    return attribute_of_input(real, obj, name.value)
+
+
+_ADDRESSES = ("data_ptr", "untyped_storage", "_typed_storage", "storage", "is_shared", "is_pinned")
+
+
+def _require_grad(
+    acquisition: Acquisition | None, obj: WrappedValue, requires_grad: WrappedValue | None = None
+) -> WrappedValue | Any:
+    """Called for ``t.requires_grad_()``: a tensor made in the program may start a history there, whose gradients nobody can ask for.
+
+    An input keeps what it was given with, and so does what is inside of one.
+    """
+    wanted = True if requires_grad is None else bool(requires_grad.value)
+    given = None if acquisition is None else acquisition.fakes.flag_given(obj.value)
+    is_known = acquisition is not None and _is_written_in_order(acquisition)
+    has = acquisition.autograd.requires_grad(obj.value) if is_known else obj.value.requires_grad
+    has = has if given is None else given
+    if has == wanted:
+        return obj
+    if given is not None or _real(acquisition, obj) is not None:
+        error = with_details(
+            f"requires_grad_({wanted}) of an input of the jitted function, for which it is {has}",
+            at=location_of_user(),
+            why="what is differentiated is known before the program runs",
+            instead="call it before the jitted function",
+        )
+        return do_raise(UnsupportedOpError(error))
+    if has:
+        return do_raise(RuntimeError("you can only change requires_grad flags of leaf variables."))
+    if not dtypes.is_inexact_dtype(obj.value.dtype):
+        return do_raise(RuntimeError("only Tensors of floating point dtype can require gradients"))
+    if is_known and (torch.is_grad_enabled() or is_grad_enabled()) and not acquisition.is_transformed:
+        acquisition.autograd.note_started(obj.value)
+    return obj
+
+
+def starting_history(acquisition: Acquisition, fn: Callable, kwargs: dict[str, WrappedValue], found: Any) -> Any:
+    """What to call for ``torch.ones(3, requires_grad=True)`` and its like: `found`, which knows no such argument."""
+    asked = kwargs.get("requires_grad")
+    if asked is None or asked.value is not True or not callable(found) or torch_callable(fn) is None:
+        return found
+
+    def call(*args: WrappedValue, requires_grad: WrappedValue, **kwargs: WrappedValue) -> Any:
+        made = found(*args, **kwargs)
+        is_plain = isinstance(made, WrappedValue) and type(made.value) is TensorProxy
+        return _require_grad(acquisition, made) if is_plain else made
+
+    return call
+
+
+_LAYOUT = ("stride", "is_contiguous", "storage_offset")
+
+
+def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for the stride, contiguity and storage offset of a plain tensor, of which Thunder's proxies know nothing."""
+    asked = unwrap(name)
+    real = _real(acquisition, obj)
+    known = real if real is not None or acquisition is None else acquisition.fakes.known(obj.value)
+    if real is not None and obj.value.history is not None:
+        get_jit_ctx().add_constraint((_check_of_layout(real.stride(), real.storage_offset()), obj.value))
+    if known is None and asked == "is_contiguous":  # what Thunder computes may be taken for contiguous: it has no other layouts
+        return (default_lookaside(getattr) or getattr)(obj, name, *default)
+    if known is None:
+        return do_raise(
+            UnsupportedOpError(
+                with_details(
+                    f"{asked}() of a plain tensor that is no input",
+                    at=location_of_user(),
+                    why="Thunder chooses the layout of what it computes",
+                )
+            )
+        )
+    stride, offset = known.stride(), known.storage_offset()
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        if asked == "storage_offset":
+            return offset
+        if asked == "stride":
+            dim = args[0] if args else kwargs.get("dim")
+            return stride if dim is None else stride[dim]
+        return known.is_contiguous(*args, **kwargs)
+
+    return wrapped_result(make_opaque(answer), [obj.provenance, name.provenance])
+
+
+@functools.cache
+def _check_of_layout(stride: tuple[int, ...], offset: int) -> Callable[[TensorProxy], None]:
+    """What writes the check that an input has this layout into a prologue."""
+
+    def check(t: torch.Tensor) -> None:
+        if t.stride() != stride or t.storage_offset() != offset:
+            raise GuardError(f"expected strides {stride} from {offset}, got {t.stride()} from {t.storage_offset()}")
+
+    bind = bindable("check_layout", check)
+    return lambda p: get_tracectx().bound_symbols.append(bind(p, output=None))

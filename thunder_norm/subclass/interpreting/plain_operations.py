@@ -1,0 +1,251 @@
+"""Operations on plain tensors beside wrappers: Thunder's own wherever it has them, recorded from torch where it has not.
+
+Thunder lacks some (``x % 2``, ``linear`` with a weight of one dimension).  What C code does with tensors (``sum([x, y])``) never comes to
+its interpreter.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.arguments import is_in_place
+from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.backward.given_attributes import attribute_of_input
+from thunder_norm.subclass.interpreting import agreement
+from thunder_norm.subclass.interpreting.operations import operation_of, torch_callable
+from thunder_norm.subclass.recording.einsum_strides import is_made_of_einsum
+from thunder_norm.tracing.guarding.bindable import bindable
+from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import wrapped_result
+from thunder_norm.tracing.shared_memory import replaced_memory, views_in_place
+from thunder_norm.tracing.translation import for_torch
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    WrappedValue,
+    _interpret_call,
+    do_raise,
+    get_interpreterruntimectx,
+    wrap_const,
+)
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import get_tracectx
+
+_VIEWS = (torch.Tensor.view, torch.Tensor.view_as)  # which some tensors of a shape have, and others not, as their strides are
+_TORCHS = (torch.Tensor.unfold, torch.Tensor.exponential_, torch.nn.functional.gumbel_softmax, torch.rand_like, torch.randn_like)
+
+
+def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:
+    """What Thunder calls for `fn`; torch's function runs and is recorded instead where Thunder knows none, raises, or returns something else.
+
+    So do ``unfold``, as what stands for it elsewhere is no view, and what draws other numbers in Thunder.  What torch
+    raises is raised.
+    """
+    if fn is getattr:
+        return with_attributes(acquisition, found, args)
+    torch_fn = torch_callable(fn)
+    if torch_fn is None:
+        return found
+    is_unknown = found is None and isinstance(fn, _OPAQUE) and any(isinstance(a.value, TensorProxy) for a in args)
+    if is_unknown or found is INTERPRETER_SIGNALS.EXCEPTION_RAISED or torch_fn in _TORCHS:
+        return functools.partial(_recorded, acquisition, torch_fn)
+    if found is None or not callable(found):
+        return found
+    if torch_fn.__name__ in replaced_memory.NAMES:
+        return with_new_memory(acquisition, found)
+    if torch_fn.__name__ in views_in_place.NAMES:
+        acquisition.fakes.strides.pop(args[0].value.name if args and isinstance(args[0].value, TensorProxy) else "", None)
+        return found
+
+    def call(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        trace = get_jit_ctx().computation_trace
+        scopes, lengths = list(trace.scopes), [len(s) for s in trace.scopes]
+        wanted = agreement.of_torch(acquisition, torch_fn, args, kwargs)
+        if isinstance(wanted, Exception):
+            return do_raise(wanted)
+        if torch_fn in _VIEWS and isinstance(wanted, torch.Tensor):
+            _guard_view(acquisition, args[0], wanted)
+            if is_made_of_einsum(args[0].value) and wanted.dtype is for_torch(args[0].value.dtype):
+                return _interpret_call(_reshape, args[0], wrap_const(tuple(wanted.shape)))
+        result = found(*args, **kwargs)
+        is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED
+        if not is_raised and is_in_place(torch_fn):
+            acquisition.fakes.keeps_strides(args[0].value, result.value)
+            return result
+        if not is_raised and agreement.agrees(result, wanted):
+            agreement.note_strides(acquisition, result, wanted)
+            return result
+        trace.scopes[:] = scopes  # a symbol whose meta function raises leaves its own scope behind
+        for scope, length in zip(scopes, lengths, strict=True):
+            del scope[length:]
+        if agreement.is_constant(wanted):
+            get_interpreterruntimectx().curexc = None
+            return wrapped_result(wanted, [a.provenance for a in args])
+        number = agreement.of_numbers(torch_fn, args, kwargs) if not is_raised else None
+        if number is not None:
+            return _interpret_call(_tensor, wrap_const(number.item()), wrap_const(number.dtype))
+        return _recorded(acquisition, torch_fn, *args, **kwargs)
+
+    return call
+
+
+def _guard_view(acquisition: Acquisition, of: WrappedValue, view: torch.Tensor) -> None:
+    """Let the trace serve calls whose input has such a view: of another layout torch says that it has none, and Thunder copies."""
+    if acquisition.fakes.real_input(of.value) is None or of.value.history is None or view.dtype is not for_torch(of.value.dtype):
+        return
+    shape = tuple(view.shape)
+
+    def check(t: torch.Tensor) -> None:
+        try:
+            t.view(shape)
+        except RuntimeError as e:
+            raise GuardError(str(e)) from e
+
+    bind = bindable("check_view", check)
+    get_jit_ctx().add_constraint((lambda p: get_tracectx().bound_symbols.append(bind(p, output=None)), of.value))
+
+
+def _reshape(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.reshape(x, shape)
+
+
+def with_new_memory(acquisition: Acquisition, put: Callable) -> Callable:
+    """What is called for ``x.data = value`` and ``x.set_(value)``: `put`, and x has the strides of the value then."""
+
+    def call(obj: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        fakes, tensor = acquisition.fakes, obj.value
+        value = next((a.value for a in (*args, *kwargs.values()) if isinstance(a.value, TensorProxy)), None)
+        known = fakes.known(tensor) if isinstance(tensor, TensorProxy) else None
+        if known is not None and id(known) in fakes.inner:
+            return do_raise(_without_memory("what is inside of a wrapper that is given", "the wrapper of the call would keep it"))
+        if known is not None and (value is None or tuple(value.shape) != tuple(known.shape)):
+            return do_raise(_without_memory("a tensor of another shape", "wrappers beside it know it with the shape it had"))
+        stride = None if value is None else fakes.stride_of(value)
+        result = put(obj, *args, **kwargs)
+        if result is not INTERPRETER_SIGNALS.EXCEPTION_RAISED and isinstance(tensor, TensorProxy):
+            fakes.strides.pop(tensor.name, None)
+            fakes.strides |= {} if stride is None else {tensor.name: stride}
+        return result
+
+    return call
+
+
+def _without_memory(what: str, why: str) -> UnsupportedOpError:
+    details = with_details(
+        f".data or set_() of {what}", at=location_of_user(), why=why, instead="write into it: tensor.copy_(value)"
+    )
+    return UnsupportedOpError(details)
+
+
+def _tensor(number: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(number, dtype=dtype)
+
+
+def keeping_history(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call for an operation that writes, under `torch.no_grad`, into a result that requires grad.
+
+    In torch that keeps its history, with the gradients that it has; Thunder forgets it.
+    """
+    if is_grad_enabled() or not torch.is_grad_enabled() or not args or type(args[0].value) is not TensorProxy:
+        return None
+    proxy, torch_fn = args[0].value, torch_callable(fn)
+    if torch_fn is None or not is_in_place(torch_fn) or proxy.history is not None or not acquisition.may_replace():
+        return None
+    return operation_of(acquisition, torch_fn) if acquisition.autograd.requires_grad(proxy) else None
+
+
+_OPAQUE = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def with_attributes(acquisition: Acquisition, found: Any, args: tuple[WrappedValue, ...]) -> Any:
+    """What Thunder calls for ``getattr(x, name)``; where x is a plain tensor without such an attribute in Thunder, what torch has."""
+    is_of_plain = bool(args) and type(args[0].value) is TensorProxy and callable(found)
+    return functools.partial(_read_attribute, acquisition, found) if is_of_plain else found
+
+
+def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue, name: WrappedValue, *default: Any) -> Any:
+    """The attribute of a tensor: as Thunder has it, one that the user has set on an input (``nn.Buffer``'s too), torch's method."""
+    result = found(obj, name, *default)
+    is_unknown = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED or (bool(default) and result is default[0])
+    if not is_unknown or not isinstance(get_interpreterruntimectx().curexc, AttributeError | None):
+        return result
+    real = acquisition.fakes.real_input(obj.value)
+    if real is not None and name.value in vars(real) and isinstance(vars(real)[name.value], bool | int | float | str | None):
+        get_interpreterruntimectx().curexc = None
+        return attribute_of_input(real, obj, name.value)
+    if not hasattr(torch.Tensor, name.value):
+        return result
+    get_interpreterruntimectx().curexc = None
+    method = getattr(torch.Tensor, name.value)
+    if not callable(method):
+        return do_raise(UnsupportedOpError(with_details(f".{name.value} of a plain tensor", at=location_of_user())))
+    return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
+
+
+def _recorded(acquisition: Acquisition, torch_fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    get_interpreterruntimectx().curexc = None  # what Thunder said; torch's function says what is wrong, if anything is
+    return operation_of(acquisition, torch_fn)(*args, **kwargs)
+
+
+# -- what C code does -------------------------------------------------------------------------------------------------
+
+
+def written_out(fn: Callable) -> Callable | None:
+    """A Python function that does what a builtin does with tensors, and is interpreted."""
+    try:
+        own = _WRITTEN_OUT.get(fn)
+    except TypeError:  # not hashable
+        return None
+    return None if own is None else functools.partial(_interpret_call, own)
+
+
+def _sum(values: Iterable[Any], /, start: Any = 0) -> Any:
+    for value in values:
+        start = start + value
+    return start
+
+
+def _prod(values: Iterable[Any], /, *, start: Any = 1) -> Any:
+    for value in values:
+        start = start * value
+    return start
+
+
+_MISSING = object()
+
+
+def _reduce(function: Callable, values: Iterable[Any], initial: Any = _MISSING, /) -> Any:
+    remaining = iter(values)
+    if initial is _MISSING:
+        initial = next(remaining)
+    for value in remaining:
+        initial = function(initial, value)
+    return initial
+
+
+_WRITTEN_OUT: dict[Any, Callable] = {
+    sum: _sum,
+    math.prod: _prod,
+    functools.reduce: _reduce,
+    operator.add: lambda a, b: a + b,
+    operator.sub: lambda a, b: a - b,
+    operator.mul: lambda a, b: a * b,
+    operator.truediv: lambda a, b: a / b,
+    operator.floordiv: lambda a, b: a // b,
+    operator.mod: lambda a, b: a % b,
+    operator.pow: lambda a, b: a**b,
+    operator.matmul: lambda a, b: a @ b,
+    operator.neg: lambda a: -a,
+    operator.abs: lambda a: abs(a),
+    operator.getitem: lambda a, b: a[b],
+}

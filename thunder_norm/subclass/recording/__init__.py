@@ -1,0 +1,1 @@
+"""Running an operation on fakes, and writing what reached the inner tensors into the trace."""

@@ -1,0 +1,411 @@
+"""Guards of what a program asks of its surroundings and Thunder does not guard.
+
+Thunder checks the tensors, numbers and strings that a program read before it runs its trace again.  It does not check that what was
+None is None, how long a list is, which keys a dict has, which function, class, dtype, generator or member of an enum stands somewhere,
+whether an attribute is there, or that one list stands at two places, of which it reads only one: a call with another mask, a longer list or
+another activation silently ran the trace of the earlier call.
+
+What is looked at is noted while the trace is acquired, with the way to it from the arguments and the jitted function; one operation of
+the prologue looks at all of it again.  What the program itself has changed meanwhile is left out.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import (
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import torch
+
+from thunder_norm.tracing.guarding import snapshots, stored
+from thunder_norm.tracing.guarding.classes import in_classes, saying_themselves
+from thunder_norm.tracing.guarding.conditions import compiled, holds
+from thunder_norm.tracing.guarding.looked_into import look_into
+from thunder_norm.tracing.guarding.surroundings import ITERATORS, Surroundings
+from thunder_norm.tracing.guarding.value_kinds import (
+    EQUAL,
+    GUARDED_BY_THUNDER,
+    IDENTICAL,
+    OPAQUE,
+    SINGLE,
+    STAND_ANYWHERE,
+    ValueKinds,
+)
+from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, path_of
+from thunder_norm.tracing.replacement import Replacement, Replacements
+from thunder_norm.tracing.standard_library import is_known
+from thunder.core import interpreter as thunders
+from thunder.core import jit_ext
+from thunder.core.interpreter import INTERPRETER_CALLBACKS, ProvenanceRecord, WrappedValue, interpreter_needs_wrap
+from thunder.core.trace import get_tracectx
+
+CONTAINERS = (list, tuple, dict, collections.OrderedDict)
+# functions in C that Thunder's own helpers give containers to, and that do not look at what is in them
+_LOOK_INTO_NOTHING = frozenset(
+    {
+        object.__init__,
+        hasattr,
+        *(kind.__get__ for kind in (FunctionType, MethodDescriptorType, WrapperDescriptorType)),
+        *(kind.__get__ for kind in (GetSetDescriptorType, MemberDescriptorType)),
+    }
+)
+_BY_KEY = (dict.get, dict.__getitem__)
+_ASK_FOR_TYPES = (isinstance, type, callable)
+_OPAQUE_NAMES = ("cython_function_or_method", "_lru_cache_wrapper")
+_COMPARE = frozenset("__contains__ __getitem__ get pop index count remove discard".split())  # methods of containers
+# what else hashes or compares what it is given first
+_HASH = _COMPARE.union("__setitem__ __delitem__ setdefault add move_to_end fromkeys".split())
+# what they ask of the objects that they are given
+_ASKED = {
+    **dict.fromkeys(_COMPARE, ("__eq__", "__hash__")),
+    **dict.fromkeys(("format", "__mod__"), ("__format__", "__str__", "__repr__", "__int__", "__float__", "__index__")),
+}
+_NUMBERS = (int, float, complex, str, bytes)  # which of equal ones an object is nobody knows
+_OF_MODULES = frozenset(vars(torch.nn.Module()))  # which torch keeps of a module
+
+
+@dataclass
+class Guards:
+    """What one acquisition has looked at: for each way, what was there, and of two ways whether they led to one object."""
+
+    roots: dict[str, Any]
+    surroundings: Surroundings
+    conditions: dict[tuple[Path, str, Any], Any] = field(default_factory=dict)
+    meetings: dict[tuple[Path, Path], bool] = field(default_factory=dict)
+
+
+_current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunder_norm_guards", default=None)
+
+
+@contextmanager
+def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
+    """Note what the jitted function looks at meanwhile."""
+    _KINDS.forget()
+    token = _current.set(Guards({"fn": fn, "args": args, "kwargs": kwargs}, Surroundings(fn)))
+    try:
+        with REPLACEMENTS.in_place():
+            yield
+    finally:
+        _current.reset(token)
+
+
+# -- noting -------------------------------------------------------------------------------------------------------------------
+
+
+def note(wrapped: WrappedValue, kind: str, detail: Any, expected: Any) -> None:
+    """Have later calls check a condition on a value that the program reads, one of `_CONDITIONS`."""
+    guards = _current.get()
+    if guards is not None:
+        path = path_of(wrapped.provenance)
+        if path is not None:
+            guards.conditions.setdefault((path, kind, detail), expected)
+
+
+_KINDS = ValueKinds(IDENTICAL, (int, float, complex, str), torch.nn.Module, MethodType, snapshots.DATA, GUARDED_BY_THUNDER)
+_AS_IDENTICAL, _AS_NUMBER, _AS_MODULE, _AS_METHOD, _AS_DATA, _, _AS_OTHERS = range(7)
+
+
+def _wrap_callback(wrapped: WrappedValue) -> Any:
+    value = wrapped.value
+    result = _original_wrap_callback(wrapped)  # it writes m.__dict__["a"] as m.a
+    kind = _KINDS.of(value)
+    if kind == _AS_IDENTICAL:
+        note(wrapped, "is", None, value)
+    elif kind == _AS_NUMBER:
+        if not wrapped.provenance.ext_flag & jit_ext.EXT_FLAG_IS_PROXY_DERIVED:  # Thunder does not compare it
+            note(wrapped, "same", None, snapshots.same_as(value))
+        elif type(value) in (float, complex) and (value != value or 0 in (value.real, value.imag)):
+            # Thunder compares it: 0.0 and -0.0 are equal, and nan is not
+            note(wrapped, "written", None, repr(value))
+    elif kind == _AS_MODULE:
+        note(wrapped, "type", None, type(value))
+    elif kind == _AS_METHOD:
+        _note_method(wrapped, value)
+    elif kind == _AS_DATA:
+        path = path_of(wrapped.provenance)
+        if path is not None and path[-1][1] not in _OF_MODULES:
+            note(wrapped, "same", None, snapshots.same_as(value))
+    elif kind == _AS_OTHERS:
+        path = path_of(wrapped.provenance)
+        if path is not None and (path[0][0] != "fn" or type(value) not in CONTAINERS):  # of those the length is guarded, or keys
+            note(wrapped, "type", None, type(value))
+        if snapshots.is_closed(type(value)):
+            note(wrapped, "same", None, snapshots.same_as(value))
+    return result
+
+
+def is_guarded(wrapped: WrappedValue) -> bool:
+    """Whether there is a way to a value from the arguments or the jitted function: the program did not make it itself."""
+    return path_of(wrapped.provenance) is not None
+
+
+def _note_method(wrapped: WrappedValue, method: MethodType) -> None:
+    """An object's method is its class's; one that is given to the object itself later goes before it."""
+    path, guards = path_of(wrapped.provenance), _current.get()
+    if guards is not None and path is not None and path[-1][0] == "attribute":
+        name = path[-1][1]
+        is_everybodys = method.__func__ is getattr(torch.nn.Module, name, None)
+        is_of_class = in_classes(type(method.__self__).__mro__, name, None) is not None  # it may stand in a list or a cell
+        if is_of_class and not is_everybodys and name not in getattr(method.__self__, "__dict__", (name,)):
+            guards.conditions.setdefault((path[:-1], "not own", name), None)
+
+
+def note_attribute(owner: WrappedValue, name: str) -> None:
+    """Note that an attribute is read: what a class says of it, and what its own ``__getattr__`` does, holds while nothing else does."""
+    guards, value = _current.get(), owner.value
+    if guards is None:
+        return
+    if type(value) is super:
+        above = value.__self_class__.__mro__ if value.__self_class__ is not None else ()
+        above = above[above.index(value.__thisclass__) + 1 :] if value.__thisclass__ in above else ()
+        guards.surroundings.note_attribute(next((base for base in above if name in vars(base)), object), name)
+        return
+    kind = value if isinstance(value, type) else type(value)
+    guards.surroundings.note_attribute(kind, name)
+    own = getattr(value, "__dict__", None)
+    if kind is value or type(own) is not dict or name in own:
+        return
+    if not is_guarded(owner):
+        guards.surroundings.note_data(kind, name)
+        return
+    if in_classes(kind.__mro__, name, None) is None:
+        is_answered = getattr(kind, "__getattr__", None) not in (None, torch.nn.Module.__getattr__)
+        if is_answered:
+            note(owner, "not own", name, None)
+        elif not hasattr(value, name):
+            note(owner, "has", name, False)
+
+
+def note_identity(a: WrappedValue, b: WrappedValue, is_one: bool) -> None:
+    """Note what ``a is b`` says."""
+    guards, path, other = _current.get(), path_of(a.provenance), path_of(b.provenance)
+    if guards is None or isinstance(a.value, _NUMBERS) or isinstance(b.value, _NUMBERS):
+        return
+    if path is not None and other is not None:
+        if path != other:
+            guards.meetings.setdefault((path, other), is_one)
+    elif path is not None or other is not None:
+        known, constant = (a, b) if other is None else (b, a)
+        if constant.value is None and known.value is not None:  # what is None is guarded as such
+            note(known, "is none", None, is_one)
+
+
+def note_one(record: ProvenanceRecord, other: ProvenanceRecord) -> bool:
+    """Have later calls find one object at two places; False if they would not know where to look."""
+    guards, path, second = _current.get(), path_of(record), path_of(other)
+    if guards is None or path is None or second is None:
+        return False
+    guards.meetings.setdefault((path, second), True)
+    return True
+
+
+def note_none(asked: WrappedValue) -> None:
+    """Note that it matters whether something is None."""
+    if asked.value is not None:  # what is None is guarded as such
+        note(asked, "is none", None, False)
+
+
+def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: Any, **kwargs: Any) -> Any:
+    guards = _current.get()
+    if guards is not None:
+        guards.surroundings.note_function(fn.value, args)
+    return _original_run_function(compilectx, runtimectx, fn, *args, **kwargs)
+
+
+def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
+    """Note where one object stands at two places: the program would look at only one of them."""
+    found = _original_wrap(value, provenance=provenance)
+    if found is value or found.provenance is provenance:
+        return found
+    guards, path = _current.get(), path_of(provenance)
+    if guards is None or path is None:
+        return found
+    if isinstance(value, IDENTICAL):
+        guards.conditions.setdefault((path, "is", None), value)
+    elif isinstance(value, EQUAL):
+        guards.conditions.setdefault((path, "same", None), snapshots.same_as(value))
+    elif isinstance(value, torch.nn.Module) or not isinstance(value, STAND_ANYWHERE):
+        other = path_of(found.provenance)
+        if other is not None and path != other:
+            guards.meetings[path, other] = True
+    return found
+
+
+def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
+    """Note what a call that is interpreted looks at: whether attributes and keys are there, and what functions in C are given."""
+    if fn is getattr and len(args) == 2:
+        return  # more than half of all calls: what is read is noted where it is wrapped
+    if (fn is hasattr or (fn is getattr and len(args) == 3)) and type(args[1].value) is str:
+        obj = args[0].value
+        is_special = thunders.DUNDER_PATTERN.match(args[1].value)  # the interpreter itself asks for those
+        if not is_special and not isinstance(obj, (torch.Tensor, jit_ext.Proxy)) and path_of(args[0].provenance) is not None:
+            note(args[0], "has", args[1].value, hasattr(obj, args[1].value))
+    elif fn in _BY_KEY and len(args) >= 2 and isinstance(args[0].value, dict) and type(args[1].value) in (str, int):
+        _note_key(args[0], args[1].value, is_asked=fn is dict.get)
+    elif fn in _ASK_FOR_TYPES and args:
+        note(args[0], "type", None, type(args[0].value))
+        if fn is isinstance and len(args) == 2:
+            for cls in saying_themselves(args[1].value):
+                try:
+                    is_one = isinstance(
+                        args[0].value if args[0].original_value is args[0].nothing else args[0].original_value, cls
+                    )
+                except Exception:  # noqa: BLE001 - the program is told that too, or is one of a class before, which is noted (TypedDict)
+                    break
+                note(args[0], "instance", f"{cls.__qualname__} {id(cls)}", (cls, is_one))
+    elif isinstance(fn, OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
+        _note_opaque(fn, args)
+
+
+def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
+    guards = _current.get()
+    if guards is not None:
+        guards.surroundings.note_call(fn, tuple(a.value for a in args), lambda: not is_guarded(args[0]))
+        if any(isinstance(a.value, ITERATORS) and is_guarded(a) for a in args):
+            guards.surroundings.note_iterator(fn)
+    name = getattr(fn, "__name__", None)
+    asked = _ASKED.get(name, ())
+    for a in args[1:] if asked else ():
+        for part in (a, *_items(a)):
+            if _has_code_for(type(part.value), asked):
+                note(part, "own state", None, snapshots.same_as(vars(part.value)))
+    if name in _HASH:
+        look_into(args[1:2])
+    if any(stored.is_container(type(a.value)) for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
+        look_into(args)
+
+
+def reference_asked(reference: weakref.ref) -> Callable:
+    """What to call for a weak reference: no way leads to what it refers to, and whether that is still there nobody sees."""
+    if (guards := _current.get()) is not None:
+        guards.surroundings.note_reference(reference)
+    return interpreter_needs_wrap(lambda: reference())
+
+
+def _items(given: WrappedValue) -> Iterator[WrappedValue]:
+    """What is in a tuple or dict that a function in C is given."""
+    items = given.item_wrappers if type(given.value) in (tuple, dict) else None
+    yield from (v for v in (items.values() if isinstance(items, dict) else items or ()) if isinstance(v, WrappedValue))
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_code_for(kind: type, asked: tuple[str, ...]) -> bool:
+    """Whether a function in C that is given an object of this class runs Python code that reads its attributes."""
+    found = (in_classes(kind.__mro__, name, None) for name in asked)
+    return (
+        kind.__dictoffset__ != 0 and not kind.__module__.startswith("torch") and any(isinstance(f, FunctionType) for f in found)
+    )
+
+
+def _note_key(mapping: WrappedValue, key: str | int, *, is_asked: bool) -> None:
+    """Note whether a key is there; of one that is looked up and there, the item is guarded."""
+    try:
+        is_there = stored.contains(mapping.value, key)
+    except Exception:  # noqa: BLE001 - of a key that it is compared with; the program is about to meet it
+        return
+    if is_asked or not is_there:
+        note(mapping, "stored key" if stored.has_own(type(mapping.value), "__contains__") else "contains", key, is_there)
+
+
+def _looks_into_nothing(fn: Callable) -> bool:
+    try:
+        return fn in _LOOK_INTO_NOTHING
+    except TypeError:  # a method of what is not hashable
+        return False
+
+
+# -- checking -----------------------------------------------------------------------------------------------------------------
+
+
+def add(ctx: Any, bind: Callable[[Callable[[tuple, dict], None]], Callable]) -> None:
+    """Have the prologue check what was noted; `bind` makes a function that writes such a check."""
+    guards = _current.get()
+    if guards is None:
+        return
+    ways = Ways(guards.roots)
+    check = compiled(ways, _kept(guards, ways), _still_meeting(guards, ways), guards.surroundings)
+    if check is None:
+        return
+    check_in_prologue(ctx, bind(check))
+
+
+def roots() -> dict[str, Any]:
+    """What ways begin at in the acquisition at hand."""
+    return guards.roots if (guards := _current.get()) is not None else {}
+
+
+def is_of_one_call() -> bool:
+    """Whether the trace that is being acquired holds what is another in each call: no other call may use it."""
+    guards = _current.get()
+    return guards is not None and guards.surroundings.is_of_one_call
+
+
+def use_for_one_call() -> None:
+    """Let no other call use the trace that is being acquired."""
+    if (guards := _current.get()) is not None:
+        guards.surroundings.is_of_one_call = True
+
+
+def check_in_prologue(ctx: Any, check: Callable) -> None:
+    """Have the prologue of the trace that is being acquired call what ``check(args, kwargs, output=None)`` writes."""
+
+    def emit() -> None:
+        prologue = get_tracectx()
+        given, by_name = (b.output for b in prologue.bound_symbols if b.sym.name == "unpack_trivial")
+        prologue.bound_symbols.append(check(given, by_name, output=None))
+
+    ctx.add_constraint((emit,))
+
+
+def _kept(guards: Guards, ways: Ways) -> list[tuple[Path, str, Any, Any]]:
+    """The conditions that hold after the acquisition too, and are of what may change."""
+    kept = []
+    for (path, kind, detail), expected in guards.conditions.items():
+        is_code = kind == "is" and not isinstance(expected, SINGLE)
+        found = ways.end_of_code(path) if is_code else ways.end(path)
+        if found is not LEFT_OUT and found is not GONE and holds(found, kind, detail, expected):
+            kept.append((path, kind, detail, expected))
+    return kept
+
+
+def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path, bool]]:
+    """The pairs of ways of which the same can be said after the acquisition."""
+    found = [(*pair, is_one, *(ways.end(path) for path in pair)) for pair, is_one in guards.meetings.items()]
+    return [
+        (a, b, is_one)
+        for a, b, is_one, one, other in found
+        if all(v is not LEFT_OUT and v is not GONE for v in (one, other)) and (one is other) is is_one
+    ]
+
+
+_original_wrap_callback = jit_ext._general_jit_wrap_callback
+_original_wrap = thunders.wrap
+_original_run_function = thunders._setup_frame_and_run_python_function
+
+REPLACEMENTS = Replacements(
+    (
+        Replacement(
+            jit_ext.general_jit_callbacks, INTERPRETER_CALLBACKS.WRAP_CALLBACK, _wrap_callback, "_general_jit_wrap_callback"
+        ),
+        Replacement(thunders, "wrap", _wrap, "wrap, which finds the wrapper of an object that it has seen elsewhere"),
+        Replacement(
+            thunders,
+            "_setup_frame_and_run_python_function",
+            _run_function,
+            "the same, which takes code and defaults of a function for what they are",
+        ),
+    )
+)

@@ -1,0 +1,27 @@
+"""Values that Python's C code looks at whole: keys, elements of sets, what is compared and put in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from thunder_norm.tracing.guarding import stored
+from thunder_norm.tracing.guarding.ways import path_of
+from thunder.core.interpreter import WrappedValue
+
+
+def look_into(values: Iterable[Any]) -> None:
+    """Guard all that is in the containers among some values, which are given to something that looks at it natively.
+
+    A container of the program's own may hold some that are given to it, as the key ``(name, sizes)`` does.
+    """
+    pending, seen = list(values), set()
+    while pending:
+        value = pending.pop()
+        if not isinstance(value, WrappedValue) or not stored.is_container(type(value.value)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if path_of(value.provenance) is not None:
+            value.track_items()
+        items = value.item_wrappers or ()
+        pending += items.values() if isinstance(items, dict) else items

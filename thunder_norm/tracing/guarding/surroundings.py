@@ -1,0 +1,249 @@
+"""What a program runs with and no way leads to from its arguments: code, attributes of classes, the state of the process.
+
+``Module.forward = f``, ``f.__defaults__ = ...`` or ``torch.use_deterministic_algorithms(True)`` between two calls changes what the second one
+does.  Each is noted once, however many objects have the class or call the function; what the standard library, torch or we have written is
+taken to stay as it is, but for `forward`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import itertools
+import os
+import random
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FunctionType, GeneratorType
+from typing import Any
+
+import numpy as np
+import torch
+
+from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
+from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
+from thunder_norm.tracing.guarding.snapshots import same_as
+from thunder_norm.tracing.guarding.ways import is_of_others
+from thunder_norm.tracing.locations import location_of_user
+from thunder.core.interpreter import WrappedValue, get_interpreterruntimectx
+from thunder.core.proxies import Proxy
+
+_nothing = object()
+_CODE = (FunctionType, property, staticmethod, classmethod)
+_ENVIRONMENT = type(os.environ)
+_READS = ("get_", "is_", "are_", "_get_", "_is_", "_are_")
+# Thunder has its own guards of the first; the others say what a program is in the middle of.
+_LEFT_OUT = (
+    *("is_grad_enabled", "get_default_dtype", "is_autocast_enabled", "is_autocast_cpu_enabled"),
+    *("_is_tracing", "_is_any_autocast_enabled"),
+)
+_STATE = frozenset(
+    f
+    for name, f in vars(torch._C).items()
+    if isinstance(f, BuiltinFunctionType) and name.startswith(_READS) and name not in _LEFT_OUT and "torch_function" not in name
+)
+# Their results are numbers of one call.
+_CLOCKS = frozenset(
+    {
+        *(f for name, f in vars(time).items() if isinstance(f, BuiltinFunctionType) and ("time" in name or "counter" in name)),
+        *(datetime.datetime.now, datetime.datetime.utcnow, os.urandom),
+    }
+)
+# in C, or a generator's frame: what they have left is seen by asking alone
+ITERATORS = (
+    *(GeneratorType, type(iter([])), type(iter(())), type(iter({})), type(iter({}.items())), type(iter({}.values()))),
+    *(type(iter(set())), type(iter(range(0))), type(iter("")), type(reversed([])), enumerate, map, filter, zip),
+    *(value for value in vars(itertools).values() if isinstance(value, type) and issubclass(value, Iterator)),
+)
+_ASK_FOR_NO_ITEM = (isinstance, callable, hasattr, getattr, id)
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
+_PYTHONS = random.random.__self__
+_CALLING_A_MODULE = torch.nn.Module._call_impl.__code__
+_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+
+@dataclass
+class Surroundings:
+    """What one acquisition has met.
+
+    Attributes:
+        jitted: the function or module.
+        functions: each function that was interpreted, with its code and what its defaults were.
+        attributes: each function, property or method that was looked up in a class, by class and name.
+        states: of functions that read the state of the process, by function and arguments, whether they say the same.
+        is_of_one_call: whether a function was called whose result is another in each call.
+    """
+
+    jitted: Any
+    functions: dict[int, tuple[weakref.ref, Any, Callable[[Any], bool]]] = field(default_factory=dict)
+    attributes: dict[tuple[type, str], Any] = field(default_factory=dict)
+    states: dict[tuple[Callable, tuple], Callable[[Any], bool]] = field(default_factory=dict)
+    is_of_one_call: bool = False
+
+    def note_function(self, function: FunctionType, args: tuple[Any, ...]) -> None:
+        """Note a function that is about to be interpreted."""
+        if function.__code__ is _ENVIRONMENT.__getitem__.__code__ and len(args) == 2 and type(_value(args[1])) is str:
+            self._note_state(os.environ.get, (_value(args[1]),))
+        if function.__code__ is _CALLING_A_MODULE:
+            self._note_state(_hooks_of_all_modules, ())
+            if isinstance(self.jitted, torch.nn.Module) and _hooks_of_all_modules() != (None,):
+                raise UnsupportedOpError(
+                    with_details(
+                        "a hook for all modules (torch.nn.modules.module.register_module_forward_hook) beside a jitted module",
+                        why="torch runs it around the jitted module too, once more than in eager mode",
+                        instead="jit a function that calls the module, or register the hook with the modules that it is for",
+                    )
+                )
+        if id(function) not in self.functions and not is_of_others(function.__globals__):
+            reference = weakref.ref(function)  # some are made by the program
+            self.functions[id(function)] = reference, function.__code__, same_as(_defaults(function))
+
+    def note_attribute(self, owner: type, name: str) -> None:
+        """Note that `name` is looked up in a class, if it is code of a user's."""
+        if (owner, name) in self.attributes:
+            return
+        found = in_classes(owner.__mro__, name, _nothing)
+        if isinstance(found, _CODE) and (name == "forward" or not _is_of_library(owner, name)):
+            self.attributes[owner, name] = found
+
+    def note_data(self, owner: type, name: str) -> None:
+        """Note that an object that the program has made has an attribute of its class, to which no way leads."""
+        found = in_classes(owner.__mro__, name, _nothing)
+        if found is _nothing or hasattr(type(found), "__get__") or isinstance(found, torch.Tensor) or _is_of_library(owner, name):
+            return
+        self._note_state(_of_class, (owner, name))
+
+    def note_call(self, function: Callable, given: tuple[Any, ...], is_own: Callable[[], bool]) -> None:
+        """Note a function in C that reads the state of the process, or says something else in each call.
+
+        Args:
+            function: as it is about to be called.
+            given: its arguments.
+            is_own: says whether the program has made the first of them itself.
+        """
+        if isinstance(function, BuiltinFunctionType):
+            if function in _STATE and all(isinstance(a, _PLAIN) for a in given):
+                self._note_state(function, given)
+            elif function in _CLOCKS:
+                self._note_drawn(function)
+        elif isinstance(function, functools._lru_cache_wrapper):
+            if not any(isinstance(v, Proxy) for v in given):
+                self._note_state(function, given)
+        elif function is ContextVar.get and given and not _is_in_library():
+            self._note_state(ContextVar.get, (given[0], None))
+        elif given and isinstance(given[0], _GENERATORS) and (given[0] is _PYTHONS or not is_own()):
+            self._note_drawn(function)
+
+    def note_iterator(self, function: Callable) -> None:
+        """Note a function in C that is given an iterator that was there before the call."""
+        if function not in _ASK_FOR_NO_ITEM:
+            self._note_of_one_call(
+                "an iterator that was there before the call is asked for its next item in the jitted function",
+                why="an iterator has each item once, and another in the next call",
+                instead="give a list, or the item itself",
+            )
+
+    def note_reference(self, reference: weakref.ref) -> None:
+        """Note a weak reference that is asked for its object by the program, and not by a library."""
+        if not _is_in_library(but_for=("weakref", "_weakrefset")):
+            self._note_of_one_call(
+                "a weak reference is asked for its object in the jitted function",
+                why="nothing sees whether the object is there in the next call, and as it was",
+                instead="give the object itself, or keep it in an attribute",
+            )
+
+    def _note_state(self, function: Callable, given: tuple) -> None:
+        if (function, given) in self.states:
+            return
+        try:
+            self.states[function, given] = same_as(function(*given))
+        except Exception:  # noqa: BLE001 - the program is about to meet it
+            return
+
+    def _note_drawn(self, function: Callable) -> None:
+        self._note_of_one_call(
+            f"{function.__qualname__} is called in the jitted function",
+            why="what it returns goes into the trace as a number, which the next call must not have",
+            instead="draw with torch (torch.rand), or give the number as an argument",
+        )
+
+    def _note_of_one_call(self, what: str, *, why: str, instead: str) -> None:
+        if not self.is_of_one_call:
+            self.is_of_one_call = True
+            warnings.warn(
+                with_details(f"{what}: its trace is acquired anew in each call", at=location_of_user(), why=why, instead=instead),
+                AcquiredAnewWarning,
+                stacklevel=3,
+            )
+
+    def conditions(self, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        """What has to hold in later calls, as expressions, and what each is of; the names in them go into `names`."""
+
+        def name(value: Any) -> str:
+            found = f"s{len(names)}"
+            names[found] = value
+            return found
+
+        for reference, code, are_same in self.functions.values():
+            function = reference()
+            if function is None or function.__code__ is not code or not are_same(_defaults(function)):
+                continue
+            # one that stands in a module or a class is kept; of one that was made by another, what it closes over would be
+            is_local = "<locals>" in function.__qualname__
+            read = f"(f := {name(reference)}()) is None or f" if is_local else name(function)
+            what = f"{function.__qualname__} is"
+            yield f"{read}.__code__ is {name(code)}", what
+            if function.__defaults__ or function.__kwdefaults__:
+                compared = f"{name(are_same)}({name(_defaults)}({'f' if is_local else name(function)}))"
+                yield f"f is None or {compared}" if is_local else compared, f"the defaults of {what}"
+        for (owner, key), found in self.attributes.items():
+            if in_classes(owner.__mro__, key, _nothing) is found:
+                yield _read(name(owner), key, found, name), f"{owner.__qualname__}.{key} is"
+        for (function, given), are_same in self.states.items():
+            if are_same(function(*given)):
+                args = ", ".join(map(repr, given)) if all(isinstance(a, str | int) for a in given) else f"*{name(given)}"
+                yield f"{name(are_same)}({name(function)}({args}))", f"{getattr(function, '__name__', function)} is"
+
+
+def _hooks_of_all_modules() -> tuple[Any, ...]:
+    """Those that torch runs around the forward of each module, in their order; without torch's own, which count or name modules."""
+    found = torch.nn.modules.module
+    hooks = (*found._global_forward_pre_hooks.values(), None, *found._global_forward_hooks.values())
+    return tuple(h for h in hooks if (getattr(h, "__module__", None) or "").partition(".")[0] != "torch")
+
+
+def _of_class(owner: type, name: str) -> Any:
+    return in_classes(owner.__mro__, name)
+
+
+def _value(x: Any) -> Any:
+    return x.value if isinstance(x, WrappedValue) else x
+
+
+def _defaults(function: FunctionType | None) -> Any:
+    return None if function is None else (function.__defaults__, function.__kwdefaults__)
+
+
+def _is_in_library(but_for: tuple[str, ...] = ()) -> bool:
+    """Whether the statement that is interpreted is of a library: Thunder's own context variables are others while it interprets.
+
+    Of some modules it is that which calls them.
+    """
+    frames = (_value(frame.globals) for frame in reversed(get_interpreterruntimectx().frame_stack))
+    return is_of_others(next((names for names in frames if names.get("__name__") not in but_for), {}))
+
+
+def _is_of_library(owner: type, name: str) -> bool:
+    base = next(b for b in owner.__mro__ if name in vars(b))
+    return base.__module__.partition(".")[0] in LIBRARIES
+
+
+def _read(owner: str, key: str, found: Any, name: Callable[[Any], str]) -> str:
+    """Whether a class has under `key` what it had: read as an attribute, which Python has a cache for."""
+    if isinstance(found, classmethod):
+        return f"getattr({owner}.{key}, '__func__', None) is {name(found.__func__)}"
+    return f"{owner}.{key} is {name(found.__func__ if isinstance(found, staticmethod) else found)}"

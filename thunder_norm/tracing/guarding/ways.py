@@ -1,0 +1,132 @@
+"""Ways from the arguments and the jitted function to what a program looks at, by attributes and items."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import sys
+from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import Any
+
+import numpy as np
+import torch
+
+from thunder_norm.tracing.guarding import stored
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst
+
+Path = tuple[tuple[str, Any], ...]
+
+LEFT_OUT = object()
+GONE = object()
+_KEY = "_thunder_norm_key"  # of the provenance of an item
+_KEYS = (str, int)
+# of dicts alone: another that is equal finds the same item
+_KEYS_OF_DICTS = (
+    *(type(None), bool, float, complex, bytes, torch.dtype, torch.device, torch.Size, np.dtype),
+    *(type, enum.Enum, FunctionType, BuiltinFunctionType),
+)
+_METHODS = (FunctionType, classmethod, staticmethod, GetSetDescriptorType, MemberDescriptorType)
+# whose globals are as they are
+_OF_OTHERS = frozenset({"thunder_norm", *sys.stdlib_module_names} - {"__main__"})
+
+
+# Compared one by one: an enum's hash is a function of Python, and this is asked several times for each value of a program.
+_ARGS, _KWARGS, _FN = PseudoInst.INPUT_ARGS, PseudoInst.INPUT_KWARGS, PseudoInst.INPUT_FN
+_ATTRIBUTE, _ITEM, _CONSTANT = PseudoInst.LOAD_ATTR, PseudoInst.BINARY_SUBSCR, PseudoInst.CONSTANT
+
+
+def path_of(record: ProvenanceRecord) -> Path | None:
+    """The way to a value, by what Thunder's interpreter knows of where it comes from; None if the program made it."""
+    steps: list[tuple[str, Any]] = []
+    while (inst := record.inst) is _ATTRIBUTE or inst is _ITEM:
+        inputs = record.inputs
+        if len(inputs) != 2:
+            return None
+        if inputs[1].inst is _CONSTANT and type(key := inputs[1].value) in _KEYS:
+            pass
+        elif (key := getattr(record, _KEY, LEFT_OUT)) is LEFT_OUT:
+            return None
+        steps.append(("attribute" if inst is _ATTRIBUTE else "item", key))
+        record = inputs[0]
+    root = "args" if inst is _ARGS else "kwargs" if inst is _KWARGS else "fn" if inst is _FN else None
+    return None if root is None else ((root, None), *reversed(steps))
+
+
+def is_another_key(key: Any) -> bool:
+    """Whether a key of a dict is no number or word, and is found again by what it is."""
+    return type(key) not in _KEYS and _is_lasting(key)
+
+
+def note_key(record: ProvenanceRecord, key: Any) -> None:
+    """Note under which key an item stands, where Thunder would look for the key in the program."""
+    setattr(record, _KEY, key)
+
+
+def _is_lasting(key: Any) -> bool:
+    if type(key) is tuple:
+        return all(type(k) in _KEYS or _is_lasting(k) for k in key)
+    return isinstance(key, _KEYS_OF_DICTS) and key == key
+
+
+class Ways:
+    """The ends of ways, as things stand now; each step is made once.
+
+    Attributes:
+        roots: what ways begin at, by name.
+    """
+
+    def __init__(self, roots: dict[str, Any]):
+        self.roots = roots
+        self._passed: dict[Path, Any] = {}
+
+    def end(self, path: Path) -> Any:
+        """What is at the end of a way; LEFT_OUT if user code runs on it, GONE if an item on it is not stored."""
+        return self._step(path, is_last=True, is_code=False)
+
+    def end_of_code(self, path: Path) -> Any:
+        """The same for a function or class; LEFT_OUT also if it is a method of a class."""
+        return self._step(path, is_last=True, is_code=True)
+
+    def _step(self, path: Path, *, is_last: bool, is_code: bool) -> Any:
+        if len(path) == 1:
+            return self.roots[path[0][0]]
+        before = path[:-1]
+        if before not in self._passed:
+            self._passed[before] = self._step(before, is_last=False, is_code=False)
+        value, (step, key) = self._passed[before], path[-1]
+        if value is LEFT_OUT or value is GONE:
+            return value
+        return _item(value, key) if step == "item" else _attribute(value, key, len(path), is_last=is_last, is_code=is_code)
+
+
+def _item(value: Any, key: Any) -> Any:
+    if not isinstance(value, (dict, list)) and type(value) is not tuple:
+        return LEFT_OUT
+    try:
+        return stored.item(value, key)
+    except (KeyError, IndexError):
+        return GONE
+
+
+def _attribute(value: Any, key: str, length: int, *, is_last: bool, is_code: bool) -> Any:
+    """An attribute; its way has `length` steps with the root."""
+    if (
+        (key == "__dict__" and isinstance(value, torch.nn.Module))
+        or (key == "__func__" and is_last)
+        or (length > 2 and isinstance(value, FunctionType) and is_of_others(value.__globals__))
+    ):
+        return LEFT_OUT  # what is read of a __dict__ has a shorter way; code that others wrote stays as it is
+    found = inspect.getattr_static(type(value), key, None)
+    is_of_class = key not in getattr(value, "__dict__", ()) and not key.startswith("__") and hasattr(type(found), "__get__")
+    if is_of_class and (not isinstance(found, _METHODS) or (is_code and is_last)):
+        return LEFT_OUT  # a property, which runs code; or a method
+    try:
+        return getattr(value, key)
+    except Exception:  # noqa: BLE001 - user code
+        return LEFT_OUT
+
+
+def is_of_others(names: dict[str, Any]) -> bool:
+    """Whether the globals of a function are those of a library."""
+    file = names.get("__file__") or ""
+    return names.get("__name__", "").partition(".")[0] in _OF_OTHERS or "site-packages" in file

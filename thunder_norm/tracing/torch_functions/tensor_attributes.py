@@ -1,0 +1,139 @@
+"""Attributes of plain tensors, of which Thunder's proxies know nothing: those that users give to them, and those that torch lets one set.
+
+Whatever is set on a proxy is gone after the call: the tensor that it stands for is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding.classes import MISSING
+from thunder_norm.tracing.guarding.snapshots import same_as
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.shared_memory import aliases, replaced_memory
+from thunder_norm.tracing.shared_memory.version_counters import give_own
+from thunder.core import interpreter as thunders
+from thunder.core import prims
+from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import get_tracectx
+
+_INSTEAD = {
+    "requires_grad": "set it outside of the jitted function, or use tensor.detach()",
+    "grad": "set it outside of the jitted function",
+}
+
+
+def is_users(obj: WrappedValue, name: WrappedValue) -> bool:
+    """Whether it is an attribute that a user may have given to an input."""
+    tensor = obj.original_value
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or type(name.value) is not str:
+        return False
+    return name.value not in obj.attribute_wrappers and not hasattr(type(tensor), name.value) and guards.is_guarded(obj)
+
+
+def read(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for `getattr` of what `is_users`."""
+    found = vars(obj.original_value).get(name.value, MISSING)
+    guards.note(obj, "has", name.value, found is not MISSING)
+    if found is MISSING:
+        return default[0] if default else do_raise(AttributeError(f"'Tensor' object has no attribute {name.value!r}"))
+    if isinstance(found, torch.Tensor):
+        return thunders.wrap_attribute(found, obj, name)
+    guards.note(obj, "own attribute", name.value, same_as(found))
+    return wrap_const(found)
+
+
+def data_of(obj: WrappedValue, *_: WrappedValue) -> Any:
+    """Called for ``x.data`` of a plain tensor: the same memory, and nothing that autograd knows of x."""
+    data = thunders._interpret_call(_data, obj)
+    if data is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        give_own(data.value)
+    return data
+
+
+def _data(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()
+
+
+def has(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
+    """Called for `hasattr` of what `is_users`."""
+    is_there = name.value in vars(obj.original_value)
+    guards.note(obj, "has", name.value, is_there)
+    return wrap_const(is_there)
+
+
+def numel_of_shape(shape: WrappedValue, name: WrappedValue, *default: WrappedValue) -> WrappedValue:
+    """Called for ``x.shape.numel``: Thunder's shapes are tuples."""
+    return wrap_const(
+        MethodType(_numel, shape.value), provenance=ProvenanceRecord(PseudoInst.LOAD_ATTR, [shape.provenance, name.provenance])
+    )
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    n = 1
+    for length in shape:
+        n = n * length
+    return n
+
+
+def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
+    """What to call for `setattr` of a plain tensor; None to leave it to Thunder: a user's attribute of what the program made."""
+    if not hasattr(torch.Tensor, name.value):
+        return _refuse if guards.is_guarded(obj) else None
+    if _is_as_it_was(obj, name.value, value.value):
+        return _keep
+    if name.value == "requires_grad" and not guards.is_guarded(obj):
+        return _set_flag
+    return replaced_memory.data_assigned if name.value == "data" else _refuse
+
+
+def _is_as_it_was(obj: WrappedValue, name: str, value: Any) -> bool:
+    if name == "requires_grad":
+        return value is obj.value.requires_grad
+    if name == "data" and replaced_memory.is_replaced(obj.value):
+        return False
+    if name == "data":  # tensor.data += 1
+        return type(value) is TensorProxy and _detached(aliases.written_tensor(value)) is aliases.written_tensor(obj.value)
+    real = obj.original_value
+    return name in ("grad", "names") and value is None and (not isinstance(real, torch.Tensor) or real.grad is None)
+
+
+def _detached(proxy: TensorProxy) -> TensorProxy | None:
+    """What a tensor is the data of, which the program read in the same memory, and cast to the dtype that it has."""
+    made = next((b for b in get_tracectx().bound_symbols if any(p.name == proxy.name for p in b.flat_proxy_outs)), None)
+    if made is None:
+        return None
+    if made.sym.id == "torch.Tensor.to" and all(b.sym.id is prims.PrimIDs.SHALLOW_COPY for b in made.subsymbols):
+        return _detached(aliases.written_tensor(made.args[0]))
+    is_detach = made.sym.name.rpartition(".")[2] == "detach"  # "plain.detach" where operations on plain tensors are taken over
+    return aliases.written_tensor(made.args[0]) if is_detach else None
+
+
+def _set_flag(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for ``y.requires_grad = True`` of what the program has made: the same as a call of the method."""
+    result = thunders._interpret_call(torch.Tensor.requires_grad_, obj, value)
+    return result if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrap_const(None)
+
+
+def _keep(*_: WrappedValue) -> WrappedValue:
+    return wrap_const(None)
+
+
+def _refuse(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    return do_raise(
+        UnsupportedOpError(
+            with_details(
+                f"attribute {name.value!r} of a tensor is set",
+                at=location_of_user(),
+                why="the trace computes new tensors, the one given to the program would stay as it is",
+                instead=_INSTEAD.get(name.value, "set it outside of the jitted function, or keep the value elsewhere"),
+            )
+        )
+    )
