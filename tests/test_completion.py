@@ -120,8 +120,8 @@ def test_torchs_autograd_and_memory_are_refused_inside(use: Callable):
         grad(f)(VECTOR)
 
 
-def test_a_call_that_torch_does_not_take_either_raises_as_before():
-    with pytest.raises(RuntimeError, match="shape"):
+def test_a_call_that_torch_does_not_take_either_raises():
+    with pytest.raises(RuntimeError, match="size|shape"):
         grad(lambda x: (x @ torch.ones(4, dtype=x.dtype)).sum())(VECTOR)
 
 

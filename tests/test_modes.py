@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -47,7 +48,8 @@ def sampled(key: str) -> list[Sampled]:
 def functions_that_ask_for_the_mode() -> set[str]:
     """``module.function`` of all functions of the rules in whose source the mode "typical" is asked for."""
     found = set()
-    for name, module in inspect.getmembers(rules, inspect.ismodule):
+    for path, module in [(p, m) for p, m in sys.modules.items() if p.startswith(f"{rules.__name__}.")]:
+        name = path.rpartition(".")[2]
         for f in vars(module).values():
             if inspect.isfunction(f) and f.__module__ == module.__name__ and "current_mode() " in inspect.getsource(f):
                 source = inspect.getsource(f)

@@ -331,10 +331,15 @@ def test_slices_from_before_the_first_entry_and_bools_as_indices_are_torchs(tran
         torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, wanted)))
 
 
+def test_false_as_an_index_is_refused_where_nobody_runs_torch():
+    with pytest.raises(UnsupportedOpError, match="bools"):
+        thunder.jit(lambda x: x[False], transforms=[CheckpointTransform()])(_f(2))
+
+
 @pytest.mark.parametrize("transform", [CheckpointTransform, ProfileTransform, SplitBiasTransform, SubclassTransform])
 def test_what_thunder_lacks_is_run_by_torch_whichever_transform_there_is(transform):
     def f(x):
-        rows = x.repeat_interleave(2, dim=0) + x[False].sum() + torch.zeros(size=(4, 3))
+        rows = x.repeat_interleave(2, dim=0) + torch.zeros(size=(4, 3))
         return torch.cat([rows, rows], axis=1).mean(axis=1), rows.nanmedian(0).values
 
     x = torch.arange(6.0).reshape(2, 3).requires_grad_()

@@ -33,6 +33,7 @@ from thunder.transforms import autodiff
 # of compile data: what was acquired last
 _IS_OF_ONE_CALL = "_thunder_norm_is_of_one_call"
 _DIFFERENTIATED = "_thunder_norm_differentiated"
+_USE = "_thunder_norm_use"  # has the compilation use another list of transforms
 
 _original_acquire = thunder.thunder_general_jit
 _original_alias_updates = thunder.insert_alias_updates
@@ -63,8 +64,22 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         return _acquired(asked, fn, args, kwargs, options, may_begin_again=True)
     except Exception as e:  # noqa: BLE001 - it failed for what is known only now, perhaps
         if not isinstance(e, _Again) and not asked.begins_again(None):
-            raise
+            led = None if isinstance(e, ThunderNormError) else _led()
+            if led is None:
+                raise
+            asked = led
     return _acquired(asked, fn, args, kwargs, options, may_begin_again=False)
+
+
+def _led() -> Participant | None:
+    """What leads the compilation from now on, where Thunder lacks something and nobody in the list answers for it; None if somebody did."""
+    cd = get_compile_data()
+    use = getattr(cd, _USE, None)
+    found = with_leader(cd.transforms)
+    if use is None or len(found) == len(cd.transforms):
+        return None
+    use(found)
+    return leading(participants())
 
 
 class _Again(Exception):
@@ -264,15 +279,24 @@ def _closed_over(function: Any, name: str) -> Any:
 def _has_participant(around: dict[str, Any]) -> bool:
     """Whether one is in the list of transforms, which what is compiled or an executor may bring; the user's list stays as it is."""
     cd = around["weakref_cd"]()
-    is_given = any(isinstance(t, Participant) for t in cd.transforms)
-    if not is_given and cd.cache_option is CACHE_OPTIONS.SYMBOLIC_VALUES:
-        return False
-    brought = None if is_given else brought_by(cd.fn, cd.executors_list)
     builds = around.get("apply_transforms_and_build_cache_entry")
-    if builds is None or "transforms" not in builds.__code__.co_freevars or not (is_given or brought):
-        return is_given
-    cell = builds.__closure__[builds.__code__.co_freevars.index("transforms")]
-    cell.cell_contents = cd.transforms = with_leader(cd.transforms if brought is None else [*cd.transforms, brought])
+    has_list = builds is not None and "transforms" in builds.__code__.co_freevars
+
+    def use(transforms: list[Any]) -> None:
+        assert builds is not None, "asked before"
+        cell = builds.__closure__[builds.__code__.co_freevars.index("transforms")]
+        cell.cell_contents = cd.transforms = transforms
+
+    if any(isinstance(t, Participant) for t in cd.transforms):
+        if has_list:
+            setattr(cd, _USE, use)
+        return True
+    if cd.cache_option is CACHE_OPTIONS.SYMBOLIC_VALUES:
+        return False
+    brought = brought_by(cd.fn, cd.executors_list)
+    if brought is None or not has_list:
+        return False
+    use([*cd.transforms, brought])
     return True
 
 

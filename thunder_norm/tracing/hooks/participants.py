@@ -92,10 +92,9 @@ _LEADERS: list[Callable[[], Participant]] = []
 
 
 def leads(make: Callable[[], Participant]) -> None:
-    """Have what `make` gives lead compilations in whose list no participant interprets subclasses.
+    """Have what `make` gives lead compilations in whose list no participant interprets subclasses, where Thunder lacks an operation.
 
-    It answers for operations on plain tensors that Thunder has not, or has otherwise: to a program it makes no difference which participant
-    is there.
+    It answers for operations on plain tensors that Thunder has not, or has otherwise, whichever participant is in the list.
     """
     _LEADERS[:] = [make]
 
