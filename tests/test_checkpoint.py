@@ -409,3 +409,30 @@ def test_what_a_region_writes_into_what_it_makes_is_read_in_it(write, others) ->
 
     x = rand(4)
     assert_same(gradients(thunder.jit(f, transforms=[*(t() for t in others), CheckpointTransform()]), x), gradients(plain, x))
+
+
+class _Repeating(torch.nn.Module):
+    """Thunder has no ``repeat_interleave`` along a dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.down(x).repeat_interleave(2, dim=-1), x], axis=-2).tanh()
+
+
+def test_regions_have_what_thunder_lacks():
+    torch.manual_seed(seeded(0))
+    model = torch.nn.Sequential(_Repeating(), _Repeating())
+    jm = thunder.jit(model, transforms=[CheckpointTransform("every block")])
+    for rows in (2, 3, 2):
+        x = torch.randn(rows, 8)
+        found, wanted = jm(x), model(x)
+        torch.testing.assert_close(found, wanted)
+        gradients = [torch.autograd.grad(y.square().sum(), list(model.parameters())) for y in (found, wanted)]
+        torch.testing.assert_close(*gradients)
+    assert [b.sym.name for b in thunder.last_traces(jm)[0].bound_symbols if b.sym.name.startswith("checkpoint")] == [
+        "checkpoint_0",
+        "checkpoint_1",
+    ]
