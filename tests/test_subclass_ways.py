@@ -17,6 +17,7 @@ from tests.fuzz.wrapper_classes import Masked
 from tests.seeds import seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.subclass.backward import gradients
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
@@ -360,3 +361,34 @@ def test_a_plain_input_that_is_cast_to_its_own_dtype_and_not_used():
     assert_same(result, program(x, y))
     result.backward(torch.ones_like(result))
     assert y.grad is None and x.grad is not None
+
+
+def test_gradients_of_wrappers_are_copied_where_somebody_else_has_their_memory_alone(monkeypatch):
+    seen: list[tuple[bool, tuple[int, ...]]] = []
+    owned = gradients._owned
+
+    def watched(grads):
+        made = owned(grads)
+        seen.extend((m is g, tuple(g.shape)) for m, g in zip(made, grads, strict=True) if g is not None)
+        return made
+
+    monkeypatch.setattr(gradients, "_owned", watched)
+    torch.manual_seed(seeded(0))
+    x, w = (TwoTensor(torch.randn(3, n), torch.randn(3, n)).requires_grad_() for n in (4, 4))
+
+    def f(x, w):
+        return x.sin() * w + x
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    incoming = TwoTensor(torch.randn(3, 4), torch.randn(3, 4))
+    for _ in range(2):
+        found, wanted = (torch.autograd.grad(g(x, w), (x, w), incoming, retain_graph=True) for g in (jf, f))
+        assert_same(list(found), list(wanted))
+    assert all(is_same for is_same, _ in seen)  # products and sums, which are new
+
+    seen.clear()
+    jf = thunder.jit(lambda x, w: x + w, transforms=[SubclassTransform()])
+    a, b = torch.autograd.grad(jf(x, w), (x, w), incoming)
+    assert seen and not any(is_same for is_same, _ in seen)  # the gradient that came in, twice
+    memory = {t.untyped_storage().data_ptr() for g in (a, b, incoming) for t in (g.a, g.b)}
+    assert len(memory) == 6

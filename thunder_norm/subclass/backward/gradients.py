@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,12 +180,53 @@ def _zeros(fake: torch.Tensor) -> torch.Tensor:
     return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
 
 
-def _own(t: torch.Tensor | None) -> torch.Tensor | None:
-    """A tensor that nobody else has: torch adds later gradients to what is inside a wrapper's gradient, in place.
+def _owned(grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Tensors that nobody else has: torch adds later gradients to what is inside a wrapper's gradient, in place.
 
-    What the backward hands on may be the inner tensor of another gradient, of the one that came in, or an input.
+    What the backward hands on may be the inner tensor of another gradient, of the one that came in, or an input: that is copied.
     """
-    return t if t is None or torch.is_grad_enabled() else t.clone()
+    if torch.is_grad_enabled():
+        return list(grads)
+    of_fresh = _of_fresh_gradient()
+    held = _holders(grads)
+    return [t if t is None or _is_alone(n, of_fresh) else t.clone() for t, n in zip(grads, held, strict=True)]
+
+
+def _holders(grads: Sequence[torch.Tensor | None]) -> list[tuple[int, ...] | None]:
+    """Of each tensor: references in Python, references in C++, and tensors that lie in its memory."""
+    return [
+        None if t is None else (sys.getrefcount(t), t._use_count(), torch._C._storage_Use_Count(t.untyped_storage()._cdata))  # type: ignore[attr-defined]
+        for t in grads
+    ]
+
+
+def _is_alone(found: tuple[int, ...] | None, of_fresh: tuple[int, ...]) -> bool:
+    return found is not None and all(n <= m for n, m in zip(found, of_fresh, strict=True))
+
+
+@functools.cache
+def _of_fresh_gradient() -> tuple[int, ...]:
+    """The holders of a gradient that has just been computed, where a backward in Python gets it: they differ by version of torch."""
+    x = torch.zeros(1, requires_grad=True)
+    with torch.enable_grad():
+        y = _Held.apply(x) * 2
+    torch.autograd.grad(y, x, torch.ones(1))
+    return _Held.found[0]
+
+
+class _Held(torch.autograd.Function):
+    """Notes who holds the gradient that it is given, which a product has made."""
+
+    found: list[tuple[int, ...]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        _Held.found = [n for n in _holders(grads) if n is not None]
+        return grads[0]
 
 
 class _Open(torch.autograd.Function):
@@ -198,7 +240,7 @@ class _Open(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        remaining = iter(map(_own, grads))
+        remaining = iter(_owned(grads))
         return None, *(g.build(tuple(itertools.islice(remaining, len(g.carried))), o) for g, o in ctx.gradients)
 
 
