@@ -22,6 +22,7 @@ from thunder_norm.core.context import Mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.model_state.initial_buffers import initial_buffers
 from thunder_norm.model_state.shards import is_spread, whole, without_hooks
 from thunder_norm.modular.losses import Loss
 from thunder_norm.modular.masses import ParameterUses
@@ -134,7 +135,8 @@ class _Program:
 def _check_known(model: torch.nn.Module, outputs: Any) -> None:
     """Refuse outputs whose norm depends on values that nobody has."""
     if any(y.norm_size.is_meta for y in leaves_of_results(outputs) if isinstance(y, NormedTensor)):
-        empty = [name for name, b in model.named_buffers() if b.is_meta and has_norm(b)]
+        known = initial_buffers(model)
+        empty = [name for name, b in model.named_buffers() if b.is_meta and has_norm(b) and name not in known]
         raise NormMismatchError(
             with_details(
                 "the norm of the output depends on the values of tensors on the meta device",
