@@ -8,13 +8,15 @@ transformers in ``PreTrainedModel._init_weights``, timm in ``init_non_persistent
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
+
+from thunder_norm.model_state.places import Place, held_instead
 
 
 def initial_buffers(model: Callable) -> dict[str, torch.Tensor]:
@@ -30,22 +32,13 @@ def initial_buffers(model: Callable) -> dict[str, torch.Tensor]:
     return {name: t for name, t in first.items() if name in second and _is_same(t, second[name])}
 
 
-@contextlib.contextmanager
-def with_initial_buffers(model: Callable) -> Iterator[None]:
+def with_initial_buffers(model: Callable) -> AbstractContextManager[None]:
     """Inside, the buffers of `initial_buffers` stand in the places of those without data."""
-    found = initial_buffers(model)
-    places = [(*_place(model, name), value) for name, value in found.items()] if isinstance(model, nn.Module) else []
-    before = [(holder, key, holder[key]) for holder, key, _ in places]
-    for holder, key, value in places:
-        holder[key] = value
-    try:
-        yield
-    finally:
-        for holder, key, t in before:
-            holder[key] = t
+    return held_instead([(_place(model, name), value) for name, value in initial_buffers(model).items()])
 
 
-def _place(model: nn.Module, name: str) -> tuple[dict, str]:
+def _place(model: Callable, name: str) -> Place:
+    assert isinstance(model, nn.Module), "nothing else has buffers"
     path, _, key = name.rpartition(".")
     return model.get_submodule(path)._buffers, key
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.model_state.places import held_instead, places_of
 
 if TYPE_CHECKING or dist.is_available():
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -131,21 +132,16 @@ def as_one_process(model: Any) -> Iterator[None]:
         yield
         return
     reshard(model)
-    places = [(holder, name) for m in model.modules() for holder in (m._parameters, m._buffers) for name in holder]
-    spread = [(holder, name, t) for holder, name in places if is_spread(t := holder[name])]
+    spread = [((table, name), t) for table, name in places_of(model) if is_spread(t := table[name])]
     if not spread:
         yield
         return
-    made = {id(t): whole_data(t) for _, _, t in spread}  # a tied one is gathered once
-    token = _gathered.set({**(_gathered.get() or {}), **{id(made[id(t)]): t for _, _, t in spread}})
-    for holder, name, t in spread:
-        holder[name] = made[id(t)]
+    made = {id(t): whole_data(t) for _, t in spread}  # a tied one is gathered once
+    token = _gathered.set({**(_gathered.get() or {}), **{id(made[id(t)]): t for _, t in spread}})
     try:
-        with without_hooks(model):
+        with held_instead([(place, made[id(t)]) for place, t in spread]), without_hooks(model):
             yield
     finally:
-        for holder, name, t in spread:
-            holder[name] = t
         _gathered.reset(token)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from thunder_norm.core.context import setting
+from thunder_norm.model_state.places import held_instead, places_of
 
 _standing_in: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("thunder_norm_standing_in", default=frozenset())
 
@@ -21,19 +22,17 @@ def on_one_device(model: Callable, plain: Iterable[torch.Tensor]) -> Iterator[bo
     Other tensors are the model's, its `plain` arguments, or, where these are all on meta, those that it makes itself.  Yields whether
     there are any.
     """
-    places = list(_places(model)) if isinstance(model, torch.nn.Module) else []
-    with_data = [t for t in (*(holder[name] for holder, name in places), *plain) if not t.is_meta and t.numel()]
+    places = (
+        [(table, name) for table, name in places_of(model) if _has_tensor(table[name])]
+        if isinstance(model, torch.nn.Module)
+        else []
+    )
+    with_data = [t for t in (*(table[name] for table, name in places), *plain) if not t.is_meta and t.numel()]
     device = with_data[0].device if with_data else torch.get_default_device()
-    before = [(holder, name, holder[name]) for holder, name in places if device.type != "meta" and holder[name].is_meta]
-    made = {id(t): _zeros(t, device) for _, _, t in before}  # a tied one is one
-    for holder, name, t in before:
-        holder[name] = made[id(t)]
-    try:
-        with setting(_standing_in, frozenset(map(id, made.values()))):
-            yield bool(before)
-    finally:
-        for holder, name, t in before:
-            holder[name] = t
+    empty = [((table, name), t) for table, name in places if device.type != "meta" and (t := table[name]).is_meta]
+    made = {id(t): _zeros(t, device) for _, t in empty}  # a tied one is one
+    with held_instead([(place, made[id(t)]) for place, t in empty]), setting(_standing_in, frozenset(map(id, made.values()))):
+        yield bool(empty)
 
 
 def has_no_data(t: torch.Tensor) -> bool:
@@ -41,10 +40,8 @@ def has_no_data(t: torch.Tensor) -> bool:
     return t.is_meta or id(t) in _standing_in.get()
 
 
-def _places(model: torch.nn.Module) -> Iterator[tuple[dict, str]]:
-    for module in model.modules():
-        for holder in (module._parameters, module._buffers):
-            yield from ((holder, name) for name, t in holder.items() if t is not None and not is_lazy(t))
+def _has_tensor(t: torch.Tensor | None) -> bool:
+    return t is not None and not is_lazy(t)
 
 
 def zeros_like(t: torch.Tensor, device: torch.device | str) -> torch.Tensor:
