@@ -26,6 +26,11 @@ def is_users(file: str) -> bool:
     return not file.startswith(_LIBRARIES) and not file.startswith("<")
 
 
+def is_installed(file: str | None) -> bool:
+    """Whether code of this file came with a package: where pip puts packages, or Debian does."""
+    return file is not None and ("site-packages" in file or "dist-packages" in file)
+
+
 def shown_line(file: str, line: int | None, names: dict[str, Any] | None = None) -> str:
     """``file.py:line:  text``; `names` are the globals of its module, for those that no file holds."""
     return f"{file}:{line}:  {linecache.getline(file, line or 0, names).strip()}"

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from thunder_norm.user_code import is_installed
+
 _LIBRARIES = (sys.stdlib_module_names | {"torch", "torchvision", "thunder", "thunder_norm", "numpy"}) - {"__main__"}
 ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range)
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
@@ -240,7 +242,7 @@ def is_of_library(value: Any) -> bool:
 def _is_installed(value: Any) -> bool:
     """Whether a class or function is of an installed package."""
     module = sys.modules.get(getattr(value, "__module__", None) or "")
-    return "site-packages" in (getattr(module, "__file__", None) or "")
+    return is_installed(getattr(module, "__file__", None))
 
 
 def _is_generator(value: Any) -> bool:

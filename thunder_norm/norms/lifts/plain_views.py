@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from thunder_norm.tracing.shared_memory.writes import targets
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -69,5 +70,4 @@ def _writes_integers(bsym: BoundSymbol) -> bool:
     """Whether it writes into a tensor of integers, or something in it does; the target of a normed tensor's operation is normed."""
     if any(map(_writes_integers, bsym.subsymbols)):
         return True
-    is_plain = bsym.sym.name.endswith("_") and "." not in bsym.sym.name
-    return is_plain and any(isinstance(t, TensorProxy) and not dtypes.is_inexact_dtype(t.dtype) for t in bsym.args[:2])
+    return "." not in bsym.sym.name and any(not dtypes.is_inexact_dtype(t.dtype) for t in targets(bsym))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm import op_names
 from thunder.core.interpreter import WrappedValue
 
 
@@ -27,7 +28,7 @@ def is_in_place(fn: Callable) -> bool:
     """Whether a function of torch's writes into its first argument, by its name."""
     name = getattr(fn, "__name__", "")
     is_augmented = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__")
-    return is_augmented or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    return is_augmented or name == "__setitem__" or op_names.is_in_place(name)
 
 
 def value_of(a: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from thunder_norm.op_names import is_in_place
 from thunder.core import dtypes
 
 _UNARY = (
@@ -42,7 +43,7 @@ def out_of_place(name: str) -> str | None:
     """What an operation does to each entry that writes into its first argument."""
     if name.startswith("__i") and name.endswith("__") and name[3:-2] in _OPERATORS and name != "__invert__":
         return f"__{name[3:-2]}__"
-    return name[:-1] if name.endswith("_") and not name.endswith("__") and name[:-1] in _ENTRYWISE else None
+    return name[:-1] if is_in_place(name) and name[:-1] in _ENTRYWISE else None
 
 
 def dtype_beside(dtype: Any, kinds: set[Any]) -> Any | None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from thunder_norm.tracing.guarding import stored
+from thunder_norm.user_code import is_installed
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 
 Path = tuple[tuple[str, Any], ...]
@@ -128,5 +129,4 @@ def _attribute(value: Any, key: str, length: int, *, is_last: bool, is_code: boo
 
 def is_of_others(names: dict[str, Any]) -> bool:
     """Whether the globals of a function are those of a library."""
-    file = names.get("__file__") or ""
-    return names.get("__name__", "").partition(".")[0] in _OF_OTHERS or "site-packages" in file
+    return names.get("__name__", "").partition(".")[0] in _OF_OTHERS or is_installed(names.get("__file__"))

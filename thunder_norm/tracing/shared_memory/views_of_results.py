@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder_norm.tracing.shared_memory.writes import writes
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -25,7 +26,7 @@ def reshaping_results(trace: TraceCtx) -> TraceCtx:
     One that writes into tensors is left as it is: what it views has to be the same memory.
     """
     given = {p.name for p in trace.args if isinstance(p, TensorProxy)}
-    if any(map(_writes, trace.bound_symbols)) or not any(_is_view_of_result(bsym, given) for bsym in trace.bound_symbols):
+    if any(map(writes, trace.bound_symbols)) or not any(_is_view_of_result(bsym, given) for bsym in trace.bound_symbols):
         return trace
     new = from_trace(trace)
     new.bound_symbols = [_reshaped(b) if _is_view_of_result(b, given) else b for b in trace.bound_symbols]
@@ -36,10 +37,6 @@ def _is_view_of_result(bsym: BoundSymbol, given: set[str]) -> bool:
     if bsym.sym is not torchex.view or not isinstance(bsym.args[0], TensorProxy) or bsym.args[0].name in given:
         return False
     return not isinstance(_sizes(bsym)[0], torch.dtype | dtypes.dtype)
-
-
-def _writes(bsym: BoundSymbol) -> bool:
-    return bsym.sym.name == "update_aliases" or bsym.sym.name.endswith("_") or any(map(_writes, bsym.subsymbols))
 
 
 def _reshaped(bsym: BoundSymbol) -> BoundSymbol:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thunder_norm.op_names import is_in_place
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -24,6 +25,11 @@ def targets(bsym: BoundSymbol) -> list[TensorProxy]:
     return [t for t in found if isinstance(t, TensorProxy)]
 
 
+def writes(bsym: BoundSymbol) -> bool:
+    """Whether an operation, or one that it consists of, writes into a tensor."""
+    return bsym.sym.id is prims.PrimIDs.UPDATE_ALIASES or bool(targets(bsym)) or any(map(writes, bsym.subsymbols))
+
+
 def _is_in_place_by_name(bsym: BoundSymbol) -> bool:
     name = bsym.sym.name.rpartition(".")[2]
-    return not bsym.subsymbols and name.endswith("_") and not name.endswith("__") and bsym.sym.id is not prims.PrimIDs.COPY_
+    return not bsym.subsymbols and is_in_place(name) and bsym.sym.id is not prims.PrimIDs.COPY_

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.op_names import is_in_place
 from thunder_norm.tracing.lookasides import instead_of
 from thunder.core.interpreter import WrappedValue, _interpret_call
 from thunder.core.langctxs import Languages, resolve_language
@@ -34,8 +35,8 @@ def _in_place() -> list[str]:
     thunders = resolve_language(Languages.TORCH)
     found = []
     for name in dir(torch.Tensor):
-        is_in_place = name.endswith("_") and not name.endswith("__") and not name.startswith("_") and name not in _OTHERS
-        if is_in_place and not hasattr(TensorProxy, name) and not thunders.has_method(name):
+        is_wanted = is_in_place(name) and not name.startswith("_") and name not in _OTHERS
+        if is_wanted and not hasattr(TensorProxy, name) and not thunders.has_method(name):
             has_other = hasattr(torch.Tensor, name[:-1]) and hasattr(torch.ops.aten, name)
             found += [name] if has_other or name == "fill_" else []
     return found
