@@ -85,10 +85,13 @@ def cases_in(module: ModuleType) -> Iterator[Case]:
 
 
 def _import(name: str) -> ModuleType:
+    """A module by its name, or by its file: with the packages that it is in, as pytest does."""
     path = Path(name)
     if path.suffix == ".py":
-        sys.path.insert(0, str(path.parent.resolve()))
-        name = path.stem
+        root, name = path.resolve().parent, path.stem
+        while (root / "__init__.py").exists():
+            root, name = root.parent, f"{root.name}.{name}"
+        sys.path.insert(0, str(root))
     return importlib.import_module(name)
 
 
