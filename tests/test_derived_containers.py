@@ -89,6 +89,26 @@ class Times:
         return n * self.k
 
 
+class Mapped:
+    """What Python takes for a mapping: it has keys and items."""
+
+    def __init__(self, **items):
+        self.items_of = items
+
+    def keys(self):
+        return self.items_of.keys()
+
+    def __getitem__(self, key):
+        return self.items_of[key]
+
+
+def _refused(f):
+    try:
+        return f()
+    except TypeError:
+        return 2.0
+
+
 _twice, _thrice = functools.lru_cache(functools.partial(scale, 2)), functools.cache(Times(3))
 
 PROGRAMS = {
@@ -101,6 +121,12 @@ PROGRAMS = {
     "a class derived from a named tuple": lambda x: Point(x).total() + Point(x, y=2 * x)[1],
     "one that is replaced and unpacked": lambda x: (lambda a, b: a * b)(*Point(x, 3)._replace(y=x)),
     "one from a typed one": lambda x: Derived(x, n=3).times() + Derived(x)._replace(n=5).times(),
+    "objects that are mappings": lambda x: (
+        {"c": x, **Mapped(a=x, b=2)}["a"] * dict(Mapped(a=3, b=2), d=1)["a"] + (lambda a, b: a * b)(**Mapped(a=x, b=2))
+    ),
+    "what is no mapping": lambda x: (
+        x * _refused(lambda: {**5}) + _refused(lambda: dict(**5)) + _refused(lambda: dict(**Mapped(a=1), a=2))
+    ),
     "functions with a cache that have no name": lambda x: x * _twice(4) + _thrice(5),
 }
 

@@ -6,6 +6,7 @@ import functools
 import gc
 import random
 import re
+import weakref
 from types import SimpleNamespace
 from typing import TypedDict
 
@@ -449,3 +450,72 @@ def test_what_a_class_raises_that_does_not_say_which_objects_are_its_own_is_caug
     jitted = thunder.jit(lambda x, m: x * (2 if is_options(m) else 3), transforms=[SubclassTransform()])
     for m in ({"scale": 1.0}, 5, {"scale": 1.0}):
         torch.testing.assert_close(jitted(X, m), X * (2 if is_options(m) else 3))
+
+
+class _Says(type):
+    """A class that says itself which objects are its own, by what may change."""
+
+    answers = {"all": True}
+
+    def __instancecheck__(cls, asked):
+        return cls.answers["all"]
+
+    def __subclasscheck__(cls, asked):
+        return cls.answers["all"]
+
+
+class _Said(metaclass=_Says):
+    pass
+
+
+class _Kept:
+    times = 2
+
+
+def _of_a_weak_dict(kind):
+    held, kept = kind(), _Kept()
+    key, value = (kept, 2) if kind is weakref.WeakKeyDictionary else ("key", kept)
+    held[key] = value
+
+    def change():
+        if kind is weakref.WeakKeyDictionary:
+            held[kept] = 3
+        else:
+            kept.times = 3
+
+    return lambda x: x * (value if (value := held[key]) is not kept else value.times), change
+
+
+def _of_names():
+    names = {"__name__": "of_a_user"}
+    exec("def f(x): return x * len([1, 2]) + abs(-1)", names)  # noqa: S102 - a module of its own
+    return names["f"], lambda: names.update(len=lambda _: 7)
+
+
+def _of_an_object():
+    kept = _Kept()
+    return lambda x: x * len([name for name in dir(kept) if not name.startswith("_")]), lambda: setattr(kept, "more", 1)
+
+
+CHANGES = {
+    "a builtin that a global comes before": _of_names,
+    "names of an object": _of_an_object,
+    "a class of a constant": lambda: (lambda x: x if isinstance(3, _Said) else -x, lambda: _Says.answers.update(all=False)),
+    "a class of a result": lambda: (lambda x: x if isinstance(x + 1, _Said) else -x, lambda: _Says.answers.update(all=False)),
+    "a class of a class": lambda: (lambda x: x if issubclass(int, _Said) else -x, lambda: _Says.answers.update(all=False)),
+    "weak keys": lambda: _of_a_weak_dict(weakref.WeakKeyDictionary),
+    "weak values": lambda: _of_a_weak_dict(weakref.WeakValueDictionary),
+}
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_where_no_way_leads_to(name, transform, monkeypatch):
+    monkeypatch.setattr(_Says, "answers", {"all": True})
+    f, change = CHANGES[name]()
+    jitted = thunder.jit(f, transforms=[transform()])
+    before = f(X)
+    assert torch.equal(jitted(X), before) and torch.equal(jitted(X), before)
+    change()
+    assert torch.equal(jitted(X), f(X)) and not torch.equal(f(X), before)

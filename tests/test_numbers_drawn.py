@@ -32,11 +32,39 @@ def _all_in_place(y):
     return torch.rrelu_(F.dropout1d(y, 0.2, True, True), 0.1, 0.6, True)
 
 
+def _in_views(y):
+    y[:, ::2].uniform_()
+    y[1].normal_()
+    y.t()[0].exponential_()
+    y[::2, 1:].bernoulli_(0.5)
+    return y
+
+
 PROGRAMS = {
     "rand": lambda x: torch.rand(4, 3) + torch.rand_like(x),
     "randn": lambda x: torch.randn(4, 3) * torch.randn_like(x),
     "like tensors of other layouts": lambda x: (
         torch.rand_like(x.t()).t() * x + (torch.randn_like(x.t().sin()) + torch.rand_like(x[None].expand(2, 4, 3))[0].t()).t()
+    ),
+    "in tensors of other layouts": lambda x: (
+        x
+        * (torch.empty_like(x.t()).uniform_() + x.detach().t().clone().normal_() + torch.zeros(4, 3).t().bernoulli_(0.4)).t()
+        * torch.empty_like(x.t()).random_(9).t()
+    ),
+    "in views": lambda x: _in_views(x.detach().clone()) * x,
+    "in formats": lambda x: (
+        torch.stack(
+            [
+                torch.rand_like(y, memory_format=f)
+                + y.to(memory_format=f, copy=True).normal_() * torch.zeros_like(y, memory_format=f).uniform_()
+                for y in (
+                    x.detach().expand(2, 2, 4, 3).contiguous(),
+                    x.detach().expand(2, 2, 4, 3).to(memory_format=torch.channels_last),
+                )
+                for f in (torch.channels_last, torch.contiguous_format, torch.preserve_format)
+            ]
+        )
+        * x
     ),
     "randint": lambda x: x + torch.randint(0, 9, (3,)) + torch.randint_like(x, 5),
     "randperm": lambda x: x[torch.randperm(4)],
@@ -106,6 +134,21 @@ def test_they_are_those_of_eager_mode(name, requires_grad, transform):
         after = torch.rand(())
         found.append((y, after, *(torch.autograd.grad(y.sin().sum(), x) if y.requires_grad else ())))
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_their_order_is_that_of_the_tensor_in_each_call(transform):
+    def draw(x):
+        return torch.empty_like(x).uniform_(), torch.rand_like(x), torch.rand_like(x * 2), x.clone().normal_()
+
+    jitted = thunder.jit(draw, transforms=[transform()])
+    x = torch.ones(2, 6, 5, 4)
+    for given in (x, x.mT, x.to(memory_format=torch.channels_last), x[:, ::2], x):
+        found = []
+        for f in (jitted, draw):
+            torch.manual_seed(seeded(1))
+            found.append(f(given))
+        torch.testing.assert_close(*found)
 
 
 SECOND = {

@@ -18,6 +18,7 @@ RESULTS = {
     "group_norm": lambda x: F.group_norm(x, 1),
     "masked_fill": lambda x: x.masked_fill(x > 0, 0.0),
     "tril": lambda x: x.tril(),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
     "weight norm": lambda x: torch._weight_norm(x, x.norm(dim=(1, 2), keepdim=True), 0),
 }
 ORDERS = {"permuted": (2, 0, 1), "transposed": (0, 2, 1), "reversed": (2, 1, 0)}
@@ -48,6 +49,35 @@ def test_what_eager_mode_views_is_viewed(name: str, transform: type) -> None:
 def test_what_eager_mode_cannot_view_of_an_input_is_refused() -> None:
     with pytest.raises(RuntimeError, match="view size is not compatible"):
         thunder.jit(lambda x: x.t().view(-1), transforms=[NormTransform()])(torch.randn(3, 4))
+
+
+# without those that Thunder has in parts, of which the strides are refused
+LAYOUTS = {
+    **{name: f for name, f in RESULTS.items() if name not in ("rms_norm", "weight norm")},
+    "exp": lambda x: x.exp(),
+    "max_pool1d": lambda x: F.max_pool1d(x, 2),
+    "einsum": lambda x: torch.einsum("bij,bkj->bki", x, x),
+    "rand_like": lambda x: torch.empty_like(x).uniform_(),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_how_results_lie_in_memory_is_known(name: str, requires_grad: bool) -> None:
+    def program(x: torch.Tensor) -> tuple:
+        y = LAYOUTS[name](x)
+        taken = y.as_strided((2, 2), (1, 3), 1)
+        return y.stride(), y.stride(0), y.is_contiguous(), taken, taken.sin().sum() if y.is_contiguous() else 2 * y.sum()
+
+    jitted = thunder.jit(program, transforms=[SubclassTransform()])
+    torch.manual_seed(seeded(0))
+    x = torch.randn(4, 5, 3)
+    for order in ((0, 1, 2), *ORDERS.values(), (0, 1, 2)):
+        found = []
+        for f in (jitted, program):
+            torch.manual_seed(seeded(1))
+            found.append(f(x.permute(order).detach().requires_grad_(requires_grad)))
+        torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -17,11 +17,25 @@ from thunder_norm.subclass.acquiring.shared_memory import SharedMemory
 from thunder_norm.subclass.classes import jagged
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.tracing.guarding.layouts import guard_layout
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import devices, dtypes, prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol
+
+aten = torch.ops.aten
+_BATCH_NORMS = frozenset(
+    {
+        *(aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats),
+        *(aten._native_batch_norm_legit_no_training.default, aten._native_batch_norm_legit_functional.default),
+        *(
+            aten._batch_norm_with_update.default,
+            aten._batch_norm_with_update_functional.default,
+            aten._batch_norm_no_update.default,
+        ),
+    }
+)
 
 
 class _Mode(FakeTensorMode):
@@ -29,6 +43,15 @@ class _Mode(FakeTensorMode):
 
     def create_symbolic_nested_int(self, **_: Any) -> torch.SymInt:
         return jagged.new_ragged()
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch's own answer says that a batch norm keeps the strides of what it is given; on a CPU its results are contiguous."""
+        found: Any = super().dispatch(func, types, args, kwargs)
+        if func not in _BATCH_NORMS or args[0].device.type != "cpu":
+            return found
+        normalized = found[0]
+        laid_out = torch.empty_like(normalized, memory_format=torch._prims_common.suggest_memory_format(args[0]))
+        return laid_out, *found[1:]
 
 
 class Replaced(NamedTuple):
@@ -75,6 +98,7 @@ class Fakes:
         self._detached: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # those made by ``detach``, and views of these
         self._fake_of: dict[str, FakeTensor] = {}
         self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
+        self._given: list[TensorProxy] = []  # plain inputs that the program has met
 
     def new(self, t: torch.Tensor) -> FakeTensor:
         """A fake with the metadata of the real plain tensor `t`, an input, in the memory that this shares with others."""
@@ -88,6 +112,19 @@ class Fakes:
         known = self._fake_of.get(proxy.name)
         return self.strides.get(proxy.name) if known is None else known.stride()
 
+    def laid_out(self, proxy: TensorProxy) -> FakeTensor | None:
+        """A tensor that lies as what a plain proxy stands for does in eager mode; None where that is not known."""
+        known, stride = self.known(proxy), self.strides.get(proxy.name)
+        if known is not None or stride is None:
+            return known
+        with self.mode:
+            return torch.empty_strided(_shape(proxy), stride, dtype=dtypes.to_torch_dtype(proxy.dtype))
+
+    def is_of_thunder(self, proxy: TensorProxy) -> bool:
+        """Whether an operation of Thunder's made what a plain proxy stands for, of which nobody knows where in a storage it is."""
+        known = self.known(proxy)
+        return known is None or id(known) in self.computed
+
     def keeps_strides(self, written: Any, result: Any) -> None:
         """What an operation writes into and what it returns for it is one tensor."""
         if isinstance(written, TensorProxy) and isinstance(result, TensorProxy):
@@ -97,7 +134,7 @@ class Fakes:
 
     def new_for(self, proxy: TensorProxy) -> FakeTensor:
         """The fake of a plain proxy that is met for the first time, and counts as an input."""
-        shape = tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy.shape)
+        shape = _shape(proxy)
         dtype, device = dtypes.to_torch_dtype(proxy.dtype), devices.to_torch_device(proxy.device)
         stride = self.stride_of(proxy)
         real = self.real_input(proxy)
@@ -218,6 +255,19 @@ class Fakes:
         """Remember the real tensor an input proxy (by its history) or fake wrapper stands for."""
         self._real_inputs[id(key)] = real
 
+    def note_plain_input(self, proxy: TensorProxy, real: torch.Tensor) -> None:
+        """Remember the real tensor that the proxy of a plain input stands for, and how it lies in memory."""
+        self.strides[proxy.name] = real.stride()
+        self.note_input(proxy.history, real)
+        self._given.append(proxy)
+
+    def guard_layouts(self) -> None:
+        """Let the trace serve calls whose inputs lie in memory as those of this one: what the program has made of them by now may hang on it."""
+        for proxy in self._given:
+            if (real := self.real_input(proxy)) is not None:
+                guard_layout(proxy, real, with_offset=False)
+        self._given.clear()
+
     def real_input(self, proxy: TensorProxy) -> torch.Tensor | None:
         """The real tensor an input proxy stands for."""
         key = proxy.fake if isinstance(proxy, SubclassProxy) else proxy.history
@@ -226,6 +276,7 @@ class Fakes:
     def forget_inputs(self) -> None:
         """Let go of the real tensors: the fakes may live as long as the trace."""
         self._real_inputs.clear()
+        self._given.clear()
 
     def flag_given(self, proxy: TensorProxy) -> bool | None:
         """Whether the tensor of a plain proxy was given requiring grad, if it is an input, or inside of one, that has a fake."""
@@ -283,6 +334,10 @@ class Wrappers:
     def spec_of(self, proxy: SubclassProxy) -> WrapperSpec:
         """What the prologue must find in the input a proxy stands for (the interpreter may have renamed it)."""
         return self.specs[id(proxy.fake)]
+
+
+def _shape(proxy: TensorProxy) -> tuple[int, ...]:
+    return tuple(int(s.value) if isinstance(s, NumberProxy) else int(s) for s in proxy.shape)
 
 
 def fake_of(p: Any, fakes: Mapping[str, torch.Tensor]) -> torch.Tensor | None:

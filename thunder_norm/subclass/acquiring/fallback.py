@@ -53,7 +53,7 @@ _DROPOUT = torch.ops.aten.native_dropout.default
 # What they return has derivative zero, whatever the parameters of the distribution.
 _CONSTANT = frozenset(
     "bernoulli cauchy exponential geometric log_normal multinomial normal normal_functional poisson rand rand_like randint "
-    "randint_like randn randn_like randperm uniform".split()
+    "randint_like randn randn_like random randperm uniform".split()
 )
 
 

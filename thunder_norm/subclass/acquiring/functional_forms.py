@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,6 +56,39 @@ def rewritten(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     result = tensor.clone()
     with torch.no_grad():
         return result.copy_(value)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The function ``(tensor, strides, ...) -> tensor`` that draws numbers into a new one of these strides, on which their order hangs.
+
+    Attributes:
+        func: draws into what it is given, whatever is in there (``uniform_``), or what is like it (``rand_like``).
+    """
+
+    func: torch._ops.OpOverload
+
+    @property
+    def __name__(self) -> str:
+        """What the operation is called in traces."""
+        return str(self.func).replace(".", "_").replace("::", "_") + "_with_strides"
+
+    @property
+    def tags(self) -> list[torch.Tag]:
+        """Those of torch's operation."""
+        return self.func.tags
+
+    @property
+    def overloadpacket(self) -> Any:
+        """Torch's functions of the name without the underscore."""
+        return getattr(aten, self.func.overloadpacket.__name__.rstrip("_"))
+
+    def __call__(self, tensor: torch.Tensor, strides: tuple[int, ...], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """A tensor of the shape of `tensor`; of the rest of what torch's operation is given the format in memory is left out."""
+        return self.func(tensor.new_empty_strided(tensor.shape, strides), *args, **kwargs)
+
+
+LIKE = frozenset({aten.rand_like.default, aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype})
 
 
 def is_view(func: Any) -> bool:

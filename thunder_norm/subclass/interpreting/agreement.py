@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import mapped
+from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.recording.record import in_autocast_region
 from thunder_norm.tracing.torch_functions.fake_norms import quiet
 from thunder_norm.tracing.translation import for_torch
@@ -38,7 +39,6 @@ _UNCHECKED = frozenset("sub sub_ subtract subtract_ rsub __sub__ __rsub__ __isub
 # convolutions and attention, for which each device has libraries that lay out their results.
 _OF_ANY_DEVICE = frozenset(
     {
-        torch.nn.functional.batch_norm,
         torch.addmm,
         torch.flatten,
         torch.reshape,
@@ -58,6 +58,10 @@ _OF_ANY_DEVICE = frozenset(
         torch.Tensor.view,
     }
 )
+# of tensors that are contiguous
+_OF_ANY_DEVICE_IF_CONTIGUOUS = frozenset({torch.nn.functional.batch_norm})
+# Without a history a CPU has a kernel for them whose results are contiguous; tensors without data never meet it.
+_MAX_POOLS = frozenset({torch.max_pool1d, torch.nn.functional.max_pool1d})
 _NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException, ThunderNormError)
 
 
@@ -72,12 +76,18 @@ def of_torch(
         return UNKNOWN
     call = _Call(torch_fn, _unwrapped(args), _unwrapped(kwargs), acquisition.fakes.stride_of)
     key = call.key()
-    if key is None:
-        return call.outcome(acquisition.fakes.mode)
-    found = acquisition.outcomes.get(key, key)
+    found = key if key is None else acquisition.outcomes.get(key, key)
     if found is key:
-        found = acquisition.outcomes[key] = call.outcome(acquisition.fakes.mode)
+        found = call.outcome(acquisition.fakes.mode)
+    if key is not None:
+        acquisition.outcomes[key] = found
+    if torch_fn in _MAX_POOLS and isinstance(found, torch.Tensor) and found.device.type == "cpu":
+        return found if _has_history(acquisition, args[0].value) else found.contiguous()
     return found
+
+
+def _has_history(acquisition: Acquisition, p: Any) -> bool:
+    return is_grad_enabled() and isinstance(p, TensorProxy) and acquisition.autograd.requires_grad(p)
 
 
 def of_numbers(torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> torch.Tensor | None:
@@ -115,7 +125,10 @@ class _Call:
     def outcome(self, mode: FakeTensorMode) -> Any:
         """See `of_torch`."""
         proxies = [v for v in tree_leaves((self.args, self.kwargs)) if isinstance(v, TensorProxy)]
-        if self.function in _OF_ANY_DEVICE and (found := self._outcome_of_any_device(proxies, mode)) is not UNKNOWN:
+        is_of_any = self.function in _OF_ANY_DEVICE or (
+            self.function in _OF_ANY_DEVICE_IF_CONTIGUOUS and all(self._empty(p, "meta").is_contiguous() for p in proxies)
+        )
+        if is_of_any and (found := self._outcome_of_any_device(proxies, mode)) is not UNKNOWN:
             return found
         is_checked = not (getattr(self.function, "__name__", "") in _UNCHECKED and any(p.dtype is dtypes.bool8 for p in proxies))
         try:

@@ -24,6 +24,7 @@ from thunder_norm.subclass.interpreting.attributes import address_refused, from_
 from thunder_norm.subclass.interpreting.operations import torch_callable
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder_norm.tracing.guarding.layouts import guard_layout
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder.core import devices, dtypes
@@ -298,18 +299,20 @@ def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: Wr
     """Called for the stride, contiguity and storage offset of a plain tensor, of which Thunder's proxies know nothing."""
     asked = unwrap(name)
     real = _real(acquisition, obj)
-    known = real if real is not None or acquisition is None else acquisition.fakes.known(obj.value)
-    if real is not None and obj.value.history is not None:
-        get_jit_ctx().add_constraint((_check_of_layout(real.stride(), real.storage_offset()), obj.value))
-    if known is None and asked == "is_contiguous":  # what Thunder computes may be taken for contiguous: it has no other layouts
+    known = real if real is not None or acquisition is None else acquisition.fakes.laid_out(obj.value)
+    if real is not None:
+        guard_layout(obj.value, real, with_offset=True)
+    elif known is not None:
+        acquisition.fakes.guard_layouts()
+    if known is None and asked == "is_contiguous":  # nobody knows more than Thunder, which has no other layouts
         return (default_lookaside(getattr) or getattr)(obj, name, *default)
-    if known is None:
+    if known is None or (asked == "storage_offset" and real is None and acquisition.fakes.is_of_thunder(obj.value)):
         return do_raise(
             UnsupportedOpError(
                 with_details(
                     f"{asked}() of a plain tensor that is no input",
                     at=location_of_user(),
-                    why="Thunder chooses the layout of what it computes",
+                    why="what Thunder computes may lie elsewhere than in eager mode",
                 )
             )
         )
@@ -324,15 +327,3 @@ def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: Wr
         return known.is_contiguous(*args, **kwargs)
 
     return wrapped_result(make_opaque(answer), [obj.provenance, name.provenance])
-
-
-@functools.cache
-def _check_of_layout(stride: tuple[int, ...], offset: int) -> Callable[[TensorProxy], None]:
-    """What writes the check that an input has this layout into a prologue."""
-
-    def check(t: torch.Tensor) -> None:
-        if t.stride() != stride or t.storage_offset() != offset:
-            raise GuardError(f"expected strides {stride} from {offset}, got {t.stride()} from {t.storage_offset()}")
-
-    bind = bindable("check_layout", check)
-    return lambda p: get_tracectx().bound_symbols.append(bind(p, output=None))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquiring import aliasing
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import is_in_place
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
@@ -42,6 +43,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
 
 _VIEWS = (torch.Tensor.view, torch.Tensor.view_as)  # which some tensors of a shape have, and others not, as their strides are
+_BY_PLACE = (torch.as_strided, torch.Tensor.as_strided)
 _TORCHS = (torch.Tensor.unfold, torch.Tensor.exponential_, torch.nn.functional.gumbel_softmax, torch.rand_like, torch.randn_like)
 
 
@@ -77,6 +79,8 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
             _guard_view(acquisition, args[0], wanted)
             if is_made_of_einsum(args[0].value) and wanted.dtype is for_torch(args[0].value.dtype):
                 return _interpret_call(_reshape, args[0], wrap_const(tuple(wanted.shape)))
+        if torch_fn in _BY_PLACE:
+            args = (_laid_out(acquisition, args[0]), *args[1:])
         result = found(*args, **kwargs)
         is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED
         if not is_raised and is_in_place(torch_fn):
@@ -97,6 +101,21 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
         return _recorded(acquisition, torch_fn, *args, **kwargs)
 
     return call
+
+
+def _laid_out(acquisition: Acquisition, of: WrappedValue) -> Any:
+    """A tensor whose elements the program takes by where they lie: what Thunder computes is laid out as in eager mode."""
+    acquisition.fakes.guard_layouts()
+    known = None if of.value.history is not None else acquisition.fakes.laid_out(of.value)
+    if known is None or not aliasing.is_dense(known):
+        return of
+    return _interpret_call(_in_order, of, wrap_const(aliasing.order(known)))
+
+
+def _in_order(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    if dims == tuple(range(x.ndim)):
+        return x.contiguous()
+    return x.permute(dims).contiguous().permute(sorted(range(x.ndim), key=dims.index))
 
 
 def _guard_view(acquisition: Acquisition, of: WrappedValue, view: torch.Tensor) -> None:

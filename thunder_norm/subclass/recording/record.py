@@ -22,10 +22,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.acquiring import aliasing
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.acquiring.effects import Effect, OfOperator, SameValues, with_effects
+from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn
 from thunder_norm.subclass.recording.lists import is_on_lists, with_lists
 from thunder_norm.subclass.recording.writing import Writing
 from thunder_norm.tracing.locations import location_of_user
@@ -134,6 +136,8 @@ class Recorder(Writing):
             return self._record_in_place(func, args, kwargs)
         if func is aten.detach.default and self._has_just_made(args[0]):
             return args[0]
+        if func is aten.as_strided.default:
+            args = (self._laid_out(args[0]), *args[1:])
         try:
             result = _run_on_fakes(func, args, kwargs)
         except DataDependentOutputException:
@@ -142,6 +146,8 @@ class Recorder(Writing):
             if not self._may_be_sized:
                 raise
             func, args, result = self.acquisition.sizes.run(func, args, kwargs)
+        if func in LIKE:
+            func, args, kwargs = self._drawn_like(func, args, kwargs, result)
         self._append(func, args, kwargs, result)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             self.acquisition.equality.note(func, args, kwargs, result)
@@ -149,6 +155,21 @@ class Recorder(Writing):
         if isinstance(result, torch.Tensor):
             self._note_constant(func, args, kwargs, tensors, result)
         return result
+
+    def _laid_out(self, t: torch.Tensor) -> torch.Tensor:
+        """A tensor whose elements the program takes by where they lie: as in eager mode, which hangs on how inputs lie."""
+        self.acquisition.fakes.guard_layouts()
+        if id(t) not in self.acquisition.fakes.computed or not aliasing.is_dense(t):
+            return t
+        return self.call(aliasing.laid_out, (t, aliasing.order(t)), {})
+
+    def _drawn_like(self, func: Any, args: tuple, kwargs: dict, result: torch.Tensor) -> tuple[Any, tuple, dict]:
+        """What is recorded for ``rand_like``: in the order of a result that lies in memory as in eager mode."""
+        self.acquisition.fakes.guard_layouts()
+        if result.is_contiguous() and kwargs.get("memory_format") is None:
+            return func, args, kwargs
+        kwargs = {name: v for name, v in kwargs.items() if name != "memory_format"}
+        return Drawn(func), (args[0], tuple(result.stride()), *args[1:]), kwargs
 
     def _note_masks(self, indices: Sequence[torch.Tensor | None]) -> None:
         """Find out where masks come from as long as that is known: the backward may take as many elements as each has."""

@@ -15,8 +15,10 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring import aliasing
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.acquiring.fallback import is_random
 from thunder_norm.subclass.acquiring.functional_forms import (
     WITHOUT_HISTORY,
+    Drawn,
     functional_variant,
     is_view,
     returning_what_it_writes,
@@ -73,6 +75,7 @@ class Writing(TorchDispatchMode):
         if (form := without_outs(func)) is not None:
             return self._record_outs(func, *form, args, kwargs)
         functional = functional_variant(func)
+        is_drawn = functional is not None and is_random(functional)
         if mutated != [0] or functional is None:
             raise UnsupportedOpError(
                 with_details(f"{func} mutates its arguments and has no functional form here", at=location_of_user())
@@ -80,19 +83,24 @@ class Writing(TorchDispatchMode):
         target = args[0]
         self._check_may_mutate(func, target, flat_tensors((args[1:], kwargs)))
         self.acquisition.integers.forget(target)
-        args = with_defaults(func, args, kwargs)
+        own_args = args = with_defaults(func, args, kwargs)
+        if is_drawn:
+            self.acquisition.fakes.guard_layouts()
+        if is_drawn and target.ndim > 1:  # what Thunder made may lie in another order
+            functional, own_args = Drawn(func), (target, tuple(target.stride()), *args[1:])
         with self.paused():
-            value = functional(*args, **kwargs)
+            value = functional(*own_args, **kwargs)
             if not torch.can_cast(value.dtype, target.dtype):  # torch's words; fakes are not asked by all operations
                 raise RuntimeError(f"result type {value.dtype} can't be cast to the desired output type {target.dtype}")
             result = func(*args, **kwargs)
         aliases = self._aliases(target)
         if (value.dtype, value.shape) == (target.dtype, target.shape):
-            self._become(target, functional, args, kwargs)
+            self._become(target, functional, own_args, kwargs)
         else:  # the target keeps its dtype
-            self._append(functional, args, kwargs, value)
+            self._append(functional, own_args, kwargs, value)
             self._become(target, aten.copy.default, (target, value))
-        self._keep_strides(target, value)
+        if not isinstance(functional, Drawn):
+            self._keep_strides(target, value)
         self._renew(aliases, target)
         self._renew_kept(aliases, target)
         return result

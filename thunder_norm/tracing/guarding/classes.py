@@ -20,12 +20,17 @@ def in_classes(mro: Sequence[type], name: str, default: Any = MISSING) -> Any:
     return next((vars(base)[name] for base in mro if name in vars(base)), default)
 
 
-def saying_themselves(classes: Any) -> Iterator[type]:
-    """Of what ``isinstance`` is given, classes of a user's that say themselves which objects are theirs: others of the same type, or later, may be."""
+def saying_themselves(classes: Any, check: str) -> Iterator[type]:
+    """Of what ``isinstance`` or ``issubclass`` is given, classes of a user's that say it themselves: later, or of others of the same type, another thing.
+
+    Args:
+        classes: a class, or a tuple or union of some.
+        check: the method that says it, ``__instancecheck__`` or ``__subclasscheck__``.
+    """
     is_union = typing.get_origin(classes) in (typing.Union, types.UnionType)
     if type(classes) is tuple or is_union:
         for cls in classes.__args__ if is_union else classes:
-            yield from saying_themselves(cls)
-    elif isinstance(classes, type) and type(classes).__instancecheck__ is not type.__instancecheck__:
+            yield from saying_themselves(cls, check)
+    elif isinstance(classes, type) and getattr(type(classes), check) is not getattr(type, check):
         if classes is torch.nn.Buffer or classes.__module__.partition(".")[0] not in LIBRARIES:
             yield classes

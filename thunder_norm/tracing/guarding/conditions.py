@@ -29,6 +29,7 @@ _CONDITIONS = {
     "instance": "isinstance({value}, {expected}[0]) is {expected}[1]",
     "written": "repr({value}) == {expected}",
     "same": "{expected}({value})",
+    "names": "dir({value}) == {expected}",
     "length": "type({value}) is {expected}[0] and len({value}) == {expected}[1]",
     "keys": "type({value}) is {expected}[0] and tuple({value}) == {expected}[1]",
     "no keys": "type({value}) is {expected} and not {value}",

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from thunder_norm.tracing.guarding import snapshots, stored
-from thunder_norm.tracing.guarding.classes import in_classes, saying_themselves
+from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.conditions import compiled, holds
 from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder_norm.tracing.guarding.surroundings import ITERATORS, Surroundings
@@ -63,7 +63,6 @@ _LOOK_INTO_NOTHING = frozenset(
     }
 )
 _BY_KEY = (dict.get, dict.__getitem__)
-_ASK_FOR_TYPES = (isinstance, type, callable)
 _OPAQUE_NAMES = ("cython_function_or_method", "_lru_cache_wrapper")
 _COMPARE = frozenset("__contains__ __getitem__ get pop index count remove discard".split())  # methods of containers
 # what else hashes or compares what it is given first
@@ -255,17 +254,6 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
             note(args[0], "has", args[1].value, hasattr(obj, args[1].value))
     elif fn in _BY_KEY and len(args) >= 2 and isinstance(args[0].value, dict) and type(args[1].value) in (str, int):
         _note_key(args[0], args[1].value, is_asked=fn is dict.get)
-    elif fn in _ASK_FOR_TYPES and args:
-        note(args[0], "type", None, type(args[0].value))
-        if fn is isinstance and len(args) == 2:
-            for cls in saying_themselves(args[1].value):
-                try:
-                    is_one = isinstance(
-                        args[0].value if args[0].original_value is args[0].nothing else args[0].original_value, cls
-                    )
-                except Exception:  # noqa: BLE001 - the program is told that too, or is one of a class before, which is noted (TypedDict)
-                    break
-                note(args[0], "instance", f"{cls.__qualname__} {id(cls)}", (cls, is_one))
     elif isinstance(fn, OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
         _note_opaque(fn, args)
 
@@ -273,6 +261,8 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
 def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
     guards = _current.get()
     if guards is not None:
+        if len(args) > 1 and isinstance(args[0].value, dict) and isinstance(args[1].value, weakref.ref):
+            guards.surroundings.note_reference(args[1].value)  # of a WeakKeyDictionary
         guards.surroundings.note_call(fn, tuple(a.value for a in args), lambda: not is_guarded(args[0]))
         if any(isinstance(a.value, ITERATORS) and is_guarded(a) for a in args):
             guards.surroundings.note_iterator(fn)
@@ -340,6 +330,11 @@ def add(ctx: Any, bind: Callable[[Callable[[tuple, dict], None]], Callable]) -> 
     if check is None:
         return
     check_in_prologue(ctx, bind(check))
+
+
+def surroundings() -> Surroundings | None:
+    """What the acquisition at hand has met of what no way leads to."""
+    return guards.surroundings if (guards := _current.get()) is not None else None
 
 
 def roots() -> dict[str, Any]:

@@ -7,6 +7,7 @@ taken to stay as it is, but for `forward`.
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import functools
 import itertools
@@ -63,6 +64,8 @@ _ASK_FOR_NO_ITEM = (isinstance, callable, hasattr, getattr, id)
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _PYTHONS = random.random.__self__
 _CALLING_A_MODULE = torch.nn.Module._call_impl.__code__
+_BUILTINS = frozenset(vars(builtins))
+_INTERPRETER = get_interpreterruntimectx.__module__  # has functions that are interpreted, for ``x[i]`` and its likes
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
@@ -74,6 +77,7 @@ class Surroundings:
         jitted: the function or module.
         functions: each function that was interpreted, with its code and what its defaults were.
         attributes: each function, property or method that was looked up in a class, by class and name.
+        builtins: of each module of a user's, its globals and the builtins that its functions may name, which a global would come before.
         states: of functions that read the state of the process, by function and arguments, whether they say the same.
         is_of_one_call: whether a function was called whose result is another in each call.
     """
@@ -82,6 +86,7 @@ class Surroundings:
     functions: dict[int, tuple[weakref.ref, Any, Callable[[Any], bool]]] = field(default_factory=dict)
     attributes: dict[tuple[type, str], Any] = field(default_factory=dict)
     states: dict[tuple[Callable, tuple], Callable[[Any], bool]] = field(default_factory=dict)
+    builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     is_of_one_call: bool = False
 
     def note_function(self, function: FunctionType, args: tuple[Any, ...]) -> None:
@@ -101,6 +106,8 @@ class Surroundings:
         if id(function) not in self.functions and not is_of_others(function.__globals__):
             reference = weakref.ref(function)  # some are made by the program
             self.functions[id(function)] = reference, function.__code__, same_as(_defaults(function))
+            names, of_builtins = self.builtins.setdefault(id(function.__globals__), (function.__globals__, set()))
+            of_builtins |= _BUILTINS.intersection(function.__code__.co_names).difference(names)
 
     def note_attribute(self, owner: type, name: str) -> None:
         """Note that `name` is looked up in a class, if it is code of a user's."""
@@ -138,6 +145,10 @@ class Surroundings:
         elif given and isinstance(given[0], _GENERATORS) and (given[0] is _PYTHONS or not is_own()):
             self._note_drawn(function)
 
+    def note_answer(self, function: Callable, given: tuple[Any, ...]) -> None:
+        """Note what ``isinstance`` or ``issubclass`` says of what the program has made, or of a constant, for a class that says it itself."""
+        self._note_state(function, given)
+
     def note_iterator(self, function: Callable) -> None:
         """Note a function in C that is given an iterator that was there before the call."""
         if function not in _ASK_FOR_NO_ITEM:
@@ -157,9 +168,9 @@ class Surroundings:
             )
 
     def _note_state(self, function: Callable, given: tuple) -> None:
-        if (function, given) in self.states:
-            return
         try:
+            if (function, given) in self.states:
+                return
             self.states[function, given] = same_as(function(*given))
         except Exception:  # noqa: BLE001 - the program is about to meet it
             return
@@ -200,6 +211,9 @@ class Surroundings:
             if function.__defaults__ or function.__kwdefaults__:
                 compared = f"{name(are_same)}({name(_defaults)}({'f' if is_local else name(function)}))"
                 yield f"f is None or {compared}" if is_local else compared, f"the defaults of {what}"
+        for found, of_builtins in self.builtins.values():
+            if of_builtins and found.keys().isdisjoint(of_builtins):
+                yield f"{name(found.keys())}.isdisjoint({name(of_builtins)})", "a builtin that the program names is"
         for (owner, key), found in self.attributes.items():
             if in_classes(owner.__mro__, key, _nothing) is found:
                 yield _read(name(owner), key, found, name), f"{owner.__qualname__}.{key} is"
@@ -234,7 +248,7 @@ def _is_in_library(but_for: tuple[str, ...] = ()) -> bool:
     Of some modules it is that which calls them.
     """
     frames = (_value(frame.globals) for frame in reversed(get_interpreterruntimectx().frame_stack))
-    return is_of_others(next((names for names in frames if names.get("__name__") not in but_for), {}))
+    return is_of_others(next((names for names in frames if names.get("__name__") not in (_INTERPRETER, *but_for)), {}))
 
 
 def _is_of_library(owner: type, name: str) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import attributes, lookasides, own_changes, standard_library
-from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding import guards, questions
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, has_part, leader, thunders_proxy
@@ -82,6 +82,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         if isinstance(fn, weakref.ref):
             return guards.reference_asked(fn)
         guards.note_call(fn, args)
+        questions.note_asked(fn, args)
         autocast.note_call()
         about_python = attributes.lookaside(fn, args)
         if fn is getattr:  # more than half of all calls, of which the others below have nothing to say

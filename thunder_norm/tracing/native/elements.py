@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from thunder_norm.tracing.guarding import stored
@@ -149,15 +150,25 @@ def _list_extend(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     return thunders.check_signal(thunders._interpret_call(list.extend, stack.getitem_wrapped(-inst.arg), added))
 
 
+def _is_written_in_python(mapping: Any) -> bool:
+    """Whether it is a dict with methods of its own, or an object that has keys and items and is no mapping for Thunder."""
+    return stored.has_own_methods(type(mapping)) or not isinstance(mapping, Mapping)
+
+
 def _dict_merge(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
-    if stored.has_own_methods(type(stack.getitem_wrapped(-1).value)):
+    given = stack.getitem_wrapped(-1).value
+    if not hasattr(given, "keys"):
+        return thunders.do_raise(TypeError(f"argument after ** must be a mapping, not {type(given).__name__}"))
+    if _is_written_in_python(given):
         copied = thunders._interpret_call(dict, stack.getitem_wrapped(-1))
         if copied is _EXCEPTION_RAISED:
             return copied
         stack.pop_wrapped()
         stack.append(copied)
     added, merged = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
-    if type(added.value) is not dict or type(merged.value) is not dict or merged.value.keys() & added.value:
+    if again := merged.value.keys() & added.value:
+        return thunders.do_raise(TypeError(f"got multiple values for keyword argument {next(iter(again))!r}"))
+    if type(added.value) is not dict or type(merged.value) is not dict:
         return _original_dict_merge(inst, stack=stack, **state)
     stack.pop_wrapped()
     merged.track_items()
@@ -175,7 +186,10 @@ def _dict_merge(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
 
 
 def _dict_update(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
-    if not stored.has_own_methods(type(stack.getitem_wrapped(-1).value)):
+    given = stack.getitem_wrapped(-1).value
+    if not hasattr(given, "keys"):
+        return thunders.do_raise(TypeError(f"{type(given).__name__!r} object is not a mapping"))
+    if not _is_written_in_python(given):
         return _original_dict_update(inst, stack=stack, **state)
     added = stack.pop_wrapped()
     return thunders.check_signal(thunders._interpret_call(dict.update, stack.getitem_wrapped(-inst.arg), added))

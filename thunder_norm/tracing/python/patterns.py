@@ -24,7 +24,9 @@ _MISSING = object()
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call for an ``isinstance`` that raises an error, as of a `TypedDict`: Thunder raises it where no ``except`` of the program is."""
-    if fn is not isinstance or len(args) != 2 or isinstance(args[0].value, Proxy) or not any(saying_themselves(args[1].value)):
+    if fn is not isinstance or len(args) != 2 or isinstance(args[0].value, Proxy):
+        return None
+    if not any(saying_themselves(args[1].value, "__instancecheck__")):
         return None
     try:
         isinstance(args[0].value, args[1].value)

@@ -1,0 +1,32 @@
+"""Guards of how inputs lie in memory, for programs that see it: by what they ask of tensors, or by where random numbers go."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from thunder_norm.tracing.guarding.bindable import bindable
+from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import get_tracectx
+
+
+def guard_layout(proxy: TensorProxy, real: torch.Tensor, *, with_offset: bool) -> None:
+    """Let the trace serve calls in which an input has the strides that it has now, and the place in its storage if the program sees it."""
+    if proxy.history is not None:
+        get_jit_ctx().add_constraint((_check(tuple(real.stride()), real.storage_offset() if with_offset else None), proxy))
+
+
+@functools.cache
+def _check(stride: tuple[int, ...], offset: int | None) -> Callable[[TensorProxy], None]:
+    """What writes the check that an input has this layout into a prologue."""
+
+    def check(t: torch.Tensor) -> None:
+        if t.stride() != stride or (offset is not None and t.storage_offset() != offset):
+            raise GuardError(f"expected strides {stride} from {offset}, got {t.stride()} from {t.storage_offset()}")
+
+    bind = bindable("check_layout", check)
+    return lambda p: get_tracectx().bound_symbols.append(bind(p, output=None))
