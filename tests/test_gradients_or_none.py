@@ -337,3 +337,22 @@ def test_what_is_multiplied_by_a_beta_of_0_has_a_gradient_of_zeros(shape):
         result = g(*args)
         found.append([result, *torch.autograd.grad(result.sum(), args)])
     torch.testing.assert_close(found[1], found[0])
+
+
+CONSTANT: dict[str, Callable] = {
+    "detach": lambda x: x * x.sqrt().detach(),
+    "data": lambda x: x * x.sqrt().data,
+    "zeros_like": lambda x: x * 2 + torch.zeros_like(x.sqrt()),
+    "new_zeros": lambda x: x * 2 + x.sqrt().new_zeros(2),
+    "of samples": lambda x: torch.func.vmap(lambda v: v * v.sqrt().detach())(x),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_nothing_goes_back_to_what_was_detached(name: str, transform: type) -> None:
+    """A gradient of 0 times the infinite slope of the root at 0 was NaN, silently."""
+    f, x = CONSTANT[name], torch.tensor([0.0, 4.0])
+    _, found = gradient(thunder.jit(f, transforms=[transform()]), x.clone().requires_grad_())
+    _, expected = gradient(f, x.clone().requires_grad_())
+    torch.testing.assert_close(found, expected)

@@ -62,6 +62,21 @@ def depended_on(trace: TraceCtx, names: set[str]) -> set[str]:
     return found
 
 
+def end_at_detached(trace: TraceCtx) -> None:
+    """Tell Thunder that ``x.detach()`` and ``torch.zeros_like(x)`` are constant.
+
+    Thunder differentiates them as any function: in every backward torch is asked for the gradient of `detach`, and zeros go back to x,
+    where they are NaN if that has an infinite slope (``d / (d.square().sum(-1).sqrt().detach() + eps)`` at d = 0).
+    """
+    waiting = list(trace.bound_symbols)
+    while waiting:
+        bsym = waiting.pop()
+        if _has_no_history(bsym):
+            for p in bsym.flat_proxy_outs:
+                p.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
+        waiting.extend(bsym.subsymbols)
+
+
 def _go_back(bsym: BoundSymbol, found: set[str]) -> None:
     recorded = (p.name for p in bsym.flat_proxy_outs if ProxyTag.DETACHED_AUTOGRAD_GRAPH not in p.tags)
     if _has_no_history(bsym) or found.isdisjoint(recorded):

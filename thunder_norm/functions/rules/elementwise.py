@@ -319,7 +319,7 @@ _COMPOSITES = (
 # Torch runs them as they are; nothing is known of what they consist of.
 _OPAQUE = (
     "torch.absolute torch.angle torch.arccos torch.arccosh torch.arcsin torch.arcsinh torch.arctan torch.arctan2 torch.arctanh "
-    "torch.clip torch.complex torch.conj_physical torch.deg2rad torch.divide torch.fix torch.float_power torch.fmax "
+    "torch.clip torch.complex torch.conj_physical torch.deg2rad torch.detach torch.divide torch.fix torch.float_power torch.fmax "
     "torch.fmin torch.frac torch.gcd torch.heaviside torch.hypot torch.i0 torch.igamma torch.igammac torch.isclose torch.isneginf "
     "torch.isposinf torch.isreal torch.lcm torch.logaddexp torch.logaddexp2 torch.logit torch.multiply torch.negative torch.polar "
     "torch.positive torch.rad2deg torch.rsub torch.sgn torch.sinc torch.subtract torch.xlogy torch.greater torch.greater_equal "

@@ -11,6 +11,7 @@ from typing import Any
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.tracing import containers, native, proxy_names, python, whereabouts
+from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.calls import threads
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
@@ -312,6 +313,7 @@ def _differentiate(trace: TraceCtx, /, *args: Any, **kwargs: Any) -> TraceCtx:
     """The program that Thunder differentiates: what is differentiated again where somebody asks for it."""
     if participants():
         keep_draws(trace)
+        end_at_detached(trace)
         setattr(get_compile_data(), _DIFFERENTIATED, trace)
     return _original_differentiate(trace, *args, **kwargs)
 
