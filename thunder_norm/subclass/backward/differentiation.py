@@ -26,7 +26,7 @@ from thunder_norm.subclass.acquiring.fakes import fake_of
 from thunder_norm.subclass.acquiring.fallback import fallback
 from thunder_norm.subclass.acquiring.tape import Tape
 from thunder_norm.subclass.backward.followed import check_followed, outputs_of
-from thunder_norm.subclass.backward.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
+from thunder_norm.subclass.backward.gradients import Result, Segment, Source, Structure, gradient_carriers, is_like, leaves_of
 from thunder_norm.subclass.backward.hooks_of_backward import check_hooks, check_retained
 from thunder_norm.subclass.backward.joint_operations import computed_from, with_copies, with_outputs
 from thunder_norm.subclass.backward.mutations import check_newest
@@ -35,6 +35,7 @@ from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording.aten import captured
 from thunder_norm.subclass.recording.record import Recorder, recording
 from thunder_norm.subclass.recording.trace import OperationId, composite
+from thunder_norm.tracing.calls.differentiated import STANDS_FOR_GRADIENT
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.wrapper_classes import is_wrapper
@@ -101,7 +102,9 @@ class Joint:
         for source in self.sources:
             if source.uses_carriers:
                 with tracectx(trace):
-                    source.anchors = tuple(proxy_like(f, requires_grad=True) for f in source.gradient.carried)
+                    source.anchors = tuple(
+                        proxy_like(f, requires_grad=True, tags={STANDS_FOR_GRADIENT}) for f in source.gradient.carried
+                    )
             else:
                 source.anchors = (self.plain_input(source.fake),)
             if source.uses_carriers and not is_wrapper(source.fake) and self.plain_input(source.fake).name not in given:
@@ -123,7 +126,7 @@ class Joint:
 
         inputs = [wrappers[id(s.fake)] if is_wrapper(s.fake) else self.plain_input(s.fake) for s in sources]
         anchors = tuple(a for s in sources for a in s.anchors)
-        return (functools.partial(make_carriers, gradients), inputs, anchors) if sources else None
+        return (functools.partial(gradient_carriers, gradients), inputs, anchors) if sources else None
 
     def result_carriers(self) -> list[tuple[torch.Tensor, tuple[TensorProxy, ...]]]:
         """The carriers of each result that has some, in the order in which the computation returns them."""
