@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice, repeat
 from sys import getrefcount
 from typing import Any
 
@@ -64,7 +64,6 @@ class Structure:
     leaves: tuple[torch.Tensor, ...]  # fakes
     carried: tuple[torch.Tensor, ...]  # fakes of what autograd hands on for each of them, offsets left out; see `encoding`
     taken: tuple[int, ...] = ()  # which inner tensors of what it belongs to are its offsets: these very tensors
-    _carriers: tuple[torch.Tensor, ...] | None = field(default=None, compare=False, repr=False)  # in every call these
 
     @staticmethod
     def of(t: torch.Tensor, what: str, owner: torch.Tensor | None = None) -> Structure:
@@ -166,16 +165,6 @@ class Structure:
         assert self.spec is not None
         return is_jagged_class(self.spec.cls) or is_equal(self.spec.contexts, other.contexts)
 
-    def carriers(self) -> tuple[torch.Tensor, ...]:
-        """Tensors without data, of the metadata of what is carried."""
-        if self._carriers is None:
-            with torch.inference_mode(False):
-                made = tuple([torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in self.carried])
-            if any(type(t) is not torch.Tensor for t in made):  # under a mode that makes fake tensors
-                return made
-            object.__setattr__(self, "_carriers", made)
-        return self._carriers
-
 
 def _zeros(fake: torch.Tensor) -> torch.Tensor:
     return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
@@ -208,15 +197,36 @@ def _of_fresh_gradient() -> tuple[int, int, int]:
 _in_memory = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
 
-def gradient_carriers(gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What stands for the gradients of `inputs` among the tensors that a program takes, with the way back from there."""
-    offsets = [g.taken_from(x) for g, x in zip(gradients, inputs, strict=True)]
+class Carriers:
+    """What stands for the gradients of some inputs among the tensors that a program takes, with the way back from there.
 
-    def built(carried: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    Called with these inputs, in each call of the program.
+    """
+
+    def __init__(self, gradients: Sequence[Structure]):
+        self._gradients = [(g, len(g.carried)) for g in gradients]
+        self._have_offsets = any(g.taken for g in gradients)
+        self._made: tuple[torch.Tensor, ...] | None = None  # the same in every call
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        offsets = [g.taken_from(x) for (g, _), x in zip(self._gradients, inputs, strict=True)] if self._have_offsets else None
+        return with_sources(self._stand_ins(), Sources(inputs, functools.partial(self._gradients_of, offsets)))
+
+    def _stand_ins(self) -> tuple[torch.Tensor, ...]:
+        """Tensors without data, of the metadata of what is carried."""
+        if self._made is not None:
+            return self._made
+        fakes = [f for g, _ in self._gradients for f in g.carried]
+        with torch.inference_mode(False):
+            made = tuple([torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in fakes])
+        if all(type(t) is torch.Tensor for t in made):  # none of a mode that makes fake tensors
+            self._made = made
+        return made
+
+    def _gradients_of(self, offsets: list | None, carried: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         remaining = iter(_owned(carried))
-        return [g.build(tuple(itertools.islice(remaining, len(g.carried))), o) for g, o in zip(gradients, offsets, strict=True)]
-
-    return with_sources([t for g in gradients for t in g.carriers()], Sources(inputs, built))
+        taken = repeat(()) if offsets is None else offsets
+        return [g.build(tuple(islice(remaining, n)), o) for (g, n), o in zip(self._gradients, taken, strict=False)]
 
 
 class _Close(torch.autograd.Function):

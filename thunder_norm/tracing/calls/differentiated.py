@@ -240,8 +240,9 @@ class _Call:
 
     def compiled(self, saved: list, cotangents: list) -> Gradients:
         """Gradients for what the nodes are connected with; both lists are emptied."""
-        found = self.backward.compiled([saved, self.other], cotangents)
-        return found if self.sources is None else self._of_sources(list(found))
+        if self.sources is None:
+            return self.backward.compiled([saved, self.other], cotangents)
+        return self._of_sources(list(self.backward.compiled([saved, self.other], cotangents)))
 
     def differentiated(self, cotangents: Gradients) -> Gradients:
         """The same with a history."""
