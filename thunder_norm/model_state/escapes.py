@@ -99,8 +99,9 @@ def check_inner(wrapper: torch.Tensor, names: Sequence[str], what: str) -> None:
     Raises:
         EscapeError: the class put one there itself (what Thunder computes is real): a tensor that it keeps since a trace was acquired.
     """
-    for name, inner in zip(names, inner_tensors(wrapper, names), strict=True):
-        if type(inner) not in _PLAIN:
+    found = inner_tensors(wrapper, names)
+    if not _PLAIN.issuperset(map(type, found)):
+        for name, inner in zip(names, found, strict=True):
             check_nothing_escapes(inner, f"{what}.{name}", allowed=_may_leave)
 
 

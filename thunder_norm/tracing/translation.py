@@ -24,7 +24,7 @@ def empty_for(proxy: TensorProxy) -> torch.Tensor:
     return torch.empty(tuple(proxy.shape), dtype=for_torch(proxy.dtype), device=for_torch(proxy.device))
 
 
-def proxy_like(t: torch.Tensor, *, requires_grad: bool = False) -> TensorProxy:
+def proxy_like(t: torch.Tensor, *, requires_grad: bool = False, tags: set | None = None) -> TensorProxy:
     """A new plain proxy with the metadata of a tensor."""
     device, dtype = devices.to_device(t.device), dtypes.to_dtype(t.dtype)
-    return TensorProxy(shape=tuple(t.shape), device=device, dtype=dtype, requires_grad=requires_grad)
+    return TensorProxy(shape=tuple(t.shape), device=device, dtype=dtype, requires_grad=requires_grad, tags=tags)

@@ -12,7 +12,6 @@ tensors without data, one for each inner tensor of the gradient.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,15 +25,16 @@ from thunder_norm.subclass.acquiring.fakes import fake_of
 from thunder_norm.subclass.acquiring.fallback import fallback
 from thunder_norm.subclass.acquiring.tape import Tape
 from thunder_norm.subclass.backward.followed import check_followed, outputs_of
-from thunder_norm.subclass.backward.gradients import Result, Segment, Source, Structure, is_like, leaves_of, make_carriers
+from thunder_norm.subclass.backward.gradients import Carriers, Result, Segment, Source, Structure, is_like, leaves_of
 from thunder_norm.subclass.backward.hooks_of_backward import check_hooks, check_retained
-from thunder_norm.subclass.backward.joint_operations import computed_from, with_copies, with_outputs
+from thunder_norm.subclass.backward.joint_operations import computed_from, with_copies, with_outputs, with_plain_sums
 from thunder_norm.subclass.backward.mutations import check_newest
 from thunder_norm.subclass.backward.refused_backward import check_known, refused_backward, untraceable_backward
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording.aten import captured
 from thunder_norm.subclass.recording.record import Recorder, recording
 from thunder_norm.subclass.recording.trace import OperationId, composite
+from thunder_norm.tracing.calls.differentiated import STANDS_FOR_GRADIENT
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.wrapper_classes import is_wrapper
@@ -101,7 +101,9 @@ class Joint:
         for source in self.sources:
             if source.uses_carriers:
                 with tracectx(trace):
-                    source.anchors = tuple(proxy_like(f, requires_grad=True) for f in source.gradient.carried)
+                    source.anchors = tuple(
+                        proxy_like(f, requires_grad=True, tags={STANDS_FOR_GRADIENT}) for f in source.gradient.carried
+                    )
             else:
                 source.anchors = (self.plain_input(source.fake),)
             if source.uses_carriers and not is_wrapper(source.fake) and self.plain_input(source.fake).name not in given:
@@ -120,10 +122,9 @@ class Joint:
         """
         sources = [s for s in self.sources if s.uses_carriers]
         gradients = [s.gradient for s in sources]
-
         inputs = [wrappers[id(s.fake)] if is_wrapper(s.fake) else self.plain_input(s.fake) for s in sources]
         anchors = tuple(a for s in sources for a in s.anchors)
-        return (functools.partial(make_carriers, gradients), inputs, anchors) if sources else None
+        return (Carriers(gradients), inputs, anchors) if sources else None
 
     def result_carriers(self) -> list[tuple[torch.Tensor, tuple[TensorProxy, ...]]]:
         """The carriers of each result that has some, in the order in which the computation returns them."""
@@ -256,16 +257,16 @@ class Joint:
             wanted | {id(t) for s in self.segments[i + 1 :] for r in s.log for t in r.inputs} for i in range(len(self.segments))
         ]
         for segment, needed in zip(self.segments, later, strict=True):
-            made = {id(t): t for r in segment.log for t in r.outputs}
-            turns = {id(r.outputs[0]) for r in segment.log if is_effect(r.func)}
+            log = with_plain_sums(segment.log, needed)
+            made = {id(t): t for r in log for t in r.outputs}
+            turns = {id(r.outputs[0]) for r in log if is_effect(r.func)}
             outputs = [t for i, t in made.items() if i in needed or i in turns]
-            inputs = {id(t): t for r in segment.log for t in r.inputs if id(t) in env}
-            inside = {id(t) for r in segment.log for t in r.inputs} | {id(t) for t in outputs}
+            inputs = {id(t): t for r in log for t in r.inputs if id(t) in env}
+            inside = {id(t) for r in log for t in r.inputs} | {id(t) for t in outputs}
             if not outputs:
                 continue
-            symbol, _ = composite(
-                OperationId("backward", segment.name), segment.log, list(inputs.values()), outputs, inside, is_detached=True
-            )
+            of_segment = OperationId("backward", segment.name)
+            symbol, _ = composite(of_segment, log, list(inputs.values()), outputs, inside, is_detached=True)
             for t, p in zip(outputs, symbol(*(env[i] for i in inputs)), strict=True):
                 env[id(t)] = p
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice, repeat
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from thunder_norm.subclass.backward.encoding import decode, encode
 from thunder_norm.subclass.classes.jagged import is_jagged_class
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal
 from thunder_norm.subclass.recording.record import Recorded
+from thunder_norm.tracing.calls.differentiated import Sources, with_sources
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.proxies import TensorProxy
 
@@ -63,7 +64,6 @@ class Structure:
     leaves: tuple[torch.Tensor, ...]  # fakes
     carried: tuple[torch.Tensor, ...]  # fakes of what autograd hands on for each of them, offsets left out; see `encoding`
     taken: tuple[int, ...] = ()  # which inner tensors of what it belongs to are its offsets: these very tensors
-    _carriers: tuple[torch.Tensor, ...] | None = field(default=None, compare=False, repr=False)  # in every call these, detached
 
     @staticmethod
     def of(t: torch.Tensor, what: str, owner: torch.Tensor | None = None) -> Structure:
@@ -165,89 +165,68 @@ class Structure:
         assert self.spec is not None
         return is_jagged_class(self.spec.cls) or is_equal(self.spec.contexts, other.contexts)
 
-    def carriers(self) -> tuple[torch.Tensor, ...]:
-        """Tensors without data, of the metadata of what is carried."""
-        if self._carriers is None:
-            with torch.inference_mode(False):
-                made = tuple([torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in self.carried])
-            if any(type(t) is not torch.Tensor for t in made):  # under a mode that makes fake tensors
-                return made
-            object.__setattr__(self, "_carriers", made)
-        return tuple([t.detach() for t in self._carriers])  # autograd connects those that it is given
-
 
 def _zeros(fake: torch.Tensor) -> torch.Tensor:
     return torch.zeros(fake.shape, dtype=fake.dtype, device=fake.device)
 
 
-def _owned(grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+def _owned(grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Tensors that nobody else has: torch adds later gradients to what is inside a wrapper's gradient, in place.
 
     What the backward hands on may be the inner tensor of another gradient, of the one that came in, or an input: that is copied.
     """
     if torch.is_grad_enabled():
-        return list(grads)
-    of_fresh = _of_fresh_gradient()
-    held = _holders(grads)
-    return [t if t is None or _is_alone(n, of_fresh) else t.clone() for t, n in zip(grads, held, strict=True)]
-
-
-def _holders(grads: Sequence[torch.Tensor | None]) -> list[tuple[int, ...] | None]:
-    """Of each tensor: references in Python, references in C++, and tensors that lie in its memory."""
+        return grads
+    references, uses, in_memory = _of_fresh_gradient()
     return [
-        None if t is None else (sys.getrefcount(t), t._use_count(), torch._C._storage_Use_Count(t.untyped_storage()._cdata))  # type: ignore[attr-defined]
+        t
+        if t is None
+        or (getrefcount(t) <= references and t._use_count() <= uses and _in_memory(t.untyped_storage()._cdata) <= in_memory)  # type: ignore[attr-defined]
+        else t.clone()
         for t in grads
     ]
 
 
-def _is_alone(found: tuple[int, ...] | None, of_fresh: tuple[int, ...]) -> bool:
-    return found is not None and all(n <= m for n, m in zip(found, of_fresh, strict=True))
-
-
 @functools.cache
-def _of_fresh_gradient() -> tuple[int, ...]:
-    """The holders of a gradient that has just been computed, where a backward in Python gets it: they differ by version of torch."""
-    x = torch.zeros(1, requires_grad=True)
-    with torch.enable_grad():
-        y = _Held.apply(x) * 2
-    torch.autograd.grad(y, x, torch.ones(1))
-    return _Held.found[0]
+def _of_fresh_gradient() -> tuple[int, int, int]:
+    """References in Python, references in C++, and tensors in its memory, of one just computed and seen from a list as in `_owned`."""
+    (found,) = [(getrefcount(t), t._use_count(), _in_memory(t.untyped_storage()._cdata)) for t in [torch.ones(1) * 2]]  # type: ignore[attr-defined]
+    return found
 
 
-class _Held(torch.autograd.Function):
-    """Notes who holds the gradient that it is given, which a product has made."""
-
-    found: list[tuple[int, ...]] = []
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        _Held.found = [n for n in _holders(grads) if n is not None]
-        return grads[0]
+_in_memory = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
 
-class _Open(torch.autograd.Function):
-    """From the inputs to the carriers of their gradients, all at once; backwards, from there to the gradients."""
+class Carriers:
+    """What stands for the gradients of some inputs among the tensors that a program takes, with the way back from there.
 
-    @staticmethod
-    def forward(ctx: Any, gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.gradients = [(g, g.taken_from(x)) for g, x in zip(gradients, inputs, strict=True)]
-        ctx.set_materialize_grads(False)
-        return tuple([carrier for gradient in gradients for carrier in gradient.carriers()])
+    Called with these inputs, in each call of the program.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        remaining = iter(_owned(grads))
-        return None, *(g.build(tuple(itertools.islice(remaining, len(g.carried))), o) for g, o in ctx.gradients)
+    def __init__(self, gradients: Sequence[Structure]):
+        self._gradients = [(g, len(g.carried)) for g in gradients]
+        self._have_offsets = any(g.taken for g in gradients)
+        self._made: tuple[torch.Tensor, ...] | None = None  # the same in every call
 
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        offsets = [g.taken_from(x) for (g, _), x in zip(self._gradients, inputs, strict=True)] if self._have_offsets else None
+        return with_sources(self._stand_ins(), Sources(inputs, functools.partial(self._gradients_of, offsets)))
 
-def make_carriers(gradients: Sequence[Structure], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The carriers of all inputs' gradients, connected with the inputs."""
-    with torch.enable_grad():  # a generated prologue runs under no_grad
-        return _Open.apply(gradients, *inputs)
+    def _stand_ins(self) -> tuple[torch.Tensor, ...]:
+        """Tensors without data, of the metadata of what is carried."""
+        if self._made is not None:
+            return self._made
+        fakes = [f for g, _ in self._gradients for f in g.carried]
+        with torch.inference_mode(False):
+            made = tuple([torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in fakes])
+        if all(type(t) is torch.Tensor for t in made):  # none of a mode that makes fake tensors
+            self._made = made
+        return made
+
+    def _gradients_of(self, offsets: list | None, carried: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        remaining = iter(_owned(carried))
+        taken = repeat(()) if offsets is None else offsets
+        return [g.build(tuple(islice(remaining, n)), o) for (g, n), o in zip(self._gradients, taken, strict=False)]
 
 
 class _Close(torch.autograd.Function):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import replace
 
+import torch
+
+from thunder_norm.subclass.recording.record import Recorded
 from thunder_norm.subclass.recording.trace import OperationId
 from thunder.core import prims
 from thunder.core.symbol import BoundSymbol
@@ -50,3 +55,32 @@ def with_outputs(bsyms: Sequence[BoundSymbol]) -> list[BoundSymbol]:
         used.update(p.name for p in bsym.flat_proxy_args)
         found.append(bsym)
     return found[::-1]
+
+
+def with_plain_sums(log: Sequence[Recorded], needed: Container[int]) -> list[Recorded]:
+    """Sums whose dimensions are kept for a view to drop them, which torch's autograd makes of each broadcast bias, without both.
+
+    The view would be an operation more, and a gradient in the memory of a tensor that others may have.  `needed` are the identities of
+    what is used outside of `log`.
+    """
+    used = Counter(id(t) for r in log for t in r.inputs)
+    sums = {id(r.outputs[0]): r for r in log if r.func is _aten.sum.dim_IntList and r.args[2:] == (True,)}
+    found, replaced = [], set()
+    for r in log:
+        made = sums.get(id(r.inputs[0])) if r.func is _aten.view.default else None
+        if made is not None and used[i := id(made.outputs[0])] == 1 and i not in needed and _drops(made, r.outputs[0]):
+            replaced.add(id(made))
+            r = replace(made, args=made.args[:2], outputs=r.outputs, result=r.result)
+        found.append(r)
+    return [r for r in found if id(r) not in replaced]
+
+
+def _drops(kept: Recorded, viewed: torch.Tensor) -> bool:
+    """Whether a view of a sum has the dimensions that are left."""
+    shape, dims = kept.args[0].shape, kept.args[1]
+    return bool(dims) and tuple(viewed.shape) == tuple(
+        n for i, n in enumerate(shape) if i not in dims and i - len(shape) not in dims
+    )
+
+
+_aten = torch.ops.aten

@@ -161,6 +161,8 @@ class WrapperSpec:
             UnsupportedSubclassError: what puts it together gives another class.
         """
         inner: dict[str, torch.Tensor] = dict(zip(self.names, leaves, strict=False))
+        if self._is_rebuilt_by_its_class:  # most: a backward builds one for each parameter
+            return self._of_own_class(unflattened(self.cls, inner, self.ctx, self._size, self.stride))
         if self.is_nested:
             remaining = iter(leaves)
             for name, spec in zip(self.names, self.inner, strict=True):
@@ -171,7 +173,17 @@ class WrapperSpec:
             return jagged.built(self.cls, inner, ctx)
         if isinstance(ctx, _WithObjects):
             inner, ctx = {**inner, **ctx.objects}, ctx.ctx
-        x = unflattened(self.cls, inner, ctx, torch.Size(self.shape), self.stride)
+        return self._of_own_class(unflattened(self.cls, inner, ctx, self._size, self.stride))
+
+    @functools.cached_property
+    def _is_rebuilt_by_its_class(self) -> bool:
+        return not (self.is_nested or jagged.is_jagged_class(self.cls) or isinstance(self.ctx, _WithObjects))
+
+    @functools.cached_property
+    def _size(self) -> torch.Size:
+        return torch.Size(self.shape)
+
+    def _of_own_class(self, x: torch.Tensor) -> torch.Tensor:
         if type(x) is not self.cls:
             raise UnsupportedSubclassError(
                 f"a {self.cls.__qualname__} was put together as a {type(x).__qualname__}: __tensor_unflatten__ must rebuild its class"

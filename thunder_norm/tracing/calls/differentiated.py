@@ -6,6 +6,9 @@ a random tensor between them in each direction.  One node is enough where the re
 Thunder's nodes can be differentiated once: asked for a graph of the backward (``create_graph=True``) they give gradients without history,
 without a word.  Those here leave the compiled backward part then: the program that Thunder differentiated is differentiated again, as a
 function of its inputs and the cotangents (`functions/again.py` registers how).  They keep the inputs for that.
+
+A program on plain tensors may have been made of one on others, wrappers say.  Then tensors without data stand among its inputs for the
+gradients of these, and the node is connected with what they stand for (`Sources`): one node for the whole.
 """
 
 from __future__ import annotations
@@ -21,12 +24,40 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.shared_memory.writes import copies_in
 from thunder_norm.tracing.torch_functions import random_numbers
 from thunder.core import devices, dtypes
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.trace import TraceCtx
 
 _MOST_BYTES = 2**24  # of results whose gradients may stay while the backward part runs
+_SOURCES = "_thunder_norm_sources"
 
 Gradients = Sequence[torch.Tensor | None]
+
+
+class _Tag(ProxyTag):
+    """Thunder's has no more than before."""
+
+
+_Tag.register_tag("STANDS_FOR_GRADIENT")
+STANDS_FOR_GRADIENT = _Tag("STANDS_FOR_GRADIENT")
+
+
+class Sources(NamedTuple):
+    """What gets the gradients that tensors without data stand for among the inputs of a program.
+
+    Attributes:
+        tensors: these, of any class.
+        gradients: from the gradients of the tensors that stand for them, in a list that nobody else has, to theirs.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    gradients: Callable[[list[torch.Tensor | None]], Gradients]
+
+
+def with_sources(stand_ins: Sequence[torch.Tensor], sources: Sources) -> tuple[torch.Tensor, ...]:
+    """What a call gives its program: inputs tagged with `STANDS_FOR_GRADIENT`, which lie side by side."""
+    first = stand_ins[0].detach()  # of this call
+    setattr(first, _SOURCES, sources)
+    return first, *stand_ins[1:]
 
 
 class Run(NamedTuple):
@@ -64,6 +95,7 @@ class Backward:
         pullback: the same with a history.
         zeros: of each result, which makes the gradient of one that is not asked for; None for what has none.
         notes_start: whether the program draws random numbers or writes into tensors: what it starts from is to be noted.
+        stand_ins: which inputs stand for gradients, see `Sources`.
         in_one_node: whether torch's autograd gets one node.
         start: what was noted of a call: versions of the inputs, and states of generators.
     """
@@ -72,21 +104,28 @@ class Backward:
     pullback: Pullback
     zeros: Sequence[Callable[[], torch.Tensor] | None]
     notes_start: bool
+    stand_ins: slice | None = None
     in_one_node: bool = False
     start: tuple[list[int], random_numbers.States] | None = None
 
     @staticmethod
     def of(compiled: Callable, program: TraceCtx, forward: TraceCtx) -> Backward:
         """That of `program`, which Thunder differentiated, and which runs as `forward`."""
-        zeros = _zeros_of_results(forward)
+        zeros, stand_ins = _zeros_of_results(forward), _stand_ins(forward)
         notes_start = any(random_numbers.draws_numbers(b) or copies_in(b) for b in program.bound_symbols)
         if any(b.sym.is_fusion and random_numbers.draws_numbers(b) for b in forward.bound_symbols):
             return Backward(
-                compiled, functools.partial(_refused, "it draws random numbers in a region of a compiler's"), zeros, False
+                compiled,
+                functools.partial(_refused, "it draws random numbers in a region of a compiler's"),
+                zeros,
+                False,
+                stand_ins,
             )
         if not _makers:
-            return Backward(compiled, functools.partial(_refused, "thunder_norm.transforms is not imported"), zeros, False)
-        return Backward(compiled, _makers[0](program), zeros, notes_start)
+            return Backward(
+                compiled, functools.partial(_refused, "thunder_norm.transforms is not imported"), zeros, False, stand_ins
+            )
+        return Backward(compiled, _makers[0](program), zeros, notes_start, stand_ins)
 
     def __call__(self, saved: Any, cotangents: Any) -> Any:
         return self.compiled(saved, cotangents)
@@ -124,18 +163,31 @@ def has_small_results(trace: TraceCtx) -> bool:
 
 def _zeros_of_results(forward: TraceCtx) -> list[Callable[[], torch.Tensor] | None]:
     """What makes zeros like each result of a computation with a backward part."""
-    returned = forward.bound_symbols[-1].args[0]
-    if isinstance(returned, tuple):
-        returned = returned[0]
-    found = returned["flat_output"] if isinstance(returned, dict) else ()
     return [
         functools.partial(
             torch.zeros, tuple(p.shape), dtype=dtypes.to_torch_dtype(p.dtype), device=devices.to_torch_device(p.device)
         )
         if isinstance(p, TensorProxy)
         else None
-        for p in found
+        for p in _flat(forward, "flat_output")
     ]
+
+
+def _stand_ins(forward: TraceCtx) -> slice | None:
+    """Which inputs of a computation with a backward part are tagged with `STANDS_FOR_GRADIENT`."""
+    found = [i for i, p in enumerate(_flat(forward, "flat_args")) if isinstance(p, TensorProxy) and STANDS_FOR_GRADIENT in p.tags]
+    if not found:
+        return None
+    assert found == list(range(found[0], found[-1] + 1)), found
+    return slice(found[0], found[-1] + 1)
+
+
+def _flat(forward: TraceCtx, what: str) -> Sequence[Any]:
+    """``"flat_args"`` or ``"flat_output"`` of what a computation with a backward part gives to torch's autograd."""
+    returned = forward.bound_symbols[-1].args[0]
+    if isinstance(returned, tuple):
+        returned = returned[0]
+    return returned[what] if isinstance(returned, dict) else ()
 
 
 def _materialized(backward: Backward, cotangents: Gradients) -> Gradients | None:
@@ -147,19 +199,71 @@ def _materialized(backward: Backward, cotangents: Gradients) -> Gradients | None
     return [zeros() if t is None and zeros is not None else t for t, zeros in zip(cotangents, backward.zeros, strict=True)]
 
 
-def _differentiated(ctx: Any, cotangents: Gradients) -> Gradients:
-    """Gradients with a history."""
-    if ctx.run is None:
-        raise RuntimeError(
-            "trying to backward through a jitted function a second time, after its inputs were freed: retain_graph=True"
-        )
-    return ctx.pullback(ctx.run, cotangents)
+@dataclass(slots=True)
+class _Call:
+    """One call of a program: what its nodes have in common.
 
+    Attributes:
+        backward: of the program.
+        other: what the backward part needs and is no tensor.
+        run: what the program ran on; None when torch has let go of it.
+        sources: among what the nodes are connected with.
+        given: what was saved, and the cotangents, on their way from the second of two nodes to the first; None if the second has done
+            it all.
+    """
 
-def _free(ctx: Any) -> None:
-    """Let go of the inputs if torch lets go of what it saved."""
-    if not torch._C._autograd._get_current_graph_task_keep_graph():
-        ctx.run = None
+    backward: Backward
+    other: Any
+    run: Run | None
+    sources: Sources | None = None
+    given: tuple | None = None
+
+    def connected(self) -> Sequence[Any]:
+        """What the nodes are connected with.
+
+        Raises:
+            UnsupportedOpError: the inputs do not say whose gradients they stand for.
+        """
+        assert self.run is not None
+        inputs, place = self.run.inputs, self.backward.stand_ins
+        if place is None:
+            return inputs
+        self.sources = getattr(inputs[place.start], _SOURCES, None)
+        if self.sources is None:
+            raise UnsupportedOpError(
+                with_details(
+                    "gradients through a program on wrapper subclasses",
+                    why="its inputs were replaced by others on their way into the computation",
+                )
+            )
+        return [*inputs[: place.start], *self.sources.tensors, *inputs[place.stop :]]
+
+    def compiled(self, saved: list, cotangents: list) -> Gradients:
+        """Gradients for what the nodes are connected with; both lists are emptied."""
+        if self.sources is None:
+            return self.backward.compiled([saved, self.other], cotangents)
+        return self._of_sources(list(self.backward.compiled([saved, self.other], cotangents)))
+
+    def differentiated(self, cotangents: Gradients) -> Gradients:
+        """The same with a history."""
+        if self.run is None:
+            raise RuntimeError(
+                "trying to backward through a jitted function a second time, after its inputs were freed: retain_graph=True"
+            )
+        found = self.backward.pullback(self.run, cotangents)
+        return found if self.sources is None else self._of_sources(list(found))
+
+    def _of_sources(self, found: list[torch.Tensor | None]) -> Gradients:
+        place = self.backward.stand_ins
+        assert place is not None and self.sources is not None
+        own, found[place] = found[place], []
+        found[place.start : place.start] = self.sources.gradients(own)
+        return found
+
+    def free(self) -> None:
+        """Let go of the inputs if torch lets go of what it saved."""
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self.run = None
 
 
 def _versions(tensors: Sequence[Any]) -> list[int]:
@@ -178,10 +282,9 @@ class _Program(torch.autograd.Function):
     """Results that were computed already, with the backward part of their program."""
 
     @staticmethod
-    def forward(ctx: Any, backward: Backward, saved: tuple, other: Any, results: tuple, constant: tuple, *inputs: Any) -> tuple:
+    def forward(ctx: Any, call: _Call, saved: tuple, results: tuple, constant: tuple, *connected: Any) -> tuple:
         ctx.set_materialize_grads(False)
-        ctx.backward_of, ctx.other, ctx.pullback, ctx.run = backward, other, backward.pullback, backward.run(inputs)
-        ctx.num_inputs = len(inputs)
+        ctx.call, ctx.num_connected = call, len(connected)
         ctx.save_for_backward(*_unviewed(saved))
         if constant:
             ctx.mark_non_differentiable(*constant)
@@ -189,70 +292,60 @@ class _Program(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> tuple:
-        cotangents = _materialized(ctx.backward_of, given)
+        call = ctx.call
+        cotangents = _materialized(call.backward, given)
         if cotangents is None:
-            found = (None,) * ctx.num_inputs
+            found = (None,) * ctx.num_connected
         elif torch.is_grad_enabled():
-            found = _differentiated(ctx, cotangents)
+            found = call.differentiated(cotangents)
         else:
             saved = list(ctx.saved_tensors)
             ctx.maybe_clear_saved_tensors()  # the backward part frees each when it has used it
-            found = ctx.backward_of.compiled([saved, ctx.other], list(cotangents))
-        _free(ctx)
-        return (None, None, None, None, None, *found)
-
-
-@dataclass
-class _Link:
-    """What the two nodes of a program have in common."""
-
-    backward: Backward
-    other: Any
-    given: tuple | None = (
-        None  # what was saved, and the cotangents, on their way to the first node; None if the second has done it all
-    )
+            found = call.compiled(saved, list(cotangents))
+        call.free()
+        return (None, None, None, None, *found)
 
 
 class _First(torch.autograd.Function):
     """The node that runs the backward part: when it does nobody else holds the gradients of results."""
 
     @staticmethod
-    def forward(ctx: Any, link: _Link, *inputs: Any) -> torch.Tensor:
-        ctx.link, ctx.num_inputs = link, len(inputs)
+    def forward(ctx: Any, call: _Call, *connected: Any) -> torch.Tensor:
+        ctx.call, ctx.num_connected = call, len(connected)
         return torch.empty(1, device="meta")
 
     @staticmethod
     def backward(ctx: Any, _: Any) -> tuple:
-        given, ctx.link.given = ctx.link.given, None
+        given, ctx.call.given = ctx.call.given, None
         if given is None:
-            return (None,) * (1 + ctx.num_inputs)
+            return (None,) * (1 + ctx.num_connected)
         saved, cotangents = given
         del given
-        return (None, *ctx.link.backward.compiled([saved, ctx.link.other], cotangents))
+        return (None, *ctx.call.compiled(saved, cotangents))
 
 
 class _Second(torch.autograd.Function):
     """The node that torch hands the gradients of results to."""
 
     @staticmethod
-    def forward(ctx: Any, first: torch.Tensor, link: _Link, saved: tuple, results: tuple, *inputs: Any) -> tuple:
+    def forward(ctx: Any, first: torch.Tensor, call: _Call, saved: tuple, results: tuple, *connected: Any) -> tuple:
         ctx.set_materialize_grads(False)
-        ctx.link, ctx.pullback, ctx.run, ctx.num_inputs = link, link.backward.pullback, link.backward.run(inputs), len(inputs)
+        ctx.call, ctx.num_connected = call, len(connected)
         ctx.save_for_backward(*_unviewed(saved))
         return results
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> tuple:
-        cotangents = _materialized(ctx.link.backward, given)
-        if cotangents is None:
-            first, found = None, (None,) * ctx.num_inputs
-        elif torch.is_grad_enabled():
-            first, found = None, _differentiated(ctx, cotangents)
-        else:
-            ctx.link.given = list(ctx.saved_tensors), list(cotangents)
+        call = ctx.call
+        cotangents = _materialized(call.backward, given)
+        first, found = None, (None,) * ctx.num_connected
+        if cotangents is not None and torch.is_grad_enabled():
+            found = call.differentiated(cotangents)
+        elif cotangents is not None:
+            call.given = list(ctx.saved_tensors), list(cotangents)
             ctx.maybe_clear_saved_tensors()
-            first, found = torch.empty(1, device="meta"), (None,) * ctx.num_inputs
-        _free(ctx)
+            first = torch.empty(1, device="meta")
+        call.free()
         return (first, None, None, None, *found)
 
 
@@ -269,13 +362,14 @@ def connect(
         other: what else it needs.
         is_differentiable: of each result, whether it gets a history; None if all do.
     """
+    call = _Call(backward, other, backward.run(inputs))
+    connected = call.connected()
     if backward.in_one_node and is_differentiable is None and torch.is_grad_enabled():  # most calls
-        _Program.apply(backward, saved, other, results, (), *inputs)
+        _Program.apply(call, saved, results, (), *connected)
         return
     with torch.enable_grad():
         if backward.in_one_node or is_differentiable is not None:
             constant = tuple([t for t, d in zip(results, is_differentiable or (), strict=False) if not d])
-            _Program.apply(backward, saved, other, results, constant, *inputs)
+            _Program.apply(call, saved, results, constant, *connected)
             return
-        link = _Link(backward, other)
-        _Second.apply(_First.apply(link, *inputs), link, saved, results, *inputs)
+        _Second.apply(_First.apply(call, *connected), call, saved, results, *connected)
