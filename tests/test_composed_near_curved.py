@@ -229,3 +229,13 @@ def test_second_derivatives_of_attention_are_within_what_is_said_of_them():
         assert second.norm() <= bound * (1 + 1e-9)
         largest = max(largest, (second.norm() / bound).item())
     assert largest > 0.05
+
+
+def test_a_single_key_is_all_that_is_seen():
+    """The result is the value, whatever the query and the key are: its score does not move, for whichever of several reasons."""
+    torch.manual_seed(seeded(0))
+    tokens = [with_perturbation(RMSTensor.of(torch.randn(1, 1, 1, 4, dtype=torch.float64), (-3, -2, -1)), 0.1) for _ in range(3)]
+    with norm_sensitivity("within"):
+        y = F.scaled_dot_product_attention(*tokens)
+        found = [sensitivities(y, t).item() for t in tokens]
+    assert found == pytest.approx([0.0, 0.0, 1.0], abs=1e-9)

@@ -166,7 +166,11 @@ class Dense(LinearMap):
 
     def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
         """``|C| sizes``."""
-        return self._matrix.detach().abs() @ sizes.detach()
+        return self._absolute @ sizes.detach()
+
+    @cached_property
+    def _absolute(self) -> torch.Tensor:
+        return self._matrix.detach().abs()
 
 
 class Scaled(LinearMap):

@@ -87,7 +87,7 @@ def _run(begun: Begun, steps: Sequence[Step], multipliers: Sequence[torch.Tensor
             made: Vector | None = run.add(vectors, step)
         else:
             given = multipliers if isinstance(multipliers, Start) else multipliers[len(run.bent)]
-            made = run.bend(vectors[step.of], step, given, None if run.bent else begun.first)
+            made = run.bend(vectors[step.of], step, given, None if run.bent else (begun.to_bend, begun.with_kept))
         if made is None or not math.isfinite(made.scale):
             return None
         vectors.append(made)
@@ -111,9 +111,8 @@ def _smallest_of_one(base: Ellipsoid, steps: Sequence[Step]) -> Ellipsoid | None
     scale = base.scale * alone[1].scale
     relative = chosen.length.item() / scale if scale else 0.0  # its square may be no number otherwise
     with torch.no_grad():
-        is_shorter = relative * relative <= alone[0].least_by_first(best)
-    if is_shorter:
-        return chosen
+        if best.multipliers is alone[0].first or relative * relative <= alone[0].least_by_first(best):
+            return chosen
     first = _ellipsoid(base, steps, *again, alone[0].first)
     return first if first is not None and first.length.item() < chosen.length.item() else chosen
 
@@ -130,7 +129,6 @@ def _ellipsoid(
 def _alone(base: Ellipsoid, steps: Sequence[Step]) -> tuple[OneBend, Vector] | None:
     """The one bend of some steps, and the last vector, by columns, its magnitudes those of its part that the bend's e has not."""
     begun = begin(base, steps)
-    assert begun.first is not None, "there is a bend"
     run, vectors = Run(base.cov, [len(base.cov)]), list(begun.vectors)
     bend, x = None, vectors[0]
     for step in steps[len(vectors) - 1 :]:
@@ -148,19 +146,21 @@ def _alone(base: Ellipsoid, steps: Sequence[Step]) -> tuple[OneBend, Vector] | N
     f, own = (*last.columns, None)[:2]
     if own is None or not math.isfinite(last.scale) or f is None:
         return None
-    q, with_kept = begun.first
     known = _eigenvalues(base, x, bend)
     straight = across = None
     if known is None or own.ndim == 1 or not _is_between_matrices(steps, bend):
-        across = columns_of.times((f,), with_kept.mT, run.sizes)
+        across = columns_of.times((f,), begun.with_kept.mT, run.sizes)
         straight = columns_of.conjugated((f,), base.cov, run.sizes)
-    return OneBend(straight, across, q, own, bend.middle, bend.half, last.magnitudes, x.magnitudes, len(base.cov), known), last
+    of = OneBend(
+        straight, across, begun.to_bend, own, bend.middle, bend.half, last.magnitudes, x.magnitudes, len(base.cov), known
+    )
+    return of, last
 
 
 def _eigenvalues(base: Ellipsoid, x: Vector, bend: Bend) -> torch.Tensor | None:
     """Of the covariance of the vector that is bent, at least, where it is the first one or a multiple and all slopes are the same."""
     (k,) = x.columns
-    if k is None or k.ndim == 2 or not all(bool((t == t[0]).all()) for t in (k, bend.middle, bend.half)):
+    if k is None or k.ndim == 2 or not bend.is_uniform or k.amin().item() != k.amax().item():
         return None
     return base.eigenvalues * k[0].detach().square() + 2 * GUARD * x.magnitudes.square().amax()
 

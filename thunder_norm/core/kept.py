@@ -36,6 +36,11 @@ class Bend:
     high: torch.Tensor
 
     @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all entries have slopes between the same two numbers."""
+        return all(t.amin().item() == t.amax().item() for t in (self.low, self.high))
+
+    @cached_property
     def scale(self) -> float:
         """The steepest slope, which may be too steep for its square to be a number."""
         steepest = max(self.low.detach().abs().max().item(), self.high.detach().abs().max().item())
@@ -161,20 +166,25 @@ class Run:
         assert isinstance(magnitudes, torch.Tensor)
         return Vector(tuple(columns), magnitudes, max(scale, 1e-300) if scale else 0.0, self.growth)
 
-    def bent_of(self, x: Vector) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a vector that is to be bent: its covariance, with what rounding may be, and that of it and what is kept."""
-        q = self.covariance(x) + torch.diag(GUARD * self._magnitudes(x).square())
+    def to_bend(self, x: Vector) -> torch.Tensor:
+        """The covariance of a vector that is to be bent, with what rounding may be."""
+        q = self.covariance(x)
+        q.diagonal().add_(GUARD * self._magnitudes(x).square())
+        return q
+
+    def with_kept(self, x: Vector) -> torch.Tensor:
+        """The covariance of a vector and what is kept."""
         of_full, of_last = self._split(x)
         with_kept = columns_of.times(of_full, self.cov, self.sizes)
         if self.variances is not None:
-            with_last = torch.zeros(x.size, len(self.variances), dtype=q.dtype) if of_last is None else of_last * self.variances
+            with_last = self.cov.new_zeros(x.size, len(self.variances)) if of_last is None else of_last * self.variances
             with_kept = torch.cat([with_kept, torch.diag(with_last) if with_last.ndim == 1 else with_last], 1)
-        return q, with_kept
+        return with_kept
 
     def bend(
         self, x: Vector, step: Bend, given: torch.Tensor | Start, known: tuple[torch.Tensor, torch.Tensor] | None
     ) -> Vector | None:
-        q, with_kept = known or self.bent_of(x)
+        q, with_kept = known or (self.to_bend(x), self.with_kept(x))
         t = first_multipliers(q.detach(), step.middle, step.half, given) if isinstance(given, Start) else given
         root = t.sqrt()
         h = root[:, None] * q * root
@@ -202,11 +212,36 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """What the steps before the first bend make, the same whatever the multipliers: the vectors, and `Run.bent_of` the one that it bends."""
+    """What the steps before the first bend make, the same whatever the multipliers.
+
+    Attributes:
+        base: the ellipsoid.
+        vectors: those that are made of it.
+        bent: which of them is bent, if one is.
+    """
 
     base: Ellipsoid
     vectors: tuple[Vector, ...]
-    first: tuple[torch.Tensor, torch.Tensor] | None
+    bent: Vector | None
+
+    @property
+    def _run(self) -> Run:
+        return Run(self.base.cov, [len(self.base.cov)])
+
+    @cached_property
+    def to_bend(self) -> torch.Tensor:
+        """`Run.to_bend` of the one that is bent."""
+        assert self.bent is not None, "there is a bend"
+        if self.bent is not self.vectors[0]:
+            return self._run.to_bend(self.bent)
+        cov = self.base.cov  # nothing has been computed of it yet
+        return cov + torch.diag(GUARD * cov.detach().diagonal())
+
+    @cached_property
+    def with_kept(self) -> torch.Tensor:
+        """`Run.with_kept` of it."""
+        assert self.bent is not None, "there is a bend"
+        return self._run.with_kept(self.bent)
 
 
 def begin(base: Ellipsoid, steps: Sequence[Step]) -> Begun:
@@ -215,6 +250,6 @@ def begin(base: Ellipsoid, steps: Sequence[Step]) -> Begun:
     vectors = [Vector((torch.ones(len(base.cov), dtype=base.cov.dtype),), base.cov.detach().diagonal().sqrt(), 1.0, 1.0)]
     for step in steps:
         if isinstance(step, Bend):
-            return Begun(base, tuple(vectors), run.bent_of(vectors[step.of]))
+            return Begun(base, tuple(vectors), vectors[step.of])
         vectors.append(run.add(vectors, step))
     return Begun(base, tuple(vectors), None)

@@ -39,10 +39,14 @@ _TRIED, _MOST = 9, 0.9
 _UNEVEN = 1e4
 
 
+# By how much the largest eigenvalue of H is found to be below 1, at least.
+_GAPS = (0.25, 0.02, 0.002, 1 - TOP)
+
+
 def gap(h: torch.Tensor) -> float | None:
     """A number that 1 is above the largest eigenvalue of a symmetric matrix by, one of a few; None if it is not below `TOP`."""
     eye = torch.eye(len(h), dtype=h.dtype)
-    for found in (0.25, 0.02, 0.002, 1 - TOP):
+    for found in _GAPS:
         if not torch.linalg.cholesky_ex((1 - found) * eye - h)[1].item():
             return found
     return None
@@ -77,10 +81,10 @@ def first_multipliers(
     """
     middle = middle.abs()
     tau = torch.where(half > 0, half / (middle + half).clamp(min=1e-300), 1.0).clamp(min=1e-6, max=start.most)
-    sizes = q.diagonal().clamp(min=q.diagonal().max() * 1e-24).clamp(min=1e-250)
-    weights = sizes if start.is_scaled else torch.full_like(sizes, sizes.max().item())
     if largest is not None:
         return tau / (largest * (1 + 1e-10))
+    sizes = q.diagonal().clamp(min=q.diagonal().max() * 1e-24).clamp(min=1e-250)
+    weights = sizes if start.is_scaled else torch.full_like(sizes, sizes.max().item())
     root = (tau / (tau.max() * weights)).sqrt()
     found = torch.linalg.eigvalsh(root[:, None] * q * root)[-1].clamp(min=1e-12)
     return tau / (weights * found * (1 + 1e-10))
@@ -140,7 +144,7 @@ class OneBend:
         """
         t = tried.multipliers.detach()
         root, n = t.sqrt(), len(t)
-        free = gap(root[:, None] * self.bent.detach() * root)
+        free = self._gap(t, root)
         if free is None:
             return None
         unit = 8 * EPSILON * (self.inner + n + 4)
@@ -152,9 +156,18 @@ class OneBend:
         cov = (tried.cov + tried.cov.mT) / 2
         return above(cov, terms + lengths, self.inner + n) * (1 + 1e-9 + unit * n / free) + torch.diag(off * 2)
 
+    def _gap(self, t: torch.Tensor, root: torch.Tensor) -> float | None:
+        """`gap` of their H: it is at most the largest of them times what is bent."""
+        if self.eigenvalues is not None:
+            most = (t.amax() * self.eigenvalues[-1]).item() * (1 + 1e-10)
+            if (free := next((g for g in _GAPS[:-1] if most <= 1 - g), None)) is not None:
+                return free
+        return gap(root[:, None] * self.bent.detach() * root)
+
     def best(self, steps: int) -> Tried | None:
         """The best of the multipliers that are tried, after at most that many steps from the first ones; None if there are none."""
-        best = min(self._starts(), key=lambda r: r.value, default=None)
+        starts = list(self._starts())
+        best = starts[0] if len(starts) == 1 else min(starts, key=lambda r: r.value, default=None)
         for step in _STEPS[:steps] + _STEPS[-1:] * (steps - len(_STEPS)):
             found = None if best is None else self._newton(best, step)
             if found is None:
@@ -172,7 +185,7 @@ class OneBend:
         known, first = self.eigenvalues, self.first
         root = first.sqrt()
         h = torch.linalg.eigvalsh(root[:, None] * self.bent * root) if known is None else known * first[0]
-        if (tried := self.at(first * self._larger(h))) is not None:
+        if (tried := self.at(first if (factor := self._larger(h)) == 1 else first * factor)) is not None:
             yield tried
         sizes = self.bent.diagonal()
         if (sizes.amax() > _UNEVEN * sizes.amin()).item():
@@ -191,10 +204,12 @@ class OneBend:
         v, root = near.longest, self.first.sqrt()
         own = (self.own if self.own.ndim == 2 else torch.diag(self.own)).mT @ v / root
         g = own if self.across is None else root * (self.across.mT @ v)
-        terms, power = g @ g, g
+        h = root[:, None] * self.bent * root
+        total = power = g
         for _ in range(_POWERS):
-            power = root * (self.bent @ (root * power))
-            terms = terms + g @ power
+            power = h @ power
+            total = total + power
+        terms = g @ total
         if self.straight is not None:
             terms = terms + v @ (self.straight @ v) + own @ own
         return terms.item() * (1 - 1e-9)
@@ -204,8 +219,11 @@ class OneBend:
         top = h[-1].item()
         if not 0 < top < _MOST:
             return 1.0
-        weights = self.half.square()
-        ratio = ((self.middle.square() * weights).sum() / (weights * weights).sum().clamp(min=1e-300)).item()
+        if self.eigenvalues is not None:  # all slopes are the same
+            ratio = (self.middle[0].item() / max(self.half[0].item(), 1e-150)) ** 2
+        else:
+            weights = self.half.square()
+            ratio = ((self.middle.square() * weights).sum() / (weights * weights).sum().clamp(min=1e-300)).item()
         f = torch.linspace(1.0, _MOST / top, _TRIED, dtype=h.dtype)[:, None]
         sizes = (ratio / (1 - f * h.clamp(min=0.0)) + (1 - ratio)) / f
         return f[(sizes / sizes.amin()).square().square().sum(1).argmin()].item()

@@ -172,7 +172,15 @@ def _of_samples(call: Call, x: Any, *, has_batch: bool = False) -> Found:
 @normed_op(F.linear).register_movement
 def linear(call: Call) -> Found:
     """x W^T, W as it is."""
-    return _of_samples(call, call.given["input"]) if call.given["weight"].ndim == 2 else None
+    x, weight = call.given["input"], call.given["weight"]
+    if weight.ndim != 2:
+        return None
+    spread = spread_of(x) if moves(x) else None
+    others_are_fixed = is_fixed(weight) and is_fixed(call.given.get("bias"))
+    if spread is None or spread.ndim != 1 or not others_are_fixed or not 0 < len(weight) <= LARGEST:
+        return _of_samples(call, x)
+    matrix = values(weight)
+    return [Made(1, (Term(x, Dense(matrix)),))] if bool(matrix.isfinite().all()) else None
 
 
 def matmul(call: Call, *, has_batch: bool = False) -> Found:
