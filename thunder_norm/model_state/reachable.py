@@ -141,7 +141,7 @@ class Reachable:
         """Note the places in one value; returns what they hold."""
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
-            return ()
+            return [v for v in getattr(value, "__dict__", {}).values() if not isinstance(v, torch.Tensor)]
         if isinstance(value, dict | list | set | collections.deque):
             return self._enter_container(value)
         if isinstance(value, tuple | frozenset):
@@ -361,7 +361,11 @@ def ways_to(roots: dict[str, Any]) -> dict[int, tuple[tuple[str, Any], ...]]:
     pending = collections.deque((value, ((name, None),)) for name, value in roots.items())
     while pending:
         value, way = pending.popleft()
-        if isinstance(value, (torch.Tensor, type, *ATOMS)) or id(value) in found:
+        if isinstance(value, torch.Tensor):
+            own = getattr(value, "__dict__", {}).items()
+            pending.extend((v, (*way, ("attribute", n))) for n, v in own if not isinstance(v, torch.Tensor))
+            continue
+        if isinstance(value, (type, *ATOMS)) or id(value) in found:
             continue
         found[id(value)] = way
         if isinstance(value, dict):

@@ -100,6 +100,10 @@ class NormAcquisition(Acquisition):
         """Norms are known of what a tensor was."""
         return "it has a norm, of what was in it before" if self._has_norms else super().hindrance_to_new_memory()
 
+    def hindrance_to_attributes(self, fake: torch.Tensor) -> str | None:
+        """Norms are what their rules say."""
+        return "it is a norm of a call" if _is_normed(fake) else super().hindrance_to_attributes(fake)
+
     def register(self, proxy: SubclassProxy) -> SubclassProxy:
         """Notices NormedTensors besides."""
         self._meets_norms = self._meets_norms or _is_normed(proxy.fake)

@@ -170,6 +170,10 @@ class Acquisition:
         """Why inputs of the program may not be given other memory; None if they may."""
         return "the gradients of wrappers are followed through the memory it had" if self.autograd.is_running else None
 
+    def hindrance_to_attributes(self, fake: torch.Tensor) -> str | None:
+        """Why the attributes of a wrapper may not be set; None if they may."""
+        return "a function under a transform does it" if self.num_levels or self.is_transformed else None
+
     def guards(self, inputs: Sequence[SubclassProxy]) -> list[Any]:
         """Bound symbols the prologue must run besides the checks of its inputs; `inputs` are the wrappers among these."""
         return [*self.side_effect_guards, *self.integers.guards(inputs), *self.sizes.guards()]

@@ -308,6 +308,14 @@ class Wrappers:
     def __init__(self) -> None:
         self.leaves: dict[int, tuple[TensorProxy, ...]] = {}  # of each wrapper, as the trace knows them
         self.specs: dict[int, WrapperSpec] = {}  # of input wrappers: what the prologue must find
+        self.given: dict[int, tuple[torch.Tensor, ...]] = {}  # and the fakes of what was inside of them then
+        self.structures: dict[
+            int, tuple[list, tuple[torch.Tensor, ...]]
+        ] = {}  # their contexts and what is inside, as far as the program set it
+        self.data: dict[int, dict[str, Any]] = {}  # and their attributes that are numbers, names and the like
+        self.attributes: dict[
+            int, dict[str, tuple[Any, Any]]
+        ] = {}  # what the program has set of each wrapper; see `set_attributes`
         self._proxies: dict[int, SubclassProxy] = {}
         self._inside: set[int] = set()  # those made in functions under function transforms
 

@@ -20,25 +20,20 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import ThunderNormError
-from thunder_norm.model_state import buffers
 from thunder_norm.model_state.escapes import escape
 from thunder_norm.model_state.reachable import Place, Reachable, described, ways_to
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.backward import set_attributes
+from thunder_norm.subclass.backward.kept_values import NAME, PACKS, comes_with_call, keeping, mend_writes
 from thunder_norm.subclass.backward.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
-from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.guarding.bindable import bindable, guard, guard_arguments
 from thunder_norm.tracing.provenances import provenance_of, walked
-from thunder_norm.tracing.translation import proxy_like
-from thunder.core import prims
-from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
+from thunder.core.interpreter import PseudoInst, WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
-
-_NAME = "keep_for_the_program"
-_PACKS = (prims.PrimIDs.PACK_ATTR, prims.PrimIDs.PACK_BUFFER, prims.PrimIDs.PACK_SETITEM)
 
 
 class _Mark(enum.Enum):
@@ -52,7 +47,7 @@ _current: contextvars.ContextVar[SideEffects | None] = contextvars.ContextVar("t
 
 def is_side_effect(bsym: BoundSymbol) -> bool:
     """Whether an operation of an epilogue writes into the user's objects."""
-    return bsym.sym.id in _PACKS or bsym.sym.name.startswith(_NAME)
+    return bsym.sym.id in PACKS or bsym.sym.name.startswith(NAME)
 
 
 @contextlib.contextmanager
@@ -91,6 +86,13 @@ def result(wrapped: WrappedValue, find: Callable[[WrappedValue], Any], epilogue:
         UnsupportedOpError: it cannot be.
     """
     effects = _current.get()
+    found = _result(effects, wrapped, find, epilogue)
+    if effects is not None:
+        effects.give_attributes(epilogue, found)
+    return found
+
+
+def _result(effects: SideEffects | None, wrapped: WrappedValue, find: Callable[[WrappedValue], Any], epilogue: TraceCtx) -> Any:
     value = wrapped.value
     is_given = hasattr(wrapped, "anyproxy") or should_register_for_prologue(wrapped.provenance)
     if effects is not None and not is_given:
@@ -158,7 +160,7 @@ def _taken_attributes(ctx: Any) -> list[_Attribute]:
         if not is_dict or not isinstance(owner, Proxy):
             continue
         last = {key.value: value for _, _, key, value in modifications}
-        known = Proxy | int | float | None if _comes_with_call(owner) else Proxy | int | float | tuple | None
+        known = Proxy | int | float | None if comes_with_call(owner) else Proxy | int | float | tuple | None
         ours = {name: v for name, v in last.items() if not isinstance(v.value, known)}
         taken.extend(_Attribute(owner, name, v) for name, v in ours.items())
         modifications[:] = [m for m in modifications if m[2].value not in ours]
@@ -173,6 +175,8 @@ class SideEffects:
         self.arguments = (args, kwargs)
         self.before = Reachable((fn, args, kwargs))
         self.made = MadeObjects(set(self.before.known), lambda: self._of_function)
+        self.acquisition: Acquisition | None = None  # once the program has been acquired
+        self._with_attributes: set[int] = set()
 
     @functools.cached_property
     def _of_function(self) -> set[int]:
@@ -194,7 +198,8 @@ class SideEffects:
         Raises:
             EscapeError: what the program keeps holds a tensor where it cannot be put in anew, or nobody guards the trace.
         """
-        _mend_writes(epilogue, acquisition)
+        self.acquisition = acquisition
+        mend_writes(epilogue, acquisition)
         for attribute in taken:
             self.made.note_arguments(attribute.value)
             what = f"attribute {attribute.name!r} of an argument or module"
@@ -206,6 +211,17 @@ class SideEffects:
         for place in self.before.places:
             if place.is_changed:
                 self._write_place(ctx, epilogue, acquisition, place)
+        self.give_attributes(epilogue, None)
+
+    def give_attributes(self, epilogue: TraceCtx, value: Any) -> None:
+        """Have the epilogue set what the program has set on wrappers, those in `value` too; see `set_attributes`."""
+        if self.acquisition is not None:
+            set_attributes.write(self.acquisition, epilogue, self._with_attributes, value, self._keep_attributes)
+
+    def _keep_attributes(self, epilogue: TraceCtx, wrapped: list, values: list, what: str, put: Callable[[list], None]) -> None:
+        for v in wrapped:
+            self.made.note_arguments(v)
+        self._write(epilogue, self.acquisition, values, what, put, True)
 
     def _is_of_argument(self, owner: Any) -> bool:
         """Whether an object comes with the call: it is reached from the arguments, and not from the function."""
@@ -291,14 +307,14 @@ class SideEffects:
         if tensors and acquisition is None:
             self.undo()
             raise escape(what, "proxy", next(iter(tensors.values())))
-        kept_of = {name: _keeping(acquisition, p, is_of_argument) for name, p in tensors.items() if acquisition is not None}
+        kept_of = {name: keeping(acquisition, p, is_of_argument) for name, p in tensors.items() if acquisition is not None}
         names = list(recipe.arguments)
 
         def keep(*given: Any) -> None:
             put(make(Call({n: kept_of[n](v) if n in kept_of else v for n, v in zip(names, given, strict=True)})))
 
         with tracectx(epilogue):
-            epilogue.bound_symbols.append(bindable(_NAME, keep)(*recipe.arguments.values(), output=None))
+            epilogue.bound_symbols.append(bindable(NAME, keep)(*recipe.arguments.values(), output=None))
 
 
 def _setter(module: torch.nn.Module, name: str) -> Callable[[list], None]:
@@ -327,60 +343,3 @@ def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:
 
 
 _VALUES = int | float | complex | str | bytes | slice | range | set | None | enum.Enum | torch.dtype | torch.device
-
-
-def _mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
-    """Thunder's own writes: with what is kept of a wrapper, and buffers into the user's module unless a transform has put in its own.
-
-    Thunder writes a buffer of the jitted module itself under the name ".running_mean", where nobody finds it.
-    """
-    found: list[BoundSymbol] = []
-    for bsym in epilogue.bound_symbols:
-        value = bsym.args[-1] if bsym.sym.id in _PACKS else None
-        became = _by_then(acquisition, value) if isinstance(value, TensorProxy) else None
-        stays = isinstance(became, SubclassProxy) and _comes_with_call(bsym.args[0])
-        if acquisition is not None and became is not None and not stays:
-            keep = _keeping(acquisition, value)
-            with tracectx(epilogue):
-                plain = proxy_like(acquisition.kept(acquisition.fake_of(value)))
-                found.append(bindable(_NAME, keep)(value, output=plain))
-            value = plain
-        if bsym.sym.id is prims.PrimIDs.PACK_BUFFER:
-            module, name, _ = bsym.args
-            found.append(bindable(_NAME, buffers.put)(module, name.removeprefix("."), value, output=None))
-        else:
-            found.append(bsym if value is None else bsym.from_bsym(args=(*bsym.args[:-1], value)))
-    epilogue.bound_symbols[:] = found
-
-
-def _by_then(acquisition: Acquisition | None, proxy: TensorProxy) -> TensorProxy:
-    """What the proxy stands for at the end of the program, which may have written into its tensor."""
-    return proxy if acquisition is None else acquisition.by_now(proxy)
-
-
-def _comes_with_call(owner: Any) -> bool:
-    """Whether the object that a proxy stands for is held by the arguments of the call."""
-    origin = getattr(owner, "history", None)
-    while isinstance(origin, ProvenanceRecord) and origin.inputs:
-        origin = origin.inputs[0]
-    return isinstance(origin, ProvenanceRecord) and origin.inst in (PseudoInst.INPUT_ARGS, PseudoInst.INPUT_KWARGS)
-
-
-def _keeping(
-    acquisition: Acquisition, proxy: TensorProxy, is_of_argument: bool = False
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What is kept of the tensor that a proxy stands for: without gradient if it has none in eager mode.
-
-    An argument of the call keeps wrappers as they are, which a later call may be given.
-    """
-    proxy = _by_then(acquisition, proxy)
-    if is_of_argument and isinstance(proxy, SubclassProxy):
-        return lambda t: t
-    plain = acquisition.fakes.proxy_of(acquisition.kept(proxy.fake)) if isinstance(proxy, SubclassProxy) else proxy
-    is_constant = plain is not None and not acquisition.autograd.requires_grad(plain)
-
-    def keep(t: torch.Tensor) -> torch.Tensor:
-        kept = acquisition.kept(t)
-        return kept.detach() if is_constant and kept.requires_grad else kept  # a buffer that is put back stays the same tensor
-
-    return keep

@@ -45,7 +45,7 @@ def written_inputs(acquisition: Acquisition, trace: TraceCtx, given: Mapping[str
     Raises:
         UnsupportedOpError: an operation put another tensor in the place of one, or changed what a class keeps besides.
     """
-    _check_contexts(acquisition, trace)
+    _check_structures(acquisition, trace)
     now = {bsym.args[0].name: bsym for bsym in trace.bound_symbols if bsym.sym.id == REBIND.id}
     fakes_of_all = acquisition.fakes
     found: dict[str, Written] = {}
@@ -55,23 +55,32 @@ def written_inputs(acquisition: Acquisition, trace: TraceCtx, given: Mapping[str
             found[target.name] = Written(target, fakes_of_all.current(fakes_of_all.proxy_of(fake)))
     for name, bsym in now.items():
         wrapper, *leaves = bsym.args
-        fakes = WrapperSpec.of(wrapper.fake).leaves(wrapper.fake)
-        for target, value, fake in zip(given.get(name, leaves), leaves, fakes, strict=True):
-            if target is not value:
-                if id(fake) not in acquisition.fakes.inner:
-                    raise UnsupportedOpError(
-                        f"an inner tensor of the input {name} ({wrapper.fake.__class__.__name__}) is replaced"
-                    )
-                found[target.name] = Written(target, value)
+        if name not in given:
+            continue
+        fakes = acquisition.wrappers.given[id(wrapper.fake)]
+        if acquisition.wrappers.attributes:  # what is inside by now need not be what was
+            leaves = [fakes_of_all.current(fakes_of_all.proxy_of(fake)) for fake in fakes]
+        found |= {
+            target.name: Written(target, value) for target, value in zip(given[name], leaves, strict=True) if target is not value
+        }
     return list(found.values())
 
 
-def _check_contexts(acquisition: Acquisition, trace: TraceCtx) -> None:
-    """Refuse inputs that have another context than they were given with: those of the call would keep theirs."""
+def _check_structures(acquisition: Acquisition, trace: TraceCtx) -> None:
+    """Refuse inputs of which an operation has changed more than the values inside: those of the call would keep the rest as it was."""
     for proxy in trace.args:
         if not isinstance(proxy, SubclassProxy) or is_jagged_class(type(proxy.fake)):  # nested tensors remember lengths
             continue
-        before, now = acquisition.wrappers.spec_of(proxy).contexts, WrapperSpec.of(proxy.fake).contexts
+        spec = WrapperSpec.of(proxy.fake)
+        (before, leaves), now = acquisition.wrappers.structures[id(proxy.fake)], spec.contexts
+        if any(t is not leaf for t, leaf in zip(spec.leaves(proxy.fake), leaves, strict=False)):
+            raise UnsupportedOpError(
+                with_details(
+                    f"an inner tensor of the input {proxy.name} ({type(proxy.fake).__name__}) is replaced by an operation",
+                    why="the one of the call would keep what it has",
+                    instead="use operations that return a new instance",
+                )
+            )
         if not is_equal(before, now):
             raise UnsupportedOpError(
                 with_details(

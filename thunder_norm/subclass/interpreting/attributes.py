@@ -5,20 +5,19 @@ from __future__ import annotations
 import functools
 import sys
 import types
-import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensor
 
-from thunder_norm.errors import NothingWrittenWarning, UnsupportedOpError, UnsupportedSubclassError, with_details
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.backward import given_attributes, tensor_hooks
+from thunder_norm.subclass.backward import given_attributes, tensor_hooks, users_attributes
+from thunder_norm.subclass.backward.set_attributes import Held
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.interpreting.operations import call
-from thunder_norm.subclass.interpreting.refusals import refuse_setattr
 from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
@@ -26,14 +25,11 @@ from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import interpreter
 from thunder.core.interpreter import (
-    INTERPRETER_SIGNALS,
     WrappedValue,
     do_raise,
     get_interpreterruntimectx,
     unwrap,
-    wrap_const,
 )
-from thunder.core.proxies import TensorProxy
 
 
 def from_user() -> bool:
@@ -49,63 +45,17 @@ def address_refused(name: str) -> UnsupportedOpError:
     )
 
 
-def set_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *value: WrappedValue) -> Any:
-    """Called where an attribute of a wrapper is set, or deleted if there is no value.
-
-    ``x.data = value`` gives x the metadata of the value, in eager mode, and nothing that is inside of it.  ``x.requires_grad = value`` is
-    a call of the method, but for a class that has all such calls in its `__torch_function__` and no method of its own.
-    """
-    if unwrap(name) == "requires_grad" and value and _has_flag_by_method(type(obj.value.fake)):
-        result = interpreter._interpret_call(_set_flag, obj, *value)
-        return result if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrap_const(None)
-    if unwrap(name) != "data" or not value or not _has_metadata_of(acquisition, obj.value.fake, value[0].value):
-        return refuse_setattr(acquisition, obj, name)
-    cls = type(obj.value.fake).__name__
-    warnings.warn(
-        with_details(
-            f".data of a {cls} is set, which changes nothing",
-            at=location_of_user(),
-            why="in eager mode its metadata become those of the value, and what is inside of it stays what it was",
-            instead="write into it, wrapper.copy_(value) under torch.no_grad(), or make a new instance",
-        ),
-        NothingWrittenWarning,
-        stacklevel=2,
-    )
-    return wrap_const(None)
-
-
-def _has_flag_by_method(cls: type[torch.Tensor]) -> bool:
-    return not overrides_torch_function(cls) or cls.requires_grad_ is not torch.Tensor.requires_grad_
-
-
-def _set_flag(tensor: torch.Tensor, value: bool) -> None:
-    tensor.requires_grad_(value)
-
-
-def _has_metadata_of(acquisition: Acquisition, fake: torch.Tensor, value: Any) -> bool:
-    if overrides_torch_function(type(fake)) or not isinstance(value, TensorProxy):
-        return False
-    is_wrapped = isinstance(value, SubclassProxy)
-    like = value.fake if is_wrapped else _plain_known(acquisition, value)
-    if like is None:  # Thunder computed it: nobody knows its strides
-        return False
-    found = [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.layout) for t in (fake, like)]
-    return found[0] == found[1]
-
-
-def _plain_known(acquisition: Acquisition, proxy: TensorProxy) -> torch.Tensor | None:
-    known = acquisition.fakes.known(proxy)
-    return acquisition.fakes.real_input(proxy) if known is None else known
-
-
 def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
     """Called for ``getattr(x, name)`` with a wrapper x."""
     proxy, attribute = obj.value, unwrap(name)
     try:
         found = None if overrides_torch_function(type(proxy.fake)) else given_attributes.of_wrapper(acquisition, obj, attribute)
+        found = users_attributes.of_user(acquisition, obj, name) if found is None else found
         if found is not None:
             return found
         value = attribute_of(acquisition, proxy, attribute)
+        if type(value) is Held:
+            return value.wrapped
     except AttributeError as e:
         return default[0] if default else do_raise(e)
     except (UnsupportedOpError, UnsupportedSubclassError) as e:
@@ -115,8 +65,59 @@ def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
     return wrapped_result(value, [obj.provenance, name.provenance])
 
 
+@dataclass(frozen=True)
+class _Above:
+    """What ``super()`` is in a method of a wrapper's class: what classes after one say of the wrapper."""
+
+    cls: type
+    proxy: SubclassProxy
+
+
+def above(*args: WrappedValue) -> WrappedValue | None:
+    """What ``super(*args)`` is for the program, if that is about a wrapper; of no arguments those of the method it is called in."""
+    if not args:
+        frame = get_interpreterruntimectx().frame_stack[-1]
+        found = {frame.get_localsplus_name(i): v for i, v in enumerate(frame.localsplus)}
+        names = ("__class__", frame.code.co_varnames[0] if frame.code.co_argcount else "")
+        args = tuple([_opened(found[name]) for name in names if isinstance(found.get(name), WrappedValue)])
+    if len(args) != 2 or not isinstance(args[0].value, type) or not isinstance(args[1].value, SubclassProxy):
+        return None
+    return wrapped_result(_Above(args[0].value, args[1].value), [a.provenance for a in args])
+
+
+def _opened(held: WrappedValue) -> WrappedValue:
+    is_cell = isinstance(held.value, types.CellType)
+    return interpreter._interpret_call(lambda c: c.cell_contents, held) if is_cell else held
+
+
+def read_above(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for ``super().name`` where `above` stands for ``super()``."""
+    proxy, mro = obj.value.proxy, type(obj.value.proxy.fake).__mro__
+    owner = next((base for base in mro[mro.index(obj.value.cls) + 1 :] if unwrap(name) in vars(base)), None)
+    if owner is None:
+        return default[0] if default else do_raise(AttributeError(f"'super' object has no attribute {unwrap(name)!r}"))
+    found = vars(owner)[unwrap(name)]
+    try:
+        if hasattr(type(found), "__set__"):
+            value = _computed_attribute(acquisition, proxy, unwrap(name), owner, found)
+        else:
+            value = _class_attribute(acquisition, proxy, found)
+    except (UnsupportedOpError, UnsupportedSubclassError) as e:
+        return do_raise(acquisition.refuse(e))
+    except Exception as e:  # noqa: BLE001 - what the property raises is the program's to handle
+        return do_raise(e)
+    return wrapped_result(value, [obj.provenance, name.provenance])
+
+
+def is_above(value: Any) -> bool:
+    """Whether a value is one of `above`."""
+    return type(value) is _Above
+
+
 def has_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> Any:
     """Called for ``hasattr(x, name)`` with a wrapper x."""
+    if users_attributes.is_there(acquisition, obj, name):
+        return wrapped_result(True, [obj.provenance, name.provenance])
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
         value = hasattr(obj.value.fake, unwrap(name))
     return wrapped_result(value, [obj.provenance, name.provenance])

@@ -15,16 +15,19 @@ from torch.utils._pytree import tree_flatten
 from thunder_norm.subclass.acquiring import values
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import value_of
+from thunder_norm.subclass.backward import users_attributes
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_of_wrappers, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
-from thunder_norm.subclass.interpreting import jagged_makers, opaque_lookasides, reading
+from thunder_norm.subclass.interpreting import jagged_makers, opaque_lookasides, reading, set_attributes
 from thunder_norm.subclass.interpreting.attributes import (
     ASKS_FOR_OVERRIDES,
+    above,
     has_attribute,
     has_override,
+    is_above,
     is_instance,
+    read_above,
     read_attribute,
-    set_attribute,
     type_of,
 )
 from thunder_norm.subclass.interpreting.operations import (
@@ -73,6 +76,11 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     `args` and `kwargs` are the interpreter's wrapped values.
     """
     first = args[0].value if args else None
+    if fn is super and acquisition.meets_wrappers:
+        found = above(*args)
+        return None if found is None else lambda *_: found
+    if is_above(first) and fn is getattr:
+        return functools.partial(read_above, acquisition)
     if acquisition.opaque.is_run:
         found = opaque_lookasides.lookaside(acquisition, fn, args, kwargs)
         if found is not None:
@@ -153,7 +161,7 @@ def _about_wrapper(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVa
     if fn is hasattr:
         return functools.partial(has_attribute, acquisition)
     if fn in (setattr, delattr, object.__setattr__, object.__delattr__):
-        return functools.partial(set_attribute, acquisition)
+        return functools.partial(set_attributes.lookaside, acquisition, fn)
     if fn is isinstance:
         return is_instance
     if fn is type and len(args) == 1:
@@ -283,6 +291,7 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     acquisition.fakes.note_input(fake, x)
     if getattr(x, "_is_param", False):
         fake._is_param = True
+    users_attributes.take_over(acquisition, fake, x, history)
     proxy = acquisition.register(SubclassProxy(fake, acquisition, name=name, history=history))
     trace.open_input(acquisition, proxy, x)
     catch_up(acquisition, WrapperSpec.of(fake).leaves(fake))

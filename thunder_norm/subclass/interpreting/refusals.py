@@ -21,7 +21,6 @@ from thunder.core.interpreter import (
     WrappedValue,
     do_raise,
     interpreter_needs_wrap,
-    unwrap,
 )
 from thunder.core.proxies import Proxy
 
@@ -35,17 +34,6 @@ def refuse_value(acquisition: Acquisition, fn: Callable, obj: WrappedValue, *arg
     else:
         what = "the value of a tensor was asked for (.item() or .tolist())"
     return do_raise(acquisition.refuse(data_dependent_on_wrapper(what)))
-
-
-def refuse_setattr(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
-    """A wrapper is changed."""
-    attribute = unwrap(name)
-    details: dict[str, str] = {"instead": "make a new instance"}
-    if attribute == "data":
-        details["why"] = "in eager mode its metadata become those of the value, and what is inside of it stays what it was"
-        details["instead"] = "write into it, wrapper.copy_(value) under torch.no_grad(), or make a new instance"
-    what = f"attribute {attribute!r} of a {type(obj.value.fake).__name__} is set or deleted"
-    return do_raise(acquisition.refuse(UnsupportedOpError(with_details(what, at=location_of_user(), **details))))
 
 
 def refuse_make_wrapper(acquisition: Acquisition, fn: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -70,6 +70,8 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
             acquisition.sizes.note_input(fake, real, leaf)
         leaves.append(acquisition.fakes.proxy_of(fake))
     acquisition.wrappers.specs[id(proxy.fake)] = spec
+    acquisition.wrappers.given[id(proxy.fake)] = spec.leaves(proxy.fake)
+    acquisition.wrappers.structures[id(proxy.fake)] = (spec.contexts, spec.leaves(proxy.fake))
     acquisition.wrappers.leaves[id(proxy.fake)] = tuple(leaves)
     _append_top_level(FLATTEN.bind(proxy, output=tuple(leaves)))
 
@@ -164,7 +166,7 @@ def rebind(acquisition: Acquisition) -> None:
     """Tell the trace of every wrapper, also those that share inner tensors, which proxies its leaves are now."""
     for proxy in acquisition.wrappers.proxies():
         leaves = leaf_proxies(acquisition, proxy.fake)
-        if any(p is not q for p, q in zip(acquisition.wrappers.leaves[id(proxy.fake)], leaves, strict=True)):
+        if tuple(map(id, acquisition.wrappers.leaves[id(proxy.fake)])) != tuple(map(id, leaves)):
             if acquisition.num_levels and not acquisition.wrappers.is_inside(proxy.fake):
                 raise UnsupportedOpError("a function under a transform changes a wrapper in place that it did not make")
             if acquisition.num_levels:

@@ -106,9 +106,14 @@ def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
 
 def note(wrapped: WrappedValue, kind: str, detail: Any, expected: Any) -> None:
     """Have later calls check a condition on a value that the program reads, one of `_CONDITIONS`."""
+    note_at(wrapped.provenance, kind, detail, expected)
+
+
+def note_at(record: ProvenanceRecord, kind: str, detail: Any, expected: Any) -> None:
+    """The same of what is at a place."""
     guards = _current.get()
     if guards is not None:
-        path = path_of(wrapped.provenance)
+        path = path_of(record)
         if path is not None:
             guards.conditions.setdefault((path, kind, detail), expected)
 

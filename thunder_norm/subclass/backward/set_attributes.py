@@ -1,0 +1,236 @@
+"""Attributes that a program sets on wrappers, and deletes: the fakes have them while the trace is acquired, the objects of each call afterwards.
+
+What is inside of a wrapper is another tensor from then on, which the trace is told.  The epilogue sets all of them on the very objects that
+the program was given, and on those that it makes and hands out, which are put together without them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.backward.made_objects import holds_proxies
+from thunder_norm.subclass.backward.users_attributes import data_of, note_data
+from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal, outer_metadata
+from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.subclass.recording import trace
+from thunder_norm.tracing.containers import take_proxies
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.wrapper_classes import flattened, is_wrapper
+from thunder.core.interpreter import WrappedValue
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.trace import TraceCtx
+
+
+class Held:
+    """What a fake has for an object with tensors of the program in it, which only the program can read."""
+
+    __slots__ = ("wrapped",)
+
+    def __init__(self, wrapped: WrappedValue):
+        self.wrapped = wrapped
+
+
+class _Mark(enum.Enum):
+    GONE = enum.auto()
+
+
+_GONE = _Mark.GONE
+
+
+def put(acquisition: Acquisition, proxy: SubclassProxy, name: str, *value: WrappedValue, is_users: bool = False) -> None:
+    """Set an attribute of a wrapper's fake, or delete it if there is no value, and tell the trace what is inside by then.
+
+    Args:
+        acquisition: the one at hand.
+        proxy: of the wrapper.
+        name: of the attribute.
+        value: at most one.
+        is_users: it is one that somebody has set on an input, of which the fake may have nothing.
+
+    Raises:
+        AttributeError: Python's own.
+        UnsupportedOpError: what is inside would not be a wrapper of its shape.
+    """
+    fake = proxy.fake
+    take_proxies(*value)
+    new = _on_fake(acquisition, value[0]) if value else _GONE
+    inputs = acquisition.wrappers.inputs()
+    before = [_structure(p.fake) for p in inputs]
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
+        held, structure = _read(fake, name), _structure(fake)
+        if new is not _GONE or held is not _GONE or not is_users:
+            _set(fake, name, new)
+        try:
+            if not is_equal(_structure(fake), structure):
+                _check_structure(fake, name)
+        except Exception:
+            _set(fake, name, held)
+            raise
+    acquisition.wrappers.attributes.setdefault(id(fake), {})[name] = (new, value[0] if value else None)
+    for p, structure in zip(inputs, before, strict=True):
+        if not is_equal(_structure(p.fake), structure):
+            spec = WrapperSpec.of(p.fake)
+            acquisition.wrappers.structures[id(p.fake)] = spec.contexts, spec.leaves(p.fake)
+    acquisition.tape.tear()
+    trace.rebind(acquisition)
+
+
+def _read(x: torch.Tensor, name: str) -> Any:
+    try:
+        return object.__getattribute__(x, name)
+    except AttributeError:
+        return _GONE
+
+
+def _set(x: torch.Tensor, name: str, value: Any) -> None:
+    if value is _GONE:
+        object.__delattr__(x, name)
+    else:
+        object.__setattr__(x, name, value)
+
+
+def _structure(fake: torch.Tensor) -> tuple[WrapperSpec, list[int]]:
+    spec = WrapperSpec.of(fake)
+    return spec, [id(t) for t in spec.leaves(fake)]
+
+
+def _on_fake(acquisition: Acquisition, value: WrappedValue) -> Any:
+    held = value.value
+    if isinstance(held, TensorProxy):
+        return acquisition.fake_of(held)
+    if isinstance(held, NumberProxy):
+        return acquisition.to_fake(held)
+    return Held(value) if holds_proxies(held) else held
+
+
+def _check_structure(fake: torch.Tensor, name: str) -> None:
+    spec = WrapperSpec.of(fake)
+    try:
+        rebuilt = spec.build(spec.leaves(fake))
+        metadata = [(outer_metadata(x)[:2], x.dtype, x.device) for x in (fake, rebuilt)]
+        why = None if metadata[0] == metadata[1] else "its class puts another tensor together of what is inside then"
+    except Exception as e:  # noqa: BLE001 - what a class says to it is said in the error
+        why = f"its class does not put it together of what is inside then: {type(e).__name__}: {e}"
+    if why is not None:
+        raise UnsupportedOpError(
+            with_details(
+                f"attribute {name!r} of a {type(fake).__name__} is set to what makes another tensor of it",
+                at=location_of_user(),
+                why=why,
+                instead="make a new instance",
+            )
+        )
+
+
+# -- in each call -------------------------------------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """An attribute of a wrapper, or of one inside of it."""
+
+    way: tuple[str, ...]
+    name: str
+
+    def put(self, x: Any, value: Any) -> None:
+        for step in self.way:
+            x = flattened(x)[0][step]
+        with torch._C.DisableTorchFunctionSubclass():
+            if value is not _GONE or _read(x, self.name) is not _GONE:
+                _set(x, self.name, value)
+
+
+def write(acquisition: Acquisition, epilogue: TraceCtx, done: set[int], value: Any, keep: Callable[..., None]) -> None:
+    """Have the epilogue set the attributes of the wrappers that it hands out so far, in `value` too, and of those that were given.
+
+    Those are meant that the program has set, and data that operations have left there.
+
+    Args:
+        acquisition: the one at hand.
+        epilogue: is being written.
+        done: the identities of the fakes that have theirs.
+        value: a part of the result.
+        keep: ``keep(epilogue, wrapped, values, what, put)`` writes an operation that calls ``put`` with what the values are in each call;
+            `wrapped` are those of the interpreter's among them.
+    """
+    while acquisition.has_wrappers:
+        used = [
+            *acquisition.wrappers.inputs(),
+            *tree_leaves(value),
+            *(p for b in epilogue.bound_symbols for p in b.flat_proxy_args),
+        ]
+        due = next((p for p in used if isinstance(p, SubclassProxy) and id(p.fake) not in done), None)
+        if due is None:
+            return
+        done.add(id(due.fake))
+        is_given = id(due.fake) in acquisition.wrappers.specs
+        found = list(_changed(acquisition, due.fake, None if is_given else _put_together(acquisition, due.fake), ()))
+        if found:
+            places, values, wrapped = zip(*found, strict=True)
+            for place in places if is_given else ():
+                _note_before(acquisition, due, place)
+            what = f"attributes of a {type(due.fake).__name__}"
+            keep(epilogue, [w for w in wrapped if w is not None], [due, *values], what, _putting(places))
+
+
+def _note_before(acquisition: Acquisition, proxy: SubclassProxy, place: _Place) -> None:
+    """What operations have left in an input may depend on what was there, which nobody has read."""
+    data = acquisition.wrappers.data[id(proxy.fake)]
+    if not place.way and place.name in data:
+        note_data(proxy.history, place.name, data[place.name])
+
+
+def _put_together(acquisition: Acquisition, fake: torch.Tensor) -> torch.Tensor:
+    """What the epilogue makes of what is inside of a wrapper."""
+    spec = WrapperSpec.of(fake)
+    with torch.no_grad(), acquisition.fakes.mode:
+        return spec.build(spec.leaves(fake))
+
+
+def _putting(places: Sequence[_Place]) -> Callable[[list], None]:
+    def put_all(given: list) -> None:
+        for place, value in zip(places, given[1:], strict=True):
+            place.put(given[0], value)
+
+    return put_all
+
+
+def _changed(
+    acquisition: Acquisition, fake: torch.Tensor, made: torch.Tensor | None, way: tuple[str, ...]
+) -> Iterator[tuple[_Place, Any, WrappedValue | None]]:
+    """The attributes of a wrapper, and of those inside, with what they are at the end of the program.
+
+    `made` is what it is put together as, if it was not given.
+    """
+    parts, others = flattened(fake)[0], {} if made is None else flattened(made)[0]
+    are_set = acquisition.wrappers.attributes.get(id(fake), {})
+    for name, (new, wrapped) in are_set.items():
+        if name in others:
+            continue
+        now = _read(fake, name)
+        if isinstance(now, torch.Tensor):
+            yield _Place(way, name), _proxy_of(acquisition, now), None
+        elif now is new and wrapped is not None:
+            yield _Place(way, name), wrapped.value, wrapped
+        else:
+            yield _Place(way, name), now, None
+    before, now = acquisition.wrappers.data.get(id(fake)) if made is None else data_of(made), data_of(fake)
+    for name in {**before, **now} if before is not None else ():
+        if name not in are_set and not is_equal(before.get(name, _GONE), now.get(name, _GONE)):
+            yield _Place(way, name), now.get(name, _GONE), None
+    for name, inner in parts.items():
+        if isinstance(inner, torch.Tensor) and is_wrapper(inner):
+            yield from _changed(acquisition, inner, others.get(name), (*way, name))
+
+
+def _proxy_of(acquisition: Acquisition, fake: torch.Tensor) -> TensorProxy:
+    found = acquisition.wrappers.proxy_of(fake) if is_wrapper(fake) else acquisition.fakes.proxy_of(fake)
+    if found is None:
+        raise UnsupportedSubclassError(f"an attribute is set to a {type(fake).__name__} that no traced operation produced")
+    return found
