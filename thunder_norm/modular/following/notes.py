@@ -24,6 +24,7 @@ class Meeting:
         out_axis: of a convolution, the parameter's axis of output channels.
         is_first: whether what it multiplies depends on no parameter.
         is_attended: whether what it multiplies is what an attention returns.
+        summed: the parameter's axes that a product sums over.
     """
 
     op: str
@@ -31,6 +32,7 @@ class Meeting:
     out_axis: int = 0
     is_first: bool = False
     is_attended: bool = False
+    summed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,14 +82,19 @@ def _product(
         notes.use(other, call.name)
         if other.is_parameter:
             notes.meet(other, Meeting("factor"))
-    if other is None or not other.is_parameter:
-        is_attended = other is not None and other.is_attended
-        notes.meet(parameter, Meeting("matrix", is_first=not notes.is_dependent(factor), is_attended=is_attended))
     left, right = (call.args[i] for i in _FACTORS[call.name])
     if parameter is call.state(left):
-        return survived(parameter, "weight", [-1], moved)
-    dims = [0] if _is_vector(call) else [-2] if right.ndim <= call.out.ndim else [0, -2]
-    return survived(parameter, "weight", dims, moved)
+        dims = [-1]
+    else:
+        dims = [0] if _is_vector(call) else [-2] if right.ndim <= call.out.ndim else [0, -2]
+    found = survived(parameter, "weight", dims, moved)
+    if other is None or not other.is_parameter:
+        is_first, is_attended = not notes.is_dependent(factor), other is not None and other.is_attended
+        for before, after in zip(parameter.strands, found, strict=True):
+            summed = before.axes - after.axes
+            meeting = Meeting("matrix", is_first=is_first, is_attended=is_attended, summed=summed)
+            notes.meet(replace(parameter, strands=(before,)), meeting)
+    return found
 
 
 def _is_vector(call: Call) -> bool:
