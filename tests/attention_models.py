@@ -79,6 +79,52 @@ class KeysAreValues(ByHand):
         return (q @ k.mT).softmax(-1) @ k
 
 
+class Gained(ByHand):
+    """Normalized queries and keys, with gains that heads share (as Qwen3 has them), or for each head (as Cohere)."""
+
+    def __init__(self, norm="rms", per_head=False, same=False, is_0_dim=False, bias=False, offset=0.0):
+        super().__init__()
+        self.norm, self.offset = norm, offset
+        shapes = [() if is_0_dim else (heads, 1, self.width) if per_head else (self.width,) for heads in (4, 2)]
+        self.gains = nn.ParameterList(torch.full(shape, 1.0) for shape in shapes[: 1 if same else 2])
+        self.biases = nn.ParameterList(torch.zeros(shape) for shape in shapes if bias)
+
+    def normalized(self, t, side):
+        gain, bias = self.gains[side % len(self.gains)], self.biases[side] if self.biases else None
+        if self.norm == "layer":
+            return nn.functional.layer_norm(t, (self.width,), gain, bias)
+        y = nn.functional.rms_norm(t, (self.width,)) if self.norm == "rms" else nn.functional.normalize(t, dim=-1)
+        y = y * (self.offset + gain) if self.offset else y * gain
+        return y if bias is None else y + bias
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in self.qkv(x).split(self.sizes, -1))
+        q, k = self.rotated(self.normalized(q, 0)), self.rotated(self.normalized(k, 1))
+        return (q @ k.repeat_interleave(2, 1).mT).softmax(-1) @ v.repeat_interleave(2, 1)
+
+
+class QueriesAreKeys(ByHand):
+    """A multiple of one is a multiple of the other."""
+
+    def forward(self, x):
+        q, _, v = self.qkv(x).split(self.sizes, -1)
+        q = q.unflatten(-1, (-1, self.width)).transpose(1, 2)
+        return (q @ q.mT).softmax(-1) @ v[:, None]
+
+
+class Reparametrized(ByHand):
+    """The weight is a function of the parameter."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        y = nn.functional.linear(x, self.function(self.qkv.weight), self.qkv.bias)
+        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in y.split(self.sizes, -1))
+        return (q @ k.repeat_interleave(2, 1).mT).softmax(-1) @ v.repeat_interleave(2, 1)
+
+
 class ClassToken(ByHand):
     """The first token is not rotated."""
 

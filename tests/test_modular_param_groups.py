@@ -127,6 +127,37 @@ def test_experts_are_matrices_one_by_one():
     ]  # torch's Muon takes matrices
 
 
+class Heads(nn.Module):
+    """Weights of three dimensions, whose axes (d of the input, h of heads, k of one head) come in any order."""
+
+    SIZES = {"d": 6, "h": 3, "k": 4}
+
+    def __init__(self, axes):
+        super().__init__()
+        self.axes = axes
+        self.before = nn.Linear(6, 6)
+        self.q, self.k, self.v, self.o = (nn.Parameter(torch.randn([self.SIZES[a] for a in axes])) for _ in range(4))
+
+    def forward(self, x):
+        x = self.before(x)
+        q, k, v = (torch.einsum(f"btd,{self.axes}->bthk", x, w) for w in (self.q, self.k, self.v))
+        y = torch.einsum("bhts,bshk->bthk", torch.einsum("bthk,bshk->bhts", q, k).softmax(-1), v)
+        return torch.einsum(f"bthk,{self.axes}->btd", y, self.o)
+
+
+@pytest.mark.parametrize("axes", ["hkd", "hdk", "dhk"])
+def test_heads_are_matrices_one_by_one_whichever_axis_they_are(axes):
+    torch.manual_seed(seeded(0))
+    model, x = Heads(axes).to(D), torch.randn(2, 5, 6, dtype=D)
+    groups = param_groups(model, x, split=True)
+    leaves = {name: p for g in groups for name, p in zip(g["param_names"], g["params"], strict=True)}
+    y = torch.einsum(f"btd,{axes}->bthk", x, model.q)
+    for head in range(3):
+        torch.testing.assert_close(x @ leaves[f"q[{head}]"].mT, y[:, :, head])
+    wanted = torch.einsum(f"bthk,{axes}->btd", y, model.o)
+    torch.testing.assert_close(sum(y[:, :, head] @ leaves[f"o[{head}]"].mT for head in range(3)), wanted)
+
+
 def test_every_parameter_that_trains_is_in_one_group():
     config = GPT2Config(
         n_layer=2, n_embd=8, n_head=2, n_positions=8, vocab_size=11, use_cache=False, bos_token_id=0, eos_token_id=0

@@ -162,7 +162,12 @@ def _leaves(role: Role, p: torch.Tensor) -> list[_Member]:
                 instead="split=False, and an optimizer that reads the groups' blocks; ModularOptimizer does with blocks=True",
             )
         )
-    places = [_Place(block, index, axis) for index in ([None] if p.ndim == 2 else range(len(p))) for block in blocks]
+    stack_axis = role.stack_axis or 0
+    places = [
+        _Place(block, index, axis, stack_axis)
+        for index in ([None] if p.ndim == 2 else range(p.shape[stack_axis]))
+        for block in blocks
+    ]
     leaves = [place(p.detach()).requires_grad_() for place in places]
     hand_on_gradients(role.name, p, leaves, places)
     return [
@@ -178,6 +183,7 @@ class _Place:
     block: Block | None
     index: int | None
     axis: int
+    stack_axis: int
 
     @property
     def suffix(self) -> str:
@@ -189,5 +195,5 @@ class _Place:
     def __call__(self, t: torch.Tensor) -> torch.Tensor:
         """The matrix in a tensor of the parameter's shape, outputs first: a view."""
         part = t if self.block is None else self.block.view(t)
-        part = part if self.index is None else part[self.index]
+        part = part if self.index is None else part.select(self.stack_axis, self.index)
         return part.mT if self.axis == t.ndim - 1 else part

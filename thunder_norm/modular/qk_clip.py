@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.core.tensors import describe
 from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.model_state.shards import is_spread
-from thunder_norm.modular.following.heads import Entry, Head, Owners, axes_of, heads_of, powers
+from thunder_norm.modular.following.heads import Entry, Head, Owners, Scaled, components, heads_of, powers
 from thunder_norm.modular.following.mode import follow, follow_with_data
 from thunder_norm.modular.following.notes import Notes
 from thunder_norm.modular.wrappers import unwrapped
@@ -41,8 +41,12 @@ class QKClip:
     A head whose largest logit S exceeds tau has ``gamma = tau / S``, its queries are multiplied by ``gamma^alpha`` and its keys by
     ``gamma^(1 - alpha)``, by multiplying the rows of weights and biases that they are made of.  Keys that several heads share (grouped
     queries, the rotary part in latent attention) stay what they are, as those with a parameter among their tokens (``add_bias_kv``), and the
-    queries, there, are multiplied by gamma: logits of other heads never change.  Which rows those are is found by following the program (see `find_roles`): rotary embeddings, fused projections of any
-    layout, biases and written-out softmaxes are understood.
+    queries, there, are multiplied by gamma: logits of other heads do not change.
+
+    Normalized queries and keys are as large as their gains (and the biases beside them), which are multiplied instead: of gains for each
+    head as above, and gains that several heads share by the least gamma of these, which then holds for all of them.  Which entries of
+    which parameters those are is found by following the program (see `find_roles`): rotary embeddings, fused projections of any layout,
+    biases, gains that are ``1 + w``, weight normalization and written-out softmaxes are understood.
 
     >>> attention = torch.nn.MultiheadAttention(8, 2)
     >>> x = torch.randn(3, 1, 8)
@@ -73,9 +77,10 @@ class QKClip:
 
     Raises:
         NormMismatchError: no attention is found (kernels of one's own are not looked into), its heads are not known, they cannot be scaled
-            alone (normalized queries and keys, rows that are used elsewhere), tau or alpha is out of its range, or parameters are sharded.
+            (queries and keys that are normalized without gains, rows that are used elsewhere), tau or alpha is out of its range, or
+            parameters are sharded.
 
-    Source: Kimi Team 2025, "Kimi K2: Open Agentic Intelligence", section 2.1.
+    Source: Kimi Team 2025, "Kimi K2: Open Agentic Intelligence", section 2.1, for projections; gains are ours.
     """
 
     def __init__(
@@ -105,8 +110,6 @@ class QKClip:
         ]
         run = follow if any(t.is_meta for t in tensors) else follow_with_data
         plan = _Plan.of(run(self._model, example_args, example_kwargs))
-        for h in range(len(plan.heads)):
-            plan.powers(h, self.alpha)
         self.num_heads = len(plan.heads)
         self._last: tuple[tuple, dict] | None = None
 
@@ -120,7 +123,7 @@ class QKClip:
 
     @torch.no_grad()
     def step_(self, *args: Any, **kwargs: Any) -> list[Clipped]:
-        """Clip the heads whose logits exceed tau for these arguments, in place; which those are.
+        """Clip the heads whose logits exceed tau for these arguments, and those that share gains with them, in place; which those are.
 
         Args:
             *args: the model's arguments; without any, those of its last call, once the clip is attached.
@@ -140,14 +143,16 @@ class QKClip:
             bad = [head.name for head, s in zip(plan.heads, largest.tolist(), strict=True) if not s < math.inf]
             raise NormMismatchError(f"logits that are NaN or infinite, of {bad[0]}: nothing can scale them down")
         factors: dict[Entry, float] = {}
-        clipped = []
-        for h, (head, s) in enumerate(zip(plan.heads, largest.tolist(), strict=True)):
-            if s > self.tau:
-                gamma = self.tau / s
-                clipped.append(Clipped(head.name, s, gamma))
-                factors |= {entry: gamma**power for entry, power in plan.powers(h, self.alpha).items() if power}
-        _multiply(dict(self._model.named_parameters()), factors, plan.axes)
-        return clipped
+        gammas: dict[int, float] = {}
+        sizes = largest.tolist()
+        for some in plan.together:
+            gamma = self.tau / max(self.tau, *(sizes[h] for h in some))
+            if gamma < 1:
+                gammas |= dict.fromkeys(some, gamma)
+                of_each = powers(plan.heads, some, plan.owners, self.alpha)
+                factors |= {entry: gamma**power for entry, power in of_each.items()}
+        _multiply(dict(self._model.named_parameters()), factors, plan.scaled)
+        return [Clipped(plan.heads[h].name, sizes[h], gammas[h]) for h in sorted(gammas)]
 
     def attach(self, optimizer: torch.optim.Optimizer) -> list[Any]:
         """Clip after every step of an optimizer, for the arguments of the model's last call in training; handles with `remove()`.
@@ -187,10 +192,11 @@ class QKClip:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """The heads of a run, and who has which entries."""
+    """The heads of a run, those that are multiplied together, and who has which entries."""
 
     heads: list[Head]
-    axes: dict[str, tuple[int, ...]]
+    together: list[tuple[int, ...]]
+    scaled: Scaled
     owners: Owners
 
     @staticmethod
@@ -202,24 +208,21 @@ class _Plan:
                     instead="attentions of torch (scaled_dot_product_attention), or written out; kernels of one's own are not looked into",
                 )
             )
-        heads, axes = heads_of(notes), axes_of(notes)
-        return _Plan(heads, axes, Owners.of(heads, notes, axes))
-
-    def powers(self, h: int, alpha: float) -> dict[Entry, float]:
-        return powers(h, self.heads[h], self.owners, alpha)
+        heads, scaled = heads_of(notes), Scaled.of(notes)
+        owners = Owners.of(heads, notes, scaled.axes)
+        return _Plan(heads, components(heads, owners), scaled, owners)
 
 
-def _multiply(
-    parameters: Mapping[str, torch.Tensor], factors: Mapping[Entry, float], axes: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Multiply entries of parameters, all others stay to the last bit."""
+def _multiply(parameters: Mapping[str, torch.Tensor], factors: Mapping[Entry, float], scaled: Scaled) -> None:
+    """Multiply entries of parameters, with what the program adds to them; all others stay to the last bit."""
     of_each: dict[str, dict[int, float]] = {}
     for (name, at), factor in factors.items():
         of_each.setdefault(name, {})[at] = factor
     for name, entries in of_each.items():
         p = parameters[name]
-        shape = [size if d in axes[name] else 1 for d, size in enumerate(p.shape)]
+        shape = [size if d in scaled.axes[name] else 1 for d, size in enumerate(p.shape)]
         flat = torch.ones(math.prod(shape), dtype=torch.float64)
         flat[list(entries)] = torch.tensor(list(entries.values()), dtype=torch.float64)
         factor = flat.view(shape).to(p.device)
-        p.copy_(torch.where(factor == 1, p, p * factor))
+        offset = scaled.offsets[name]
+        p.copy_(torch.where(factor == 1, p, (p.double() + offset) * factor - offset if offset else p * factor))

@@ -46,6 +46,7 @@ class Role:
         names: all names, if it is tied to others.
         is_first: whether all that it multiplies, as a matrix or a kernel, depends on no parameter: the program's inputs.
         is_attended: whether all that it multiplies, as a matrix, is what attention returns.
+        stack_axis: of a stack of three dimensions, the axis that says which matrix; None if it is not known, and of others.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Role:
     names: tuple[str, ...] = ()
     is_first: bool = False
     is_attended: bool = False
+    stack_axis: int | None = None
 
     @property
     def is_split(self) -> bool:
@@ -158,7 +160,8 @@ def _with(row: Role, value: Any) -> Role:
         has_blocks = value in ("matrix", "head", "stack", "bias")
         axis = row.out_axis if row.out_axis is not None or not has_blocks else max(0, len(row.shape) - 2)
         blocks = row.blocks or ((whole(axis, row.shape[axis]),) if has_blocks and axis is not None and row.shape else ())
-        return replace(row, role=value, blocks=blocks if has_blocks else (), out_axis=axis)
+        stack_axis = row.stack_axis or 0 if value == "stack" and len(row.shape) == 3 else None
+        return replace(row, role=value, blocks=blocks if has_blocks else (), out_axis=axis, stack_axis=stack_axis)
     if not isinstance(value, Sequence) or not value or not all(isinstance(b, Block) for b in value):
         raise NormMismatchError(f"a role is a name or a sequence of blocks, got {value!r} for {row.name!r}")
     check_partition(row.name, row.shape, value)
@@ -226,13 +229,25 @@ def _role(name: str, shape: tuple[int, ...], notes: Notes, uses: Sequence[Use], 
         in_channels = shape[1 - convolution.out_axis] * (1 if convolution.out_axis else convolution.groups)
         if convolution.groups > 1 and convolution.groups == in_channels:
             role = "depthwise"
-    axis, blocks = _blocks(shape, uses) if role in ("matrix", "head", "stack", "convolution", "bias") else (None, ())
+    stack_axis = _stack_axis([m.summed for m in met]) if role == "stack" and len(shape) == 3 else None
+    axis, blocks = None, ()
+    if role in ("matrix", "head", "convolution", "bias") or role == "stack" and (len(shape) != 3 or stack_axis is not None):
+        axis, blocks = _blocks(shape, uses, stack_axis)
     names = names if len(names) > 1 else ()
     groups = 1 if convolution is None else convolution.groups
     products = [m for m in met if m.op in ("matrix", "convolution")]
     is_first = bool(products) and all(m.is_first for m in products)
     is_attended = bool(products) and all(m.is_attended for m in products)
-    return Role(name, shape, role, blocks, axis, groups, names, is_first, is_attended)
+    return Role(name, shape, role, blocks, axis, groups, names, is_first, is_attended, stack_axis)
+
+
+def _stack_axis(summed: Sequence[frozenset[int]]) -> int | None:
+    """Which axis of three says which matrix; None if products disagree.
+
+    The first one, as of experts and of heads, unless products sum over it alone (``td,dhk->thk``), or over both others (``thk,dhk->td``).
+    """
+    found = {1 if axes in ({0}, {1, 2}) else 0 for axes in summed if axes} or {0}
+    return found.pop() if len(found) == 1 else None
 
 
 def _named(shape: tuple[int, ...], met: set[str], uses: Sequence[Use]) -> RoleName:
@@ -260,10 +275,9 @@ def _named(shape: tuple[int, ...], met: set[str], uses: Sequence[Use]) -> RoleNa
     return "other"
 
 
-def _blocks(shape: tuple[int, ...], uses: Sequence[Use]) -> tuple[int | None, tuple[Block, ...]]:
+def _blocks(shape: tuple[int, ...], uses: Sequence[Use], stack_axis: int | None) -> tuple[int | None, tuple[Block, ...]]:
     """The axis of outputs, and the blocks along it; none if they are no regular runs."""
-    is_stack = len(shape) == 3  # the first axis says which matrix
-    axes = sorted({axis for u in uses for axis in u.rows if u.kind in ("weight", "bias") and (axis > 0 or not is_stack)})
+    axes = sorted({axis for u in uses for axis in u.rows if u.kind in ("weight", "bias") and axis != stack_axis})
     cut = [axis for axis in axes if any(axis in u.rows and not u.rows[axis].all() for u in uses)]
     if len(cut) > 1 or not axes:
         return (axes[-1] if axes else None), ()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from thunder_norm.modular.following.strands import NOTHING, Followed, Kind, Score, is_constant_along
+from thunder_norm.modular.following.strands import NOTHING, Followed, Kind, Scale, Score, is_constant_along
 
 _MOST_PATTERNS = 4  # of tokens whose entries have other terms
 _MASKED = -9000.0  # what is added to a logit that counts for nothing; positions' own biases are not that large
@@ -22,12 +22,16 @@ class Part:
         kind: how it came in.
         axes: of the parameter.
         at: [heads, entries of a head, axes], the indices; -1 where an entry has no such term.
+        scales: whether the side is multiplied by c if this and the others of which it is said are.
+        offset: what the program adds to the parameter before all else.
     """
 
     name: str
     kind: Kind
     axes: tuple[int, ...]
     at: torch.Tensor
+    scales: bool = True
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +40,11 @@ class Side:
 
     Attributes:
         parts: their terms.
-        is_homogeneous: whether they are multiplied by c if these are.
+        is_scaled: whether they are multiplied by c if those of these are that say so.
     """
 
     parts: tuple[Part, ...]
-    is_homogeneous: bool
+    is_scaled: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +71,9 @@ class Attention:
         empty = Side((), False)
         if score.problem:
             return Attention(empty, empty, 0, None, score.problem)
-        query = _side([product.query for product in score.products])
-        key = _side([product.key for product in score.products])
+        shapes = [product.shape for product in score.products]
+        query = _side([product.query for product in score.products], shapes)
+        key = _side([product.key for product in score.products], shapes)
         if query is None or key is None:
             return Attention(empty, empty, 0, None, "which entries make a query or a key differs between tokens")
         _, inverse = torch.unique(torch.cat([_table(query), _table(key)], 1), dim=0, return_inverse=True)
@@ -85,28 +90,32 @@ def _order_of_first(inverse: torch.Tensor) -> list[int]:
 
 
 def _of_heads(side: Side, first: torch.Tensor) -> Side:
-    return Side(tuple(Part(p.name, p.kind, p.axes, p.at[first]) for p in side.parts), side.is_homogeneous)
+    return replace(side, parts=tuple(replace(p, at=p.at[first]) for p in side.parts))
 
 
 def _table(side: Side) -> torch.Tensor:
     return torch.cat([p.at.flatten(1) for p in side.parts], 1)
 
 
-def _side(states: Sequence[Followed]) -> Side | None:
+def _side(states: Sequence[Followed], shapes: Sequence[tuple[int, int]]) -> Side | None:
     """The terms of the factors [n, tokens, d] of several products, one after the other along d; None if too many tokens differ."""
     parts: list[Part] = []
-    widths = [next((t.shape[2] for s in state.strands for labels in s.labels for t in labels.values()), 0) for state in states]
+    widths = [width for _, width in shapes]
     for i, state in enumerate(states):
         before, after = sum(widths[:i]), sum(widths[i + 1 :])
         for strand in state.strands:
             for labels in strand.labels:
                 axes = tuple(sorted(labels))
-                patterns = _patterns(torch.stack([labels[a] for a in axes], -1)) if axes else []
+                if axes:
+                    patterns = _patterns(torch.stack([labels[a] for a in axes], -1))
+                else:  # one for all
+                    patterns = [torch.zeros(*shapes[i], 0, dtype=torch.int32)]
                 if patterns is None:
                     return None
                 padded = [torch.nn.functional.pad(t, (0, 0, before, after), value=NOTHING) for t in patterns]
-                parts += [Part(strand.name, strand.kind, axes, t) for t in padded]
-    return Side(tuple(parts), all(state.is_homogeneous for state in states)) if parts else None
+                parts += [Part(strand.name, strand.kind, axes, t, strand.scales, strand.offset) for t in padded]
+    is_scaled = all(state.scale is not Scale.NOTHING for state in states)
+    return Side(tuple(parts), is_scaled) if parts else None
 
 
 def _patterns(at: torch.Tensor) -> list[torch.Tensor] | None:

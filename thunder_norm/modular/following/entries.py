@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,21 +13,21 @@ import torch
 from thunder_norm.modular.following.attentions import Attention, Side
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import Followed, Score, Use, added, head_rows, used
+from thunder_norm.modular.following.strands import Followed, Scale, Score, Use, added, head_rows, used
 
 Operand = tuple[torch.Tensor, Followed]
 
 SUMS = frozenset(["add", "sub", "rsub", "where", "masked_fill"])
 _PRODUCTS = frozenset(["mul", "div"])
 _LINEAR = frozenset(["neg", "positive", "conj_physical", "real", "imag"])
+_OVER_LAST = ("native_layer_norm", "_fused_rms_norm")
 _NORMALIZATIONS = (
-    "native_layer_norm",
+    *_OVER_LAST,
     "native_group_norm",
     "native_batch_norm",
     "_native_batch_norm_legit",
     "_native_batch_norm_legit_no_training",
     "_batch_norm_with_update",
-    "_fused_rms_norm",
 )
 _LOSSES = (
     "nll_loss_forward",
@@ -54,13 +55,13 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
         for state, op in zip(active, _as_factors(notes, call, active), strict=True):
             notes.use(state, op)
     spread = [_spread(notes, call, t, state, operands) for t, state in operands]
+    spread, scale = _scaled(call, operands, spread)
     if call.name in SUMS or len(active) < 2:
         strands = added(spread)
     else:  # factors: each goes on as it is
         strands = tuple(s for state in spread for s in state.strands)
     is_attended = any(state.is_attended for state in active) and (call.name not in SUMS or len(active) == 1)
-    is_homogeneous, score = _is_homogeneous(call, operands, active), _score(call, active)
-    notes.note(call.out, Followed(strands, is_homogeneous, not active, score, is_attended))
+    notes.note(call.out, Followed(strands, scale, not active, _score(call, active), is_attended))
 
 
 def _as_factors(notes: Notes, call: Call, states: Sequence[Followed]) -> list[str]:
@@ -68,7 +69,7 @@ def _as_factors(notes: Notes, call: Call, states: Sequence[Followed]) -> list[st
     taken = [_taken(notes, state) for state in states]
     if not all(taken) or any(a == b for a, b in itertools.combinations(taken, 2)):
         return [call.name] * len(states)  # as a function of one tensor may be written out, or a normalization
-    return ["gated" if state.is_homogeneous else "gate" for state in states]
+    return ["gated" if state.scale is Scale.PRODUCTS else "gate" for state in states]
 
 
 def _taken(notes: Notes, state: Followed) -> frozenset[Any]:
@@ -110,20 +111,54 @@ def weight_norm(notes: Notes, call: Call) -> None:
     notes.meet(g, Meeting("gain"))
     spread = g.mapped(lambda t: t.expand(call.out[0].shape))
     gains = tuple(replace(s, kind="gain") if s.kind == "itself" else s for s in spread.strands)
-    notes.note(call.out[0], Followed((*v.strands, *gains), is_parameter=True))
+    lengthless = v.with_strands(scales=False).strands
+    notes.note(call.out[0], Followed((*lengthless, *gains), min(g.scale, Scale.GAINS), is_parameter=True))
 
 
-def _is_homogeneous(call: Call, operands: list[tuple[torch.Tensor, Followed]], active: list[Followed]) -> bool:
+def _scaled(call: Call, operands: Sequence[Operand], spread: list[Followed]) -> tuple[list[Followed], Scale]:
+    """What the operands are in the result, and what multiplies that."""
     if call.name in SUMS:
-        floating = [t for t, _ in call.tensors if t.dtype != torch.bool]
-        addends = len(call.args) if call.name in ("add", "sub", "rsub") else 3
-        is_all = len(floating) == len(operands) == (addends - 1 if call.name == "where" else 2)
-        return is_all and all(state.is_homogeneous for _, state in operands)
+        return _of_sum(call, operands, spread)
     if call.name in _PRODUCTS:
-        factors = active or [state for _, state in operands]
-        is_numerator = call.name == "mul" or factors[0] is call.state(call.args[0])
-        return len(factors) == 1 and is_numerator and factors[0].is_homogeneous
-    return call.name in _LINEAR and operands[0][1].is_homogeneous
+        return _of_product(call, operands, spread)
+    return spread, operands[0][1].scale if call.name in _LINEAR else Scale.NOTHING
+
+
+def _of_sum(call: Call, operands: Sequence[Operand], spread: list[Followed]) -> tuple[list[Followed], Scale]:
+    number = call.args[1] if len(operands) == 1 and call.name in ("add", "sub") and len(call.args) == 2 else None
+    terms = [s for s in spread[0].strands for _ in s.labels] if operands[0][1].is_parameter else []
+    if isinstance(number, int | float) and len(terms) == 1:  # a parameter and a number, as of gains that are started at 0
+        (strand,) = terms
+        more = number * call.kwargs.get("alpha", 1) * (1 if call.name == "add" else -1)
+        offset = strand.offset + more / strand.multiple if strand.multiple else math.nan
+        return [spread[0].with_strands(offset=offset)], operands[0][1].scale if math.isfinite(offset) else Scale.NOTHING
+    floating = [t for t, _ in call.tensors if t.dtype != torch.bool]
+    addends = len(call.args) if call.name in ("add", "sub", "rsub") else 3
+    is_all = len(floating) == len(operands) == (addends - 1 if call.name == "where" else 2)
+    return spread, min(state.scale for _, state in operands) if is_all else Scale.NOTHING
+
+
+def _of_product(call: Call, operands: Sequence[Operand], spread: list[Followed]) -> tuple[list[Followed], Scale]:
+    """Of a factor with gains: what multiplies the factor, or, if nothing does, the gains."""
+    active = [i for i, (_, state) in enumerate(operands) if not state.is_parameter]
+    mains = active or [i for i, (t, _) in enumerate(operands) if t.shape == call.out.shape]
+    if len(active) > 1 or not mains or call.name == "div" and operands[mains[0]][0] is not call.args[0]:
+        return spread, Scale.NOTHING
+    main, others = mains[0], [i for i in range(len(operands)) if i != mains[0]]
+    if len(operands) == 1:
+        number = call.args[1] if len(call.args) > 1 else None
+        times = number if isinstance(number, int | float) and number else math.nan
+        times = 1 / times if call.name == "div" else times
+        strands = tuple(replace(s, multiple=s.multiple * times) for s in spread[0].strands)
+        return [replace(spread[0], strands=strands)], operands[0][1].scale
+    names = {s.name for s in operands[main][1].strands}
+    is_own = not any(s.name in names for i in others for s in operands[i][1].strands)  # not of the factor itself: its length
+    scale = operands[main][1].scale if is_own else Scale.NOTHING
+    gains = min(operands[i][1].scale if spread[i].strands else Scale.NOTHING for i in others)
+    by_gains = scale is Scale.NOTHING and is_own and call.name == "mul" and gains is not Scale.NOTHING
+    if not by_gains:
+        return [s if i == main else s.with_strands(scales=False) for i, s in enumerate(spread)], scale
+    return [s.with_strands(scales=False) if i == main else s for i, s in enumerate(spread)], Scale.GAINS
 
 
 def _score(call: Call, active: list[Followed]) -> Score | None:
@@ -166,12 +201,25 @@ def normalize(notes: Notes, call: Call) -> None:
     if state is None:
         return
     notes.use(state, "normalization")
-    for t in call.args[1:]:
+    strands, scale = state.with_strands(scales=False).strands, Scale.NOTHING
+    given = [t for t in call.args[1:] if t is None or isinstance(t, torch.Tensor)]
+    for kind, t in zip(("gain", "bias"), given, strict=False):
         parameter = call.state(t)
-        if parameter is not None and parameter.is_parameter:
-            is_first = next(x for x in call.args[1:] if isinstance(x, torch.Tensor)) is t
-            notes.meet(parameter, Meeting("gain" if is_first else "bias"))
-    notes.note(out, replace(state, is_homogeneous=False, score=None))
+        is_parameter = parameter is not None and parameter.is_parameter
+        if t is not None:
+            of_it = parameter.scale if is_parameter else Scale.NOTHING
+            scale = min(of_it, Scale.GAINS if kind == "gain" else scale)
+        if is_parameter:
+            notes.meet(parameter, Meeting(kind))
+            moved = parameter.mapped(lambda label: _along(call, label, out.shape))
+            strands += tuple(replace(s, kind=kind) if s.kind == "itself" else s for s in moved.strands)
+    notes.note(out, replace(state, strands=strands, scale=scale, score=None))
+
+
+def _along(call: Call, label: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """A label of a normalization's gain or bias as one of its result: of channels, which come second, or of the last dimensions."""
+    is_last = call.name in _OVER_LAST
+    return (label if is_last else label.view(-1, *[1] * (len(shape) - 2))).expand(shape)
 
 
 def softmax(notes: Notes, call: Call) -> None:
@@ -181,7 +229,7 @@ def softmax(notes: Notes, call: Call) -> None:
         return
     score = state.score
     if score is None:
-        return notes.note(call.out, replace(state, is_homogeneous=False))
+        return notes.note(call.out, replace(state, scale=Scale.NOTHING))
     attention = Attention.of(score, call.args[0])
     notes.attentions.append(attention)
     for product in score.products:

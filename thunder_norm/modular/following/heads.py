@@ -1,13 +1,16 @@
 """Heads of all attentions of a run, and by which powers of a factor their queries and keys are to be multiplied.
 
 A logit is ``sum_j q_j k_j`` over the entries of a head.  It is multiplied by gamma if for every j the entries of parameters in q_j are
-multiplied by ``gamma^a`` and those in k_j by ``gamma^(1 - a)``.  An entry that another head has as well, or that is taken elsewhere, must
-stay what it is: the other side then takes all of gamma.
+multiplied by ``gamma^a`` and those in k_j by ``gamma^(1 - a)``.  Of normalized queries and keys these are entries of gains.  An entry that
+another head has as well must stay what it is, and the other side then takes all of gamma; where both sides have such entries (gains that
+heads share), the heads that share them are multiplied by one gamma together.  What multiplies queries and keys alike takes its root.  An
+entry that is taken elsewhere must stay what it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +21,6 @@ from thunder_norm.modular.following.notes import Notes
 
 Entry = tuple[str, int]  # a parameter, and an index into those of its axes that queries or keys have
 
-_SCALED = ("weight", "bias", "table")
-
 
 @dataclass(frozen=True, eq=False)
 class Head:
@@ -27,7 +28,7 @@ class Head:
 
     Attributes:
         name: the parameters of its queries, and which of these heads it is.
-        query: for each entry j of the head, the entries of parameters in it.
+        query: for each entry j of the head, the entries of parameters that multiply it.
         key: the same of its key.
         can_scale: whether queries, and keys, are multiplied as their entries are.
         at: of attentions: the position, and the number of the head there.
@@ -58,12 +59,14 @@ def heads_of(notes: Notes) -> list[Head]:
                     why=attention.problem,
                 )
             )
+        sides = attention.query, attention.key
         gains = _gains(attention.query), _gains(attention.key)
+        can = _can_scale(attention.query), _can_scale(attention.key)
         for number in range(attention.num_heads):
-            query, key = (_entries(side, number, notes) for side in (attention.query, attention.key))
-            can = _can_scale(attention.query), _can_scale(attention.key)
+            query, key = (_entries(side, number, notes, lambda p: p.scales) for side in sides)
             new = Head(f"{_names(attention)}, head {number}", query, key, can, [], gains)
-            found.setdefault((query, key, can), new).at.append((position, number))
+            all_of_it = tuple(_entries(side, number, notes, lambda p: True) for side in sides)
+            found.setdefault((query, key, can, all_of_it), new).at.append((position, number))
     return list(found.values())
 
 
@@ -77,123 +80,222 @@ def _gains(side: Side) -> tuple[str, ...]:
 
 def _can_scale(side: Side) -> bool:
     """Whether queries, or keys, are multiplied as their entries are; tokens that are parameters themselves (``bias_k``) have none of these."""
-    return side.is_homogeneous and not any(p.kind == "itself" for p in side.parts)
+    return side.is_scaled and not any(p.kind == "itself" for p in side.parts)
 
 
-def _entries(side: Side, number: int, notes: Notes) -> tuple[frozenset[Entry], ...]:
-    """For each entry of the head, the entries of parameters in it."""
-    parts = [p for p in side.parts if p.kind in _SCALED]
-    columns = [_flat(p, number, notes.shapes[p.name]) for p in parts]
+def _entries(side: Side, number: int, notes: Notes, chosen: Callable[[Part], bool]) -> tuple[frozenset[Entry], ...]:
+    """For each entry of the head, the entries of parameters in it, of some of the parts."""
+    parts = [p for p in side.parts if p.kind != "itself" and chosen(p)]
+    columns = [_flat(p.axes, p.at[number], notes.shapes[p.name]) for p in parts]
     width = side.parts[0].at.shape[1]
     return tuple(frozenset((p.name, c[j]) for p, c in zip(parts, columns, strict=True) if c[j] >= 0) for j in range(width))
 
 
-def _flat(part: Part, number: int, shape: Sequence[int]) -> list[int]:
-    """Indices along the parts' axes as one number; negative for none."""
-    found = torch.zeros(part.at.shape[1], dtype=torch.long)
-    for axis, of_axis in zip(part.axes, part.at[number].long().unbind(-1), strict=True):
+def _flat(axes: Sequence[int], at: torch.Tensor, shape: Sequence[int]) -> list[int]:
+    """Indices along the axes as one number; negative for none."""
+    found = torch.zeros(len(at), dtype=torch.long)
+    for axis, of_axis in zip(axes, at.long().unbind(-1), strict=True):
         found = torch.where((of_axis < 0) | (found < 0), -1, found * shape[axis] + of_axis)
     return found.tolist()
 
 
-def axes_of(notes: Notes) -> dict[str, tuple[int, ...]]:
-    """The axes that the entries of a parameter are counted along.
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """The parameters that multiply queries or keys.
 
-    Raises:
-        NormMismatchError: those of two attentions are different.
+    Attributes:
+        axes: name -> the axes that its entries are counted along.
+        offsets: name -> what the program adds to it before all else.
     """
-    found: dict[str, tuple[int, ...]] = {}
-    for attention in notes.attentions:
-        for part in (*attention.query.parts, *attention.key.parts):
-            if part.kind in _SCALED and found.setdefault(part.name, part.axes) != part.axes:
-                raise NormMismatchError(f"attentions take {part.name!r} along different axes")
-    return found
+
+    axes: dict[str, tuple[int, ...]]
+    offsets: dict[str, float]
+
+    @staticmethod
+    def of(notes: Notes) -> Scaled:
+        """Those of a run.
+
+        Raises:
+            NormMismatchError: those of two attentions are different.
+        """
+        axes: dict[str, tuple[int, ...]] = {}
+        offsets: dict[str, float] = {}
+        for attention in notes.attentions:
+            for part in (*attention.query.parts, *attention.key.parts):
+                if part.scales and part.kind != "itself":
+                    if axes.setdefault(part.name, part.axes) != part.axes:
+                        raise NormMismatchError(f"attentions take {part.name!r} along different axes")
+                    if offsets.setdefault(part.name, part.offset) != part.offset:
+                        raise NormMismatchError(
+                            f"different numbers are added to {part.name!r} before it multiplies queries or keys"
+                        )
+        return Scaled(axes, offsets)
 
 
 @dataclass(frozen=True)
 class Owners:
-    """Which head has an entry for itself, and on which side.
+    """Which heads have an entry, and on which side.
 
     Attributes:
-        of_each: entry -> (head, 0 for its query or 1 for its key); absent if it is of several, or taken elsewhere.
+        of_each: entry -> {(head, 0 for its query or 1 for its key)}; absent if it is taken elsewhere.
     """
 
-    of_each: dict[Entry, tuple[int, int]]
+    of_each: dict[Entry, frozenset[tuple[int, int]]]
 
     @staticmethod
-    def of(heads: Sequence[Head], notes: Notes, axes: dict[str, tuple[int, ...]]) -> Owners:
-        """The owners of all entries of queries and keys."""
-        found: dict[Entry, tuple[int, int] | None] = {}
+    def of(heads: Sequence[Head], notes: Notes, axes: Mapping[str, tuple[int, ...]]) -> Owners:
+        """The owners of all entries that multiply queries and keys."""
+        found: dict[Entry, set[tuple[int, int]]] = {}
         for h, head in enumerate(heads):
             for side, entries in enumerate((head.query, head.key)):
                 for entry in frozenset().union(*entries):
-                    found[entry] = (h, side) if found.get(entry, (h, side)) == (h, side) else None
+                    found.setdefault(entry, set()).add((h, side))
         elsewhere = _taken_elsewhere(notes, axes)
-        return Owners({e: owner for e, owner in found.items() if owner is not None and not elsewhere[e[0]][e[1]]})
+        return Owners({e: frozenset(owners) for e, owners in found.items() if not elsewhere[e[0]][e[1]]})
+
+    def heads(self, entries: Iterable[Entry], sides: Sequence[int]) -> frozenset[int] | None:
+        """The heads that have some of these entries; None if one of them is on another side of a head, or taken elsewhere."""
+        found: set[int] = set()
+        for entry in entries:
+            owners = self.of_each.get(entry)
+            if owners is None or any(of not in sides for _, of in owners):
+                return None
+            found |= {h for h, _ in owners}
+        return frozenset(found)
 
 
-def _taken_elsewhere(notes: Notes, axes: dict[str, tuple[int, ...]]) -> dict[str, list[bool]]:
-    """Entries that other operations take as well; what a program returns, as its cache, is none."""
-    found = {name: torch.zeros([notes.shapes[name][a] for a in of_it], dtype=torch.bool) for name, of_it in axes.items()}
+def _taken_elsewhere(notes: Notes, axes: Mapping[str, tuple[int, ...]]) -> dict[str, list[bool]]:
+    """Entries that other operations take as well, or that are in queries or keys which they do not multiply.
+
+    What a program returns, as its cache, is none.
+    """
+    shapes = {name: [notes.shapes[name][a] for a in of_it] for name, of_it in axes.items()}
+    found = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in shapes.items()}
     for use in notes.uses:
-        if use.name in axes and use.op not in ("query", "key", "output") and use.kind != "gain":
+        if use.name in axes and use.op not in ("query", "key", "output"):
             taken = torch.ones((), dtype=torch.bool)
             for d, axis in enumerate(axes[use.name]):
                 rows = use.rows.get(axis, torch.ones(notes.shapes[use.name][axis], dtype=torch.bool))
                 taken = taken & rows.view([-1 if d == i else 1 for i in range(len(axes[use.name]))])
             found[use.name] |= taken
+    for part in (p for a in notes.attentions for p in (*a.query.parts, *a.key.parts)):
+        if part.name in axes and not part.scales:
+            at = [i for i in _flat(part.axes, part.at.flatten(0, 1), notes.shapes[part.name]) if i >= 0]
+            found[part.name].view(-1)[at if part.axes == axes[part.name] else slice(None)] = True
     return {name: mask.flatten().tolist() for name, mask in found.items()}
 
 
-def powers(h: int, head: Head, owners: Owners, alpha: float) -> dict[Entry, float]:
-    """By which powers of gamma the entries of a head are to be multiplied, so that its logits, and no others, are multiplied by gamma.
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Entries that must be multiplied alike; first of queries, then of keys.
+
+    Attributes:
+        can_scale: whether they multiply these.
+        entries: of parameters.
+    """
+
+    can_scale: tuple[bool, bool]
+    entries: tuple[frozenset[Entry], frozenset[Entry]]
+
+    def of_sides(self, owners: Owners) -> list[frozenset[int] | None]:
+        """Of each side the heads that have its entries; None if these cannot be multiplied, or not without the other side's."""
+        sides = enumerate(zip(self.can_scale, self.entries, strict=True))
+        return [owners.heads(entries, [side]) if can else None for side, (can, entries) in sides]
+
+    def of_both(self, owners: Owners) -> frozenset[int] | None:
+        """The heads that have entries of either side; None if not all of them can be multiplied."""
+        return owners.heads(frozenset().union(*self.entries), [0, 1]) if all(self.can_scale) else None
+
+
+def components(heads: Sequence[Head], owners: Owners) -> list[tuple[int, ...]]:
+    """The heads that must be multiplied by one gamma, most of them alone.
 
     Raises:
-        NormMismatchError: there are none: its queries and its keys are normalized, shared with other heads, or taken elsewhere.
+        NormMismatchError: the logits of one can be multiplied by nothing: queries and keys are normalized without gains, or what multiplies
+            them is taken elsewhere.
     """
-    found: dict[Entry, float] = {}
-    for group in _linked(head):
-        sides = [frozenset().union(*(entries[j] for j in group)) for entries in (head.query, head.key)]
-        if any(can and not entries for can, entries in zip(head.can_scale, sides, strict=True)):  # a product with 0
+    together = {h: (h,) for h in range(len(heads))}
+    waiting = deque(together.values())
+    while waiting:
+        some = waiting.popleft()
+        if together[some[0]] != some:  # part of a larger one by now
             continue
-        free = [head.can_scale[side] and all(owners.of_each.get(e) == (h, side) for e in sides[side]) for side in (0, 1)]
-        if not any(free):
+        more = _sharing(heads, some, owners)
+        if more:
+            joined = tuple(sorted({other for h in (*some, *more) for other in together[h]}))
+            together |= dict.fromkeys(joined, joined)
+            waiting.append(joined)
+    return list(dict.fromkeys(together.values()))
+
+
+def _sharing(heads: Sequence[Head], some: Sequence[int], owners: Owners) -> frozenset[int]:
+    """Heads that must be multiplied together with some; none if those can be alone."""
+    found: set[int] = set()
+    for group in _groups([heads[h] for h in some]):
+        known = [owning for owning in group.of_sides(owners) if owning is not None]
+        both = group.of_both(owners)
+        if not known and both is None:
+            head = heads[some[0]]
             raise NormMismatchError(
                 with_details(
-                    f"the logits of {head.name} cannot be scaled alone",
-                    queries=_why_not(h, head, owners, sides[0], 0),
-                    keys=_why_not(h, head, owners, sides[1], 1),
-                    instead="gains bound the logits of normalized queries and keys; make these smaller, by decay or by hand, for all heads that share them"
-                    if any(g and not can for g, can in zip(head.gains, head.can_scale, strict=True))
-                    else None,
+                    f"the logits of {head.name} cannot be scaled",
+                    queries=_why_not(head, group, owners, 0),
+                    keys=_why_not(head, group, owners, 1),
                 )
             )
-        of_query = alpha if all(free) else float(free[0])
-        found |= dict.fromkeys(sides[0], of_query) | dict.fromkeys(sides[1], 1 - of_query)
-    return found
+        found |= min(known or [both or frozenset()], key=lambda owning: len(owning.difference(some)))
+    return frozenset(found.difference(some))
 
 
-def _why_not(h: int, head: Head, owners: Owners, entries: frozenset[Entry], side: int) -> str:
-    if not head.can_scale[side] and head.gains[side]:
-        return f"they are normalized, clamped, or constants are added, after their projection: their size is in {', '.join(head.gains[side])}"
-    if not head.can_scale[side]:
-        return "they are not multiplied by what their projection is multiplied by: normalized, clamped, or constants are added, or tokens are parameters"
-    names = sorted({e[0] for e in entries if owners.of_each.get(e) != (h, side)})
-    return f"entries of {', '.join(names)} are also another head's, or taken elsewhere"
+def powers(heads: Sequence[Head], some: Sequence[int], owners: Owners, alpha: float) -> dict[Entry, float]:
+    """By which powers of gamma entries are to be multiplied, so that the logits of some heads, and no others, are multiplied by gamma.
+
+    Args:
+        heads: all of them.
+        some: of these, one of `components`.
+        owners: of all entries.
+        alpha: the queries' share.
+    """
+    found: dict[Entry, float] = {}
+    for group in _groups([heads[h] for h in some]):
+        free = [owning is not None and owning.issubset(some) for owning in group.of_sides(owners)]
+        of_query = alpha if all(free) else float(free[0]) if any(free) else 0.5  # of both sides at once
+        found |= dict.fromkeys(group.entries[0], of_query) | dict.fromkeys(group.entries[1], 1 - of_query)
+    return {entry: power for entry, power in found.items() if power}
 
 
-def _linked(head: Head) -> list[list[int]]:
-    """The head's entries in groups: those that have an entry of a parameter in common must be multiplied alike."""
-    group_of: dict[tuple[int, Entry], int] = {}
-    groups: dict[int, list[int]] = {}
-    for j, (query, key) in enumerate(zip(head.query, head.key, strict=True)):
-        entries = [(0, e) for e in query] + [(1, e) for e in key]
+def _why_not(head: Head, group: _Group, owners: Owners, side: int) -> str:
+    if group.can_scale[side]:
+        names = sorted({e[0] for e in group.entries[side] if owners.heads([e], [side]) is None})
+        return f"entries of {', '.join(names)} are on the other side as well, or taken elsewhere"
+    which = f"; {', '.join(head.gains[side])} came before that" if head.gains[side] else ""
+    return f"nothing multiplies them: they are normalized, clamped, or constants are added, or tokens are parameters{which}"
+
+
+def _groups(heads: Sequence[Head]) -> list[_Group]:
+    """The entries of heads in groups: those that have an entry of a parameter in common must be multiplied alike."""
+    group_of: dict[Entry, int] = {}
+    groups: dict[int, list[_Group]] = {}
+    for j, pair in enumerate(_pairs(heads)):
+        entries = frozenset().union(*pair.entries)
         joined = sorted({group_of[e] for e in entries if e in group_of})
         target = joined[0] if joined else j
         groups.setdefault(target, [])
         for other in joined[1:]:
             groups[target] += groups.pop(other)
             group_of |= {e: target for e, g in group_of.items() if g == other}
-        groups[target].append(j)
+        groups[target].append(pair)
         group_of |= dict.fromkeys(entries, target)
-    return list(groups.values())
+    return [
+        _Group(
+            (all(p.can_scale[0] for p in pairs), all(p.can_scale[1] for p in pairs)),
+            (frozenset().union(*(p.entries[0] for p in pairs)), frozenset().union(*(p.entries[1] for p in pairs))),
+        )
+        for pairs in groups.values()
+    ]
+
+
+def _pairs(heads: Sequence[Head]) -> list[_Group]:
+    """What each query entry and its key entry have, without products with 0."""
+    pairs = [_Group(head.can_scale, pair) for head in heads for pair in zip(head.query, head.key, strict=True)]
+    return [p for p in pairs if not any(can and not of_it for can, of_it in zip(p.can_scale, p.entries, strict=True))]

@@ -19,7 +19,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.model_state.shards import is_spread, without_hooks
 from thunder_norm.modular.following import entries, moves, products
 from thunder_norm.modular.following.notes import Call, Notes
-from thunder_norm.modular.following.strands import Followed
+from thunder_norm.modular.following.strands import Followed, Scale
 from thunder_norm.norms.eager import no_values
 from thunder_norm.norms.lifts.parameters import as_parameter, call_with, detached, tensor_names
 from thunder_norm.norms.undisturbed import undisturbed
@@ -52,7 +52,7 @@ class Following(TorchDispatchMode):
             self._handler(call)(self.notes, call)
         if is_in_place and tensors[0][1] is not None:
             state = self.notes.state(given[0] if func.__name__ != "copy_" else given[-1])
-            self.notes.after_change(given[0], state is not None and state.is_homogeneous)
+            self.notes.after_change(given[0], Scale.NOTHING if state is None else state.scale)
         return out
 
     @staticmethod

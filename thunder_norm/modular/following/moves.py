@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import NOTHING, Followed, Score, Strand, is_constant_along, joined
+from thunder_norm.modular.following.strands import NOTHING, Followed, Scale, Score, Strand, is_constant_along, joined
 
 MOVES = frozenset(
     "view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split unsafe_split "
@@ -49,11 +49,12 @@ def join(notes: Notes, call: Call) -> None:
     known = [state for state in states if state is not None]
     strands = joined(states, [t.shape for t in tensors], lambda labels: put(list(labels), dim))
     is_parameter = all(state is None or state.is_parameter for state in states)
-    is_homogeneous = all(_is_zero(t) if state is None else state.is_homogeneous for t, state in zip(tensors, states, strict=True))
+    is_scaled = all(_is_zero(t) for t, state in zip(tensors, states, strict=True) if state is None)
+    scale = min((state.scale for state in known), default=Scale.NOTHING) if is_scaled else Scale.NOTHING
     scores = [state.score for state in known if state.score is not None]
     score = _wider(scores[0], call.out.shape) if len(scores) == 1 and call.name == "cat" else None
     is_attended = bool(known) and all(state.is_attended for state in known)
-    notes.note(call.out, Followed(strands, is_homogeneous, is_parameter, score, is_attended))
+    notes.note(call.out, Followed(strands, scale, is_parameter, score, is_attended))
 
 
 def _is_zero(t: torch.Tensor) -> bool:
@@ -123,7 +124,8 @@ def look_up(notes: Notes, call: Call) -> None:
             notes.use(Followed((strand,)), call.name)
         kept.append(moved)
     is_parameter = state.is_parameter and not is_table
-    notes.note(call.out, Followed(tuple(s for s in kept if s.axes or is_table), state.is_homogeneous, is_parameter))
+    strands = tuple(s for s in kept if s.axes or is_table)
+    notes.note(call.out, Followed(strands, state.scale if len(strands) == len(kept) else Scale.NOTHING, is_parameter))
 
 
 def pad(notes: Notes, call: Call) -> None:
@@ -132,7 +134,7 @@ def pad(notes: Notes, call: Call) -> None:
     if state is not None:
         moved = state.mapped(lambda t: torch.constant_pad_nd(t, call.args[1], NOTHING))
         is_zero = (call.args[2] if len(call.args) > 2 else 0) == 0
-        notes.note(call.out, replace(moved, is_homogeneous=state.is_homogeneous and is_zero, score=None))
+        notes.note(call.out, replace(moved, scale=state.scale if is_zero else Scale.NOTHING, score=None))
 
 
 def as_complex(notes: Notes, call: Call) -> None:
@@ -143,7 +145,7 @@ def as_complex(notes: Notes, call: Call) -> None:
             replace(s, labels=tuple({a: t.select(-1, i) for a, t in labels.items()} for labels in s.labels for i in (0, 1)))
             for s in state.strands
         )
-        notes.note(call.out, Followed(strands, state.is_homogeneous, state.is_parameter))
+        notes.note(call.out, Followed(strands, state.scale, state.is_parameter))
 
 
 def as_real(notes: Notes, call: Call) -> None:

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.modular.following.attentions import Attention
-from thunder_norm.modular.following.strands import MOST, Followed, Use, Written, assembled, of_parameter, used
+from thunder_norm.modular.following.strands import MOST, Followed, Scale, Use, Written, assembled, of_parameter, used
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Meeting:
         out_axis: of a convolution, the parameter's axis of output channels.
         is_first: whether what it multiplies depends on no parameter.
         is_attended: whether what it multiplies is what an attention returns.
+        summed: the parameter's axes that a product sums over.
     """
 
     op: str
@@ -31,6 +32,7 @@ class Meeting:
     out_axis: int = 0
     is_first: bool = False
     is_attended: bool = False
+    summed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,18 +162,18 @@ class Notes:
         if state is not None and state.score is not None and not t.is_meta:
             self.note(t, replace(state, score=replace(state.score, raw=state.score.raw.clone())))
 
-    def after_change(self, t: torch.Tensor, is_homogeneous: bool) -> None:
-        """A tensor has changed in place: others that share its memory are no multiples of what they come from, unless it is one."""
+    def after_change(self, t: torch.Tensor, scale: Scale) -> None:
+        """A tensor has changed in place: others that share its memory are no more multiples of what they come from than it is."""
         cdata, own = t.untyped_storage()._cdata, _key(t)
-        for key, (memory, state) in list(self._states.items()) if not is_homogeneous else ():
+        for key, (memory, state) in list(self._states.items()) if scale < Scale.PRODUCTS else ():
             if key[0] == cdata and key != own and not memory.expired():
-                self._states[key] = memory, replace(state, is_homogeneous=False)
+                self._states[key] = memory, replace(state, scale=min(state.scale, scale))
 
     def note(self, t: torch.Tensor, state: Followed) -> None:
         """From now on this is known of a tensor.  What has too many terms is followed no further."""
         if len(state.strands) > MOST or any(len(s.labels) > MOST for s in state.strands):
             self.use(state, "sum")
-            state = replace(state, strands=())
+            state = replace(state, strands=(), scale=Scale.NOTHING)
         key, memory = _key(t), StorageWeakRef(t.untyped_storage())
         self._states[key], self._memory[key[0]] = (memory, state), memory
         if len(self._states) > self._next_look:  # labels of tensors that are gone take memory

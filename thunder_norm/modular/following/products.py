@@ -10,7 +10,17 @@ import torch
 
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import Followed, Product, Score, Strand, added, head_rows, is_constant_along, survived
+from thunder_norm.modular.following.strands import (
+    Followed,
+    Product,
+    Scale,
+    Score,
+    Strand,
+    added,
+    head_rows,
+    is_constant_along,
+    survived,
+)
 
 Operand = tuple[torch.Tensor, Followed | None]
 
@@ -33,17 +43,17 @@ def multiply(notes: Notes, call: Call) -> None:
     a, b = (call.args[i] for i in _FACTORS[call.name])
     of_a, of_b = call.state(a), call.state(b)
     is_parameter = all(state.is_parameter for state in call.states)
-    score, is_homogeneous, is_attended = _mixed(call, (a, of_a), (b, of_b)), False, False
+    score, scale, is_attended = _mixed(call, (a, of_a), (b, of_b)), Scale.NOTHING, False
     if of_b is not None and of_b.is_parameter:
-        strands, is_homogeneous = _product(notes, call, a, of_b, lambda t: _right(t, call)), True
+        strands, scale = _product(notes, call, a, of_b, lambda t: _right(t, call)), of_b.scale
     elif of_a is not None and of_a.is_parameter:
-        strands, is_homogeneous = _product(notes, call, b, of_a, lambda t: _left(t, call)), True
+        strands, scale = _product(notes, call, b, of_a, lambda t: _left(t, call)), of_a.scale
     else:
         is_attended = _is_of_probabilities(of_a)
         strands, score = (), score or _of_activations(notes, call, (a, of_a), (b, of_b))
     if of_a is not None and of_b is not None and is_parameter:  # a matrix made of matrices
         strands = tuple(replace(s, kind="itself") for s in strands)
-    state = Followed(strands, is_homogeneous, is_parameter, score, is_attended)
+    state = Followed(strands, scale, is_parameter, score, is_attended)
     if call.name.startswith("add") or call.name == "baddbmm":
         state = _with_added(notes, call, state)
     notes.note(call.out, state)
@@ -72,14 +82,19 @@ def _product(
         notes.use(other, call.name)
         if other.is_parameter:
             notes.meet(other, Meeting("factor"))
-    if other is None or not other.is_parameter:
-        is_attended = other is not None and other.is_attended
-        notes.meet(parameter, Meeting("matrix", is_first=not notes.is_dependent(factor), is_attended=is_attended))
     left, right = (call.args[i] for i in _FACTORS[call.name])
     if parameter is call.state(left):
-        return survived(parameter, "weight", [-1], moved)
-    dims = [0] if _is_vector(call) else [-2] if right.ndim <= call.out.ndim else [0, -2]
-    return survived(parameter, "weight", dims, moved)
+        dims = [-1]
+    else:
+        dims = [0] if _is_vector(call) else [-2] if right.ndim <= call.out.ndim else [0, -2]
+    found = survived(parameter, "weight", dims, moved)
+    if other is None or not other.is_parameter:
+        is_first, is_attended = not notes.is_dependent(factor), other is not None and other.is_attended
+        for before, after in zip(parameter.strands, found, strict=True):
+            summed = before.axes - after.axes
+            meeting = Meeting("matrix", is_first=is_first, is_attended=is_attended, summed=summed)
+            notes.meet(replace(parameter, strands=(before,)), meeting)
+    return found
 
 
 def _is_vector(call: Call) -> bool:
@@ -105,14 +120,13 @@ def _with_added(notes: Notes, call: Call, state: Followed) -> Followed:
     beta = call.kwargs.get("beta", 1)
     bias = call.state(call.args[0])
     if bias is None:
-        return state if beta == 0 else replace(state, is_homogeneous=False)
+        return state if beta == 0 else replace(state, scale=Scale.NOTHING)
     spread = bias.mapped(lambda t: t.expand(call.out.shape))
     if bias.is_parameter and any(s.kind == "weight" for s in state.strands):
         notes.meet(bias, Meeting("bias"))
         spread = replace(spread, strands=tuple(replace(s, kind="bias") for s in spread.strands))
-    return replace(
-        state, strands=added([state, spread]), is_homogeneous=state.is_homogeneous and bias.is_homogeneous and beta == 1
-    )
+    scale = min(state.scale, bias.scale) if beta == 1 else Scale.NOTHING
+    return replace(state, strands=added([state, spread]), scale=scale)
 
 
 def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score | None:
@@ -131,7 +145,7 @@ def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score |
     ids = torch.arange(len(batched(call.out)), dtype=torch.int32).view(-1, 1, 1).expand(batched(call.out).shape)
     is_raw = call.name != "baddbmm" or call.kwargs.get("beta", 1) == 0
     raw = call.out if is_raw else call.out - call.kwargs.get("beta", 1) * call.args[0]
-    product = Product(query, key, (uses_a, uses_b))
+    product = Product(query, key, (uses_a, uses_b), (len(ids), a[0].shape[-1]))
     return Score((product,), ids[0] if call.name == "mm" else ids, raw, is_raw)
 
 
@@ -166,12 +180,12 @@ def convolve(notes: Notes, call: Call) -> None:
         return (t.repeat(groups) if transposed else t).view(shape).expand(call.out.shape)
 
     strands = survived(of_weight, "weight", others, channels)
-    is_homogeneous = bias is None
+    scale = of_weight.scale if bias is None else Scale.NOTHING
     if of_bias is not None and of_bias.is_parameter:
         notes.meet(of_bias, Meeting("bias"))
         strands += survived(of_bias, "bias", [], lambda t: t.view(shape).expand(call.out.shape))
-        is_homogeneous = True
-    notes.note(call.out, Followed(strands, is_homogeneous))
+        scale = min(of_weight.scale, of_bias.scale)
+    notes.note(call.out, Followed(strands, scale))
 
 
 def embed(notes: Notes, call: Call) -> None:
@@ -181,7 +195,7 @@ def embed(notes: Notes, call: Call) -> None:
     if state is None or not state.is_parameter:
         return mix(notes, call)
     notes.meet(state, Meeting("table"))
-    notes.note(out, Followed(survived(state, "table", [0], lambda t: t[0].expand(out.shape)), True))
+    notes.note(out, Followed(survived(state, "table", [0], lambda t: t[0].expand(out.shape)), state.scale))
 
 
 def bilinear(notes: Notes, call: Call) -> None:

@@ -8,8 +8,10 @@ whatever moves the tensor's entries moves them alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any, Literal
 
 import torch
@@ -20,6 +22,14 @@ NOTHING = -1  # the label of an entry that is not of the parameter
 MOST = 8  # strands of a tensor, and labels of a strand: sums of more are not followed
 
 
+class Scale(IntEnum):
+    """What multiplies a tensor by c if it is multiplied by c; of what several tensors make it is the least of theirs."""
+
+    NOTHING = 0
+    GAINS = 1  # in some of its entries: of what was normalized, or is another function of products, the gains that it met since
+    PRODUCTS = 2  # weights, tables and biases
+
+
 @dataclass(frozen=True, eq=False)
 class Strand:
     """One parameter in a tensor.
@@ -28,11 +38,22 @@ class Strand:
         name: the parameter.
         kind: how it came in: multiplied with activations, looked up, added to them, multiplied entry by entry, or it is the tensor.
         labels: for each term of an entry, axis of the parameter -> index.
+        scales: whether it is one of those that multiply the tensor if they are multiplied (see `Scale`).
+        offset: what the program adds to the parameter before all else (``1 + w``): that sum is what is multiplied.
+        multiple: of kind itself, how many times that sum the tensor is; NaN if it is not known.
     """
 
     name: str
     kind: Kind
     labels: tuple[Labels, ...]
+    scales: bool = True
+    offset: float = 0.0
+    multiple: float = 1.0
+
+    @property
+    def identity(self) -> tuple[str, Kind, bool, float]:
+        """What strands that are one in a sum of tensors, or in tensors put beside each other, have in common."""
+        return self.name, self.kind, self.scales, self.offset
 
     @property
     def axes(self) -> frozenset[int]:
@@ -81,11 +102,13 @@ class Product:
         query: what the queries [n, tokens, d] are.
         key: what the keys [n, tokens, d] are.
         uses: those of the queries and of the keys.
+        shape: (n, d).
     """
 
     query: Followed
     key: Followed
     uses: tuple[list[Use], list[Use]]
+    shape: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +138,14 @@ class Followed:
 
     Attributes:
         strands: the parameters in it; none if it was mixed from many.
-        is_homogeneous: whether it is multiplied by c if those of kind weight, table and bias are.
+        scale: what multiplies it if it is multiplied, among the strands that say that they do.
         is_parameter: whether it was made from parameters and constants alone.
         score: if it is the scores of an attention.
         is_attended: whether it is what an attention returns, its probabilities times values, or that times other numbers (gates).
     """
 
     strands: tuple[Strand, ...] = ()
-    is_homogeneous: bool = False
+    scale: Scale = Scale.NOTHING
     is_parameter: bool = False
     score: Score | None = None
     is_attended: bool = False
@@ -134,6 +157,10 @@ class Followed:
             moved = f(score.raw) if raw is None or not score.is_raw else raw
             score = replace(score, ids=f(score.ids), raw=moved)
         return replace(self, strands=tuple(s.mapped(f) for s in self.strands), score=score)
+
+    def with_strands(self, **changes: Any) -> Followed:
+        """The state with something else said of every strand."""
+        return replace(self, strands=tuple(replace(s, **changes) for s in self.strands))
 
     def without(self, names: Iterable[str]) -> Followed:
         """The state without some parameters."""
@@ -147,7 +174,7 @@ def of_parameter(name: str, shape: Sequence[int]) -> Followed:
         axis: torch.arange(n, dtype=torch.int32).view([-1 if d == axis else 1 for d in range(len(shape))]).expand(list(shape))
         for axis, n in enumerate(shape)
     }
-    return Followed((Strand(name, "itself", (labels,)),), True, True)
+    return Followed((Strand(name, "itself", (labels,)),), Scale.PRODUCTS, True)
 
 
 def varying(label: torch.Tensor) -> torch.Tensor:
@@ -170,9 +197,9 @@ def added(states: Sequence[Followed]) -> tuple[Strand, ...]:
     """The strands of a sum: those of one parameter become one with more terms."""
     found: dict[Any, Strand] = {}
     for strand in (s for state in states for s in state.strands):
-        key = strand.name, strand.kind, strand.axes
+        key = *strand.identity, strand.axes
         own = found.get(key)
-        found[key] = strand if own is None else replace(own, labels=_distinct((*own.labels, *strand.labels)))
+        found[key] = strand if own is None else replace(own, labels=_distinct((*own.labels, *strand.labels)), multiple=math.nan)
     return tuple(found.values())
 
 
@@ -195,7 +222,7 @@ def joined(
     found: dict[Any, list[Strand | None]] = {}
     for i, state in enumerate(states):
         for strand in () if state is None else state.strands:
-            found.setdefault((strand.name, strand.kind), [None] * len(states))[i] = strand
+            found.setdefault(strand.identity, [None] * len(states))[i] = strand
     return tuple(_beside(strands, shapes, put) for strands in found.values())
 
 
@@ -226,7 +253,7 @@ def survived(
             {a: moved(_there(t)) for a, t in labels.items() if all(is_constant_along(t, d) for d in dims)}
             for labels in strand.labels
         )
-        found.append(Strand(strand.name, kind if strand.kind == "itself" else strand.kind, terms))
+        found.append(replace(strand, kind=kind if strand.kind == "itself" else strand.kind, labels=terms, multiple=math.nan))
     return tuple(found)
 
 
@@ -267,15 +294,18 @@ def assembled(t: torch.Tensor, written: Sequence[Written]) -> Followed:
         for strand in state.strands:
             for term, labels in enumerate(strand.labels):
                 for axis, label in labels.items():
-                    key = strand.name, strand.kind, term, axis
+                    key = strand.identity, term, axis
                     whole = flat.setdefault(key, torch.full((size,), NOTHING, dtype=torch.int32))
                     whole.as_strided(shape, stride, offset).copy_(label)
     terms: dict[Any, dict[int, Labels]] = {}
-    for (name, kind, term, axis), whole in flat.items():
+    for (identity, term, axis), whole in flat.items():
         label = whole.as_strided(t.shape, t.stride(), t.storage_offset())
-        terms.setdefault((name, kind), {}).setdefault(term, {})[axis] = label
-    strands = tuple(Strand(name, kind, tuple(of_terms.values())) for (name, kind), of_terms in terms.items())
+        terms.setdefault(identity, {}).setdefault(term, {})[axis] = label
+    strands = tuple(
+        Strand(name, kind, tuple(of_terms.values()), scales, offset, math.nan)
+        for (name, kind, scales, offset), of_terms in terms.items()
+    )
     is_all = sum(shape.numel() for _, shape, _, _ in written) >= t.numel()
     states = [state for *_, state in written]
-    is_homogeneous, is_attended = (is_all and all(s.is_homogeneous for s in states)), all(s.is_attended for s in states)
-    return Followed(strands, is_homogeneous, all(s.is_parameter for s in states), is_attended=is_attended)
+    scale, is_attended = min(s.scale for s in states) if is_all else Scale.NOTHING, all(s.is_attended for s in states)
+    return Followed(strands, scale, all(s.is_parameter for s in states), is_attended=is_attended)
