@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
@@ -149,6 +150,68 @@ def test_their_order_is_that_of_the_tensor_in_each_call(transform):
             torch.manual_seed(seeded(1))
             found.append(f(given))
         torch.testing.assert_close(*found)
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self, generator):
+        super().__init__()
+        self.generator = generator
+
+    def forward(self, x):
+        return x * torch.rand(3, generator=self.generator) + torch.randn(4, 3, generator=self.generator)
+
+
+def _from_all(x, g):
+    y = x.detach().exp()
+    integers = torch.randint(0, 9, (3,), generator=g) + torch.randperm(3, generator=g) + torch.multinomial(y[0], 3, generator=g)
+    like = torch.bernoulli(y / 9, generator=g) + torch.normal(y, 1.0, generator=g) + torch.poisson(y, g)
+    into = torch.empty_like(y.t()).uniform_(-1, 1, generator=g).t() + y.clone().exponential_(generator=g)
+    return x * integers * (like + into + torch.nn.init.normal_(y.clone(), generator=g)) + torch.rand(3)
+
+
+GENERATORS = {
+    "an argument": lambda g: (_from_all, (g,)),
+    "an attribute": lambda g: (Noisy(g), ()),
+    "of the surroundings": lambda g: (lambda x: x + torch.rand(3, generator=g), ()),
+    "torch's": lambda _: (lambda x: x * torch.rand(3, generator=torch.default_generator) + torch.rand(3), ()),
+    "its seed": lambda g: (lambda x: x * g.initial_seed(), ()),
+}
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", GENERATORS)
+def test_those_of_a_generator(name, requires_grad, transform):
+    torch.manual_seed(seeded(0))
+    x = torch.randn(4, 3, requires_grad=requires_grad)
+    found = []
+    for is_jitted in (True, False):
+        torch.manual_seed(seeded(1))
+        g = torch.Generator().manual_seed(seeded(2))
+        f, given = GENERATORS[name](g)
+        f = thunder.jit(f, transforms=[transform()]) if is_jitted else f
+        results = [f(x, *given), f(x, *given)]
+        g.manual_seed(seeded(3))
+        results.append(f(x, *given))
+        if given:
+            results.append(f(x, torch.Generator().manual_seed(seeded(4))))
+        gradients = torch.autograd.grad(sum(y.sin().sum() for y in results), x) if requires_grad else ()
+        found.append((results, gradients, g.get_state(), torch.get_rng_state()))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_those_of_a_generator_that_would_be_another_in_each_call_are_refused(transform):
+    g = torch.Generator()
+    programs = (
+        lambda x: x * torch.rand(3, generator=torch.Generator().manual_seed(seeded(0))),
+        lambda x: torch.func.grad(lambda x: (x * torch.rand(3, generator=g)).sum())(x),
+        lambda x: (g.manual_seed(seeded(0)), x * torch.rand(3, generator=g))[1],
+    )
+    for f in programs:
+        with pytest.raises(UnsupportedOpError, match=r"generator|Generator"):
+            thunder.jit(f, transforms=[transform()])(torch.ones(3))
 
 
 SECOND = {

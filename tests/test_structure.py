@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up: a room imports from those before it, and from itself.
 _LAYERS = (
-    ("errors", "user_code", "op_names", "trees"),
+    ("errors", "user_code", "op_names", "trees", "numbered_generators"),
     ("_thunder", "progress", "tables", "padded_sequences"),
     ("_versions", "first_calls", "wrapper_classes"),
     ("model_state", "tracing"),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -18,6 +16,7 @@ from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, R
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, describe, unwatched
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.numbered_generators import Numbered, numbered
 
 
 def initialize(
@@ -78,14 +77,6 @@ def unit(kind: type[NormedTensor], shape: tuple[int, ...], elem_dims: Dims, gene
     return run_real(Drawing(kind, generator), (shape, elem_dims, device), {})
 
 
-@dataclass(frozen=True, eq=False)
-class _Numbered:
-    """A generator and the number it has in traces."""
-
-    generator: torch.Generator
-    number: int
-
-
 @dataclass(frozen=True)
 class Drawing:
     """The function ``(shape, elem_dims, device) -> tensor`` that draws one; in a trace it is one operation.
@@ -97,11 +88,11 @@ class Drawing:
 
     kind: type[NormedTensor]
     generator: torch.Generator | None
-    _numbered: _Numbered = field(init=False, repr=False, compare=False)
+    _numbered: Numbered = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.generator is not None:
-            object.__setattr__(self, "_numbered", _numbered(self.generator))
+            object.__setattr__(self, "_numbered", numbered(self.generator))
 
     tags = (torch.Tag.nondeterministic_seeded,)  # as torch's operations that draw numbers say it
 
@@ -120,18 +111,6 @@ class Drawing:
         with torch.no_grad(), unwatched():  # for those who watch calls it is one operation
             numbers = torch.randn(shape, generator=self.generator, dtype=torch.float64, device=at)
             return (_method(self.kind)(self.kind, numbers, elem_dims) if numbers.numel() else numbers).to(device)
-
-
-def _numbered(generator: torch.Generator) -> _Numbered:
-    """The number of a generator, the same for as long as there is a drawing from it."""
-    if (found := _generators.get(id(generator))) is None:
-        found = _generators[id(generator)] = _Numbered(generator, next(_numbers))
-    return found
-
-
-# by id, and the number is what weak references are to: generators of older torches take none
-_generators: weakref.WeakValueDictionary[int, _Numbered] = weakref.WeakValueDictionary()
-_numbers = itertools.count(1)
 
 
 def check_generator(generator: Any) -> None:

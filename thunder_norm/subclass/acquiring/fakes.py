@@ -46,7 +46,12 @@ class _Mode(FakeTensorMode):
         return jagged.new_ragged()
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Torch's own answer says that a batch norm keeps the strides of what it is given; on a CPU its results are contiguous."""
+        """Torch's own answer says that a batch norm keeps the strides of what it is given; on a CPU its results are contiguous.
+
+        For some operations it has none with a generator.
+        """
+        if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
+            kwargs = {**kwargs, "generator": None}
         found: Any = super().dispatch(func, types, args, kwargs)
         if func not in _BATCH_NORMS or args[0].device.type != "cpu":
             return found

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from thunder_norm.numbered_generators import Numbered, numbered
+
 aten = torch.ops.aten
 
 # They write into several arguments, or into one that is not the first; the functional form returns what these become after its results.
@@ -86,6 +88,50 @@ class Drawn:
     def __call__(self, tensor: torch.Tensor, strides: tuple[int, ...], *args: Any, **kwargs: Any) -> torch.Tensor:
         """A tensor of the shape of `tensor`; of the rest of what torch's operation is given the format in memory is left out."""
         return self.func(tensor.new_empty_strided(tensor.shape, strides), *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class FromGenerator:
+    """An operation that draws numbers, from a generator of the program's: no argument of it, so that each has operations of its own.
+
+    Attributes:
+        func: torch's operation, or one that is `Drawn`.
+        source: the generator.
+    """
+
+    func: Any
+    source: Numbered
+
+    @property
+    def __name__(self) -> str:
+        """What the operation is called in traces."""
+        name = str(self.func) if isinstance(self.func, torch._ops.OpOverload) else self.func.__name__
+        return f"{name.replace('.', '_').replace('::', '_')}_from_generator_{self.source.number}"
+
+    @property
+    def tags(self) -> list[torch.Tag]:
+        """Those of torch's operation."""
+        return self.func.tags
+
+    @property
+    def overloadpacket(self) -> Any:
+        """Torch's functions of that name."""
+        return self.func.overloadpacket
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What torch's operation returns; tensors without data take no numbers."""
+        is_fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        return self.func(*args, **kwargs, generator=None if is_fake else self.source.generator)
+
+
+def with_generator(func: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
+    """An operation and its arguments, with the generator among these in the operation."""
+    if args and isinstance(args[-1], torch.Generator):  # of poisson and binomial
+        return FromGenerator(func, numbered(args[-1])), args[:-1], kwargs
+    generator = kwargs.get("generator")
+    if not isinstance(generator, torch.Generator):
+        return func, args, kwargs
+    return FromGenerator(func, numbered(generator)), args, {name: v for name, v in kwargs.items() if name != "generator"}
 
 
 LIKE = frozenset({aten.rand_like.default, aten.randn_like.default, aten.randint_like.default, aten.randint_like.low_dtype})

@@ -18,7 +18,7 @@ from thunder_norm.subclass.acquiring.arguments import value_of
 from thunder_norm.subclass.backward import users_attributes
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_of_wrappers, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
-from thunder_norm.subclass.interpreting import jagged_makers, opaque_lookasides, reading, set_attributes
+from thunder_norm.subclass.interpreting import jagged_makers, opaque_lookasides, random_generators, reading, set_attributes
 from thunder_norm.subclass.interpreting.attributes import (
     ASKS_FOR_OVERRIDES,
     above,
@@ -101,6 +101,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         return lambda: wrap_const(False)
     if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
         return functools.partial(jagged_makers.make, acquisition, fn)
+    if (drawn := random_generators.lookaside(acquisition, fn, args, kwargs)) is not None:
+        return drawn
     if id(fn) in _MAKERS:
         return functools.partial(refuse_make_wrapper, acquisition, fn)
     if fn in values.TEXTS and _has_wrapper(args, kwargs):

@@ -27,7 +27,7 @@ from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.acquiring.effects import Effect, OfOperator, SameValues, with_effects
-from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn
+from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn, with_generator
 from thunder_norm.subclass.recording.lists import is_on_lists, with_lists
 from thunder_norm.subclass.recording.writing import Writing
 from thunder_norm.tracing.locations import location_of_user
@@ -292,6 +292,7 @@ class Recorder(Writing):
     def _note(
         self, func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...], result: Any, is_in_place: bool = False
     ) -> None:
+        func, args, kwargs = with_generator(func, args, kwargs)
         self.acquisition.sizes.note(func, args, kwargs, outputs)
         if not is_in_place:
             is_detach = func is aten.detach.default

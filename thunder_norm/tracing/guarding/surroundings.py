@@ -142,6 +142,9 @@ class Surroundings:
                 self._note_state(function, given)
         elif function is ContextVar.get and given and not _is_in_library():
             self._note_state(ContextVar.get, (given[0], None))
+        elif given and isinstance(given[0], torch.Generator) and getattr(function, "__objclass__", None) is torch.Generator:
+            if not is_own():
+                self._note_drawn(function)
         elif given and isinstance(given[0], _GENERATORS) and (given[0] is _PYTHONS or not is_own()):
             self._note_drawn(function)
 
