@@ -18,6 +18,8 @@ from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.interpreting import operations
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.shared_memory.views import makes_view
+from thunder_norm.tracing.shared_memory.writes import targets
+from thunder_norm.tracing.torch_functions.known_values import memory_of, steps_of
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
@@ -143,22 +145,27 @@ def _may_be_written(acquisition: Acquisition, concerns: Callable[[torch.Tensor],
 
 
 class _Made(NamedTuple):
-    """A constant of numbers alone, and the views that the program took of it."""
+    """A constant of numbers alone, and what gave the program other names for its memory, in order: views, and writes, which return what they write into."""
 
     proxy: TensorProxy
     by: BoundSymbol
-    views: list[BoundSymbol]
+    others: list[BoundSymbol]
 
 
 def _stand_in(acquisition: Acquisition, made: _Made) -> None:
     """Have a normed tensor stand for a constant from here on, and the same views of that one for each of its views."""
-    lift = without_values if made.by.sym.name.startswith("empty") else written_constant
-    normed = operations.call(acquisition, lift, (made.proxy,), {})
+    is_empty = made.by.sym.name.startswith("empty") and not any(map(targets, made.others))
+    lift = without_values if is_empty else written_constant
+    stand_ins = {made.proxy.name: operations.call(acquisition, lift, (made.proxy,), {})}
     position = _position()
-    acquisition.stand_ins[made.proxy.name] = StandIn(made.proxy, normed, position)
-    for view in made.views:
-        part = operations.call(acquisition, torch.Tensor.__getitem__, (normed, view.args[1]), {})
-        acquisition.stand_ins[view.output.name] = StandIn(view.output, part, position)
+    acquisition.stand_ins[made.proxy.name] = StandIn(made.proxy, stand_ins[made.proxy.name], position)
+    for bsym in made.others:
+        new = stand_ins[bsym.args[0].name]
+        if _selects(bsym) == "view":
+            new = operations.call(acquisition, torch.Tensor.__getitem__, (new, bsym.args[1]), {})
+        for p in bsym.flat_proxy_outs:
+            stand_ins[p.name] = new
+            acquisition.stand_ins[p.name] = StandIn(p, new, position)
 
 
 def _made_of_numbers(proxy: TensorProxy) -> _Made | None:
@@ -166,20 +173,49 @@ def _made_of_numbers(proxy: TensorProxy) -> _Made | None:
 
     ``out[i] += v`` is three operations: ``part = out[i]``, which is a view or, by tensors of indices, a copy; ``part += v``; and ``out[i] = part``.
     """
-    made_by, uses = _made_and_used(proxy)
-    if made_by is None or made_by.sym.id == prims.PrimIDs.UNPACK_TRIVIAL:
+    others = _other_names(proxy)
+    made_by = _made_and_used(proxy)[0]
+    if others is None or made_by is None or made_by.sym.id == prims.PrimIDs.UNPACK_TRIVIAL:
         return None
+    if made_by.args and _names_again(made_by, made_by.args[0]):
+        return _made_of_numbers(made_by.args[0])
     if made_by.sym is ltorch.getitem:
         whole = _made_of_numbers(made_by.args[0])
-        if whole is None or uses:
-            return None
-        return whole if _selects(made_by) == "view" else _Made(proxy, made_by, [])
+        return whole and _Made(proxy, made_by, others)
     looks_at_values = made_by.sym not in _LIKE and any(isinstance(p, TensorProxy) for p in made_by.flat_proxy_args)
-    views = [b for b in uses if _selects(b) == "view"]
-    are_known = all(_selects(b) is not None and b.args[0].name == proxy.name for b in uses)
-    if looks_at_values or not are_known or any(_made_and_used(b.output)[1] for b in views):
-        return None
-    return _Made(proxy, made_by, views)
+    return None if looks_at_values else _Made(proxy, made_by, others)
+
+
+def _other_names(proxy: TensorProxy) -> list[BoundSymbol] | None:
+    """The operations that gave the program other names for a tensor's memory so far; None where one may have that is not followed."""
+    found = []
+    for bsym in _made_and_used(proxy)[1]:
+        if _names_again(bsym, proxy):
+            found.append(bsym)
+            for p in bsym.flat_proxy_outs:
+                more = _other_names(p)
+                if more is None:
+                    return None
+                found += more
+        elif _selects(bsym) != "copy" or bsym.args[0].name != proxy.name:
+            memory = memory_of(steps_of([bsym]))
+            if any(t.name == proxy.name for t in targets(bsym)) or any(
+                memory.root(p.name) == memory.root(proxy.name) for p in bsym.flat_proxy_outs
+            ):
+                return None
+    return found
+
+
+def _names_again(bsym: BoundSymbol, proxy: TensorProxy) -> bool:
+    """Whether what an operation returns is this tensor, into which it writes, or a view of it by indexing."""
+    if not bsym.args or not isinstance(bsym.args[0], TensorProxy) or bsym.args[0].name != proxy.name:
+        return False
+    if _selects(bsym) == "view":
+        return True
+    is_first_alone = [p.name for p in bsym.flat_proxy_args].count(proxy.name) == 1 and {t.name for t in targets(bsym)} == {
+        proxy.name
+    }
+    return is_first_alone and all(isinstance(p, TensorProxy) and p.shape == proxy.shape for p in bsym.flat_proxy_outs)
 
 
 def _made_and_used(proxy: TensorProxy) -> tuple[BoundSymbol | None, list[BoundSymbol]]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.model_state.escapes import tracing_mode
@@ -101,7 +102,8 @@ class Fakes:
         dtype, device = dtypes.to_torch_dtype(proxy.dtype), devices.to_torch_device(proxy.device)
         stride = self.stride_of(proxy)
         real = self.real_input(proxy)
-        with self.mode:
+        # a rule may be the first to meet it, while its operation is recorded: that the fake is made is no operation of the program
+        with _disable_current_modes(), self.mode:
             if real is not None and self.shared.holds(real):
                 fake = self.shared.fake_of(real)
             elif stride is None:

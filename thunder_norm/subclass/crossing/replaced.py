@@ -65,6 +65,10 @@ def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:
         (s.proxy, acquisition.by_now(s.proxy)) for s in stand_ins
     ]
     swaps = {variableify(fakes.current(before)): fakes.current(after) for before, after in new}
+    for bsym in computation.bound_symbols:
+        if bsym.sym.id == prims.PrimIDs.UPDATE_ALIASES:
+            pairs = zip(map(variableify, bsym.flat_proxy_args), map(variableify, bsym.flat_proxy_outs), strict=True)
+            swaps |= {new: swaps[old] for old, new in pairs if old in swaps and new not in swaps}
     computation = from_trace(traces[1])
     *body, returned = traces[1].bound_symbols
     (results,) = returned.args

@@ -60,7 +60,7 @@ def value_of(p: TensorProxy) -> torch.Tensor | None:
     """
     if math.prod(p.shape) > _MAX_NUMEL:
         return None
-    steps = list(_steps(bsym for scope in get_jit_ctx().computation_trace.scopes for bsym in scope))
+    steps = list(steps_of(bsym for scope in get_jit_ctx().computation_trace.scopes for bsym in scope))
     asked = p
     program, p = _with_written(steps, asked)
     needed = list(_made_of([p], program))
@@ -97,7 +97,7 @@ def _may_be_other(asked: TensorProxy, needed: list[BoundSymbol], program: list[B
     if not writes:
         return False
     is_needed = {id(bsym) for bsym in needed}
-    place = _memory(steps).root
+    place = memory_of(steps).root
     made = {o.name: position for position, bsym in reversed([*enumerate(steps)]) for o in bsym.flat_proxy_outs}
     reads = [(i, a.name) for i, bsym in enumerate(steps) if id(program[i]) in is_needed for a in bsym.flat_proxy_args]
     pending, seen = [*reads, (len(steps), asked.name)], set()
@@ -115,7 +115,8 @@ def _may_be_other(asked: TensorProxy, needed: list[BoundSymbol], program: list[B
     return False
 
 
-def _memory(steps: list[BoundSymbol]) -> Memory:
+def memory_of(steps: Iterable[BoundSymbol]) -> Memory:
+    """Which tensors may share memory after these operations, as `steps_of` has them."""
     memory = Memory()
     for bsym in steps:
         if isinstance(bsym.sym.id, prims.PrimIDs) and bsym.sym.id.name not in MAY_BE_VIEWS:
@@ -132,11 +133,11 @@ MAY_BE_VIEWS = frozenset(
 )
 
 
-def _steps(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
+def steps_of(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
     """What operations are made of: of ``ones_like(x)`` the ones, which know nothing of x."""
     for bsym in bsyms:
         if bsym.subsymbols and bsym.sym.name not in _OF_ONE_STEP:
-            yield from _steps(bsym.subsymbols)
+            yield from steps_of(bsym.subsymbols)
         elif {o.name for o in bsym.flat_proxy_outs} - {a.name for a in bsym.flat_proxy_args} or not bsym.flat_proxy_outs:
             yield bsym
 
