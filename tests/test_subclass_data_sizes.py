@@ -363,3 +363,17 @@ def test_new_memory_that_is_written_into_is_not_the_input():
     jf = jit(f)
     for x in SEVERAL:
         compare(jf(x.a), f(x.a))
+
+
+def test_values_of_a_tensor_that_a_rule_is_the_first_to_meet_are_known() -> None:
+    """Making its fake was taken for an operation of the program, `torch.empty`, where a rule asked for it (a graph network that counts neighbours)."""
+
+    def mean_of_neighbours(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        _, to = edges
+        to[:, None].expand_as(x)
+        return x / torch.bincount(to, minlength=4).clamp(min=1)[:, None]
+
+    torch.manual_seed(seeded(0))
+    x, edges = torch.randn(4, 3), torch.tensor([[0, 1, 2, 3], [1, 1, 3, 0]])
+    found = thunder.jit(mean_of_neighbours, transforms=[NormTransform()])(RMSTensor.of(x), edges)
+    torch.testing.assert_close(found.backing, mean_of_neighbours(x, edges))

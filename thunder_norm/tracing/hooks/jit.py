@@ -204,6 +204,7 @@ def _alias_updates(computation_trace: TraceCtx, alias_tensor_indices: list[list[
     if not participants():
         return _original_alias_updates(computation_trace, alias_tensor_indices)
     own = aliases.indices(computation_trace)
+    computation_trace = aliases.with_results_named_as_written(computation_trace)
     updated = _original_alias_updates(computation_trace, alias_tensor_indices if own is None else own)
     return updated if updated is computation_trace else aliases.with_last_writes(updated)
 

@@ -26,7 +26,7 @@ from thunder_norm.tracing.shared_memory.views import makes_view
 from thunder_norm.tracing.shared_memory.writes import targets
 from thunder.core import dtypes, prims
 from thunder.core.compile_data import get_compile_data
-from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.proxies import TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, get_tracectx, tracectx
 from thunder.core.update_aliases import _is_inplace_op
@@ -138,6 +138,31 @@ def indices(trace: TraceCtx) -> list[list[int]] | None:
         )
     position = {p.name: i for i, p in enumerate(trace.args)}
     return [sorted(position[name] for name in group) for group in aliases.groups]
+
+
+def with_results_named_as_written(trace: TraceCtx) -> TraceCtx:
+    """A trace in which what a write returns goes by the name of the tensor that it writes into.
+
+    Thunder takes the two for tensors of different memories: a write into a view of the one (``s = t.mul_(2); s[0].add_(1)``) is not seen in the
+    other, and lost where the program is differentiated, as no result depends on it.
+    """
+    if not any(map(_is_inplace_op, trace.bound_symbols)):
+        return trace
+    swaps: dict[Variable, TensorProxy] = {}
+    bsyms = []
+    for bsym in trace.bound_symbols:
+        bsyms.append(bsym.from_bsym_swap_proxies(swaps, skip_output=True) if swaps else bsym)
+        results = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)]
+        written = {t.name for t in targets(bsym)}
+        if len(results) == 1 and _is_inplace_op(bsym) and bsym.args and written == {getattr(bsym.args[0], "name", None)}:
+            target = bsym.args[0]
+            if (target.shape, target.dtype) == (results[0].shape, results[0].dtype) and target.name != results[0].name:
+                swaps[variableify(results[0])] = swaps.get(variableify(target), target)
+    if not swaps:
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = bsyms
+    return new
 
 
 def with_last_writes(trace: TraceCtx) -> TraceCtx:
