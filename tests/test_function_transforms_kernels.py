@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.seeds import seeded
@@ -126,6 +127,44 @@ def test_one_kernel_of_torch_runs_for_the_whole_batch(f, kernel):
     program = _program(per_sample)
     assert program.count(f"{kernel}(") == 1
     assert not any(f"torch.{part}(" in program for part in ("exp", "erf", "rsqrt"))
+
+
+class _Kernels(TorchDispatchMode):
+    """The operations that are run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU])
+def test_the_gradient_of_a_recurrent_layer_runs_the_kernels_of_eager(layer):
+    torch.manual_seed(seeded(0))
+    model, x = layer(3, 4), torch.randn(5, 2, 3)
+    jitted = thunder.jit(model, transforms=[transforms.SubclassTransform()])
+    found = []
+    for f in (model, jitted):
+        result = weighted(f(x)[0])
+        with _Kernels() as kernels:
+            found.append((torch.autograd.grad(result, list(model.parameters())), kernels.names))
+    (wanted, of_eager), (gradients, ours) = found
+    torch.testing.assert_close(gradients, wanted, rtol=1e-5, atol=1e-6)
+    assert {name for name in of_eager if "rnn" in name} <= ours  # oneDNN has one for a whole LSTM
+
+
+@pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU])
+def test_the_second_derivative_of_a_recurrent_layer(layer):
+    torch.manual_seed(seeded(0))
+    model, x = layer(3, 4).double(), torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    found = []
+    for f in (model, thunder.jit(model, transforms=[transforms.SubclassTransform()])):
+        (first,) = torch.autograd.grad(weighted(f(x)[0]), x, create_graph=True)
+        found.append((first, *torch.autograd.grad(weighted(first), [x, *model.parameters()])))
+    close(*found)
 
 
 def test_gradients_of_a_weight_are_products_without_matrices_where_a_sample_is_one_vector():

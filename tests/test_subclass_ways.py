@@ -392,3 +392,11 @@ def test_gradients_of_wrappers_are_copied_where_somebody_else_has_their_memory_a
     assert seen and not any(is_same for is_same, _ in seen)  # the gradient that came in, twice
     memory = {t.untyped_storage().data_ptr() for g in (a, b, incoming) for t in (g.a, g.b)}
     assert len(memory) == 6
+
+
+def test_inputs_that_lost_whose_gradients_they_stand_for_on_their_way_are_refused(monkeypatch):
+    given = gradients.Carriers.__call__
+    monkeypatch.setattr(gradients.Carriers, "__call__", lambda self, *inputs: tuple(t.detach() for t in given(self, *inputs)))
+    x = TwoTensor(torch.randn(3), torch.randn(3)).requires_grad_()
+    with pytest.raises(UnsupportedOpError, match="were replaced by others"):
+        thunder.jit(lambda x: x.sin(), transforms=[SubclassTransform()])(x)

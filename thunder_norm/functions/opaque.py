@@ -25,6 +25,7 @@ from thunder_norm.subclass.acquiring.fallback import made_for
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.torch_functions import random_numbers
 from thunder_norm.tracing.translation import for_torch
+from thunder_norm.trees import map_leaves, map_tensors
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
@@ -226,7 +227,7 @@ def _on_torch_types(run: Callable) -> Callable:
     """`run` for arguments in which Thunder's dtypes and devices may stand, as they do after all passes but one."""
 
     def on_torch_types(*args: Any, **kwargs: Any) -> Any:
-        return run(*tree_map(for_torch, args), **tree_map(for_torch, kwargs))
+        return run(*map_leaves(for_torch, args), **map_leaves(for_torch, kwargs))
 
     return on_torch_types
 
@@ -238,9 +239,9 @@ def _apart_from_autograd(name: str, run: Callable) -> Callable:
     """
 
     def apart(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map(_detached, (args, kwargs))
+        args, kwargs = map_tensors(_detached, (args, kwargs))
         try:
-            return tree_map(_of_its_own, run(*args, **kwargs))
+            return map_tensors(_of_its_own, run(*args, **kwargs))
         except (NotImplementedError, RuntimeError) as e:
             if not any(reason in str(e) for reason in _HAS_NO_DERIVATIVE):
                 raise
@@ -268,15 +269,13 @@ _HAS_NO_DERIVATIVE = (
 )
 
 
-def _of_its_own(value: Any) -> Any:
+def _of_its_own(t: torch.Tensor) -> torch.Tensor:
     """A result as any tensor: forward mode returns zeros without memory, which Thunder asks for the address of."""
-    if isinstance(value, torch.Tensor) and value._is_zerotensor():
-        return torch.zeros_like(value, memory_format=torch.contiguous_format)
-    return _detached(value)
+    return torch.zeros_like(t, memory_format=torch.contiguous_format) if t._is_zerotensor() else _detached(t)
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
+def _detached(t: torch.Tensor) -> torch.Tensor:
+    return t.detach() if t.requires_grad else t
 
 
 def fallbacks(trace: TraceCtx) -> list[tuple[str, str | None]]:

@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions.programs import flat_proxies, is_differentiable
+from thunder_norm.functions.pulled_back import nothing_transforms, pulled_back
 from thunder_norm.subclass.acquiring.aliasing import is_expanded, lies_once
 from thunder_norm.tracing.torch_functions.fake_norms import PositiveDims, quiet
 from thunder_norm.tracing.translation import for_torch
-from thunder_norm.trees import flat_tensors
+from thunder_norm.trees import flat_tensors, map_tensors
 from thunder.core import devices, dtypes
 from thunder.core.proxies import TensorProxy
 
@@ -222,18 +223,18 @@ def _function_of(
     run: Callable, arguments: tuple[tuple, dict], varying: Sequence[int]
 ) -> tuple[Callable, tuple[torch.Tensor, ...]]:
     """`run` as a function of the tensors at some positions, and these tensors; it returns (its floating results, all its results)."""
-    leaves, spec = tree_flatten(arguments)
-    positions = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+    tensors = flat_tensors(arguments)
 
     def function(*values: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        given = list(leaves)
+        given = list(tensors)
         for i, v in zip(varying, values, strict=True):
-            given[positions[i]] = v
-        args, kwargs = tree_unflatten(given, spec)
+            given[i] = v
+        remaining = iter(given)
+        args, kwargs = map_tensors(lambda t: next(remaining), arguments)
         results = flat_tensors(run(*args, **kwargs))
         return tuple(t for t in results if _is_float(t)), results
 
-    return function, tuple(leaves[positions[i]] for i in varying)
+    return function, tuple(tensors[i] for i in varying)
 
 
 def _push(function: Callable, points: tuple, directions: tuple, is_backwards: bool) -> tuple[tuple, tuple]:
@@ -294,9 +295,13 @@ def run_vjp(
     def used(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(t for t, g in zip(function(*values)[0], cotangents, strict=True) if g is not None)
 
+    received = tuple(g for g in cotangents if g is not None)
+    is_alone = not _is_differentiated.get() and nothing_transforms((args, kwargs, received))
     with torch.enable_grad(), _differentiated():  # see `_push`: the other variants are wrong in a batch of batches as well
+        if is_alone:
+            return pulled_back(used, points, received)
         _, pull = _vjp(used, *points)
-        return pull(tuple(g for g in cotangents if g is not None))
+        return pull(received)
 
 
 def meta_vmap(
