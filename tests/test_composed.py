@@ -308,6 +308,27 @@ def test_other_modes_and_weights_without_values_are_refused():
             F.linear(on_meta, torch.empty(4, 3, device="meta"))
 
 
+_OF_BATCHES = {
+    "rows of factors": lambda x: x * torch.ones(x.shape[0], 1, 1, dtype=F64),
+    "mlp": torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2)),
+    "attention": torch.nn.TransformerEncoderLayer(3, 1, 4, batch_first=True),
+    "GRU": torch.nn.GRU(3, 2, batch_first=True),
+    "LSTM, both directions": torch.nn.LSTM(3, 2, batch_first=True, bidirectional=True),
+}
+
+
+@pytest.mark.parametrize("scope", ["composed", "within"])
+@pytest.mark.parametrize("name", _OF_BATCHES)
+def test_a_batch_without_entries_does_not_move(name: str, scope):
+    model = _OF_BATCHES[name]
+    model = model.double().eval() if isinstance(model, torch.nn.Module) else model
+    x = with_perturbation(RMSTensor(0.5, backing=torch.zeros(0, 4, 3, dtype=F64)), 0.1)
+    with norm_sensitivity(scope):
+        y = model(x)
+    y = y[0] if isinstance(y, tuple) else y
+    assert y.numel() == 0 and 0 <= sensitivities(y, x).item() < math.inf
+
+
 # -- reports ------------------------------------------------------------------------------------------------------------------
 
 

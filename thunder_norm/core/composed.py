@@ -285,7 +285,7 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
         call: the call, with the results as the norm rule has them.
         rest: how far they move by the arguments that the movement rule says nothing of.
     """
-    if rule is None or not call.moving or not all(moves(y) for y in call.results):
+    if rule is None or not call.moving or not all(moves(y) and y.numel() for y in call.results):
         return
     with _disable_current_modes():  # they are about the program, and this is thousands of operations on matrices of ours
         made = rule(call)

@@ -80,7 +80,7 @@ def _move_by_gates(
     w_ih, w_hh, b_ih, b_hh, *projection = weights
     results = [y for y in found if moves(y)]
     given = [t for t in (*states, *weights) if t is not None]
-    if not moves(x) or time != x.ndim - 2 or not all(map(is_fixed, given)) or len(results) < len(found):
+    if not moves(x) or not x.numel() or time != x.ndim - 2 or not all(map(is_fixed, given)) or len(results) < len(found):
         return False
     inputs = x.unbind(time)
     last = results[1]
