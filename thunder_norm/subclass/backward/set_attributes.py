@@ -22,8 +22,10 @@ from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.torch_functions.tensor_attributes import those_set
 from thunder_norm.wrapper_classes import flattened, is_wrapper
 from thunder.core.interpreter import WrappedValue
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.trace import TraceCtx
 
@@ -230,9 +232,13 @@ def _changed(
             and not _is_same(before.get(name, _GONE), value)
         ):
             yield _Place(way, name), value, None
+    of_plain = those_set(get_jit_ctx()).values()
     for name, inner in parts.items():
         if isinstance(inner, torch.Tensor) and is_wrapper(inner):
             yield from _changed(acquisition, inner, others.get(name), (*way, name))
+        for of_tensor in of_plain:
+            if acquisition.fakes.known(of_tensor.proxy) is inner:
+                yield from ((_Place((*way, name), key), v.value, v) for key, v in of_tensor.values.items() if v is not None)
 
 
 def _is_same(one: Any, other: Any) -> bool:
