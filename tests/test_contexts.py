@@ -170,6 +170,17 @@ def _sets_dtype(x):
     return x
 
 
+def _sets_dtype_as_it_is(x):
+    torch.set_default_dtype(torch.get_default_dtype())
+    return x * torch.ones(4)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_default_dtype_may_be_set_to_what_it_is(transform):
+    found = thunder.jit(_sets_dtype_as_it_is, transforms=[transform()])(torch.ones(4))
+    assert torch.equal(found, torch.ones(4)) and found.dtype is torch.float32
+
+
 def _packs(x):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         return x.sin()

@@ -1,4 +1,4 @@
-"""Attributes that a program sets on plain tensors: what stays as it was is nothing, what would be lost is refused; `.data` is the same memory."""
+"""Attributes that a program sets on plain tensors: the caller sees a user's own, what would be lost is refused; `.data` is the same memory."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from torch import nn
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, norm_report
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError
-from thunder_norm.transforms import NormTransform, ProfileTransform, SubclassTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SubclassTransform
 import thunder
 
 
@@ -104,19 +104,60 @@ REFUSED = {
     "tag": assigns("tag", lambda m, x: 3),
     "of an input": sets_of_input,
 }
+GIVEN = {"plain": torch.ones(2, 4), "normed": RMSTensor.of(torch.ones(2, 4))}
 
 
 @pytest.mark.parametrize("gradients", [True, False])
-@pytest.mark.parametrize("given", [torch.ones(2, 4), RMSTensor.of(torch.ones(2, 4))], ids=["plain", "normed"])
-@pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
-def test_what_would_be_lost_is_refused(program, given, gradients):
-    model = Module(program)
+@pytest.mark.parametrize(("name", "kind"), [(n, k) for n in REFUSED for k in GIVEN if (n, k) != ("of an input", "plain")])
+def test_what_would_be_lost_is_refused(name, kind, gradients):
+    model, given = Module(REFUSED[name]), GIVEN[kind]
     before = {name: t.clone() for name, t in model.state_dict().items()}
     with contextlib.nullcontext() if gradients else torch.no_grad(), pytest.raises(UnsupportedOpError, match="is set") as error:
         thunder.jit(model, transforms=[NormTransform()])(given)
     assert __file__ in str(error.value)
     assert model.w.grad is None and model.w.requires_grad and not hasattr(model.w, "tag")
     torch.testing.assert_close(dict(model.state_dict()), before)
+
+
+def sets_and_deletes(x, others):
+    y = x * 2
+    before = hasattr(x, "tag"), getattr(x, "kept", 5)
+    x.tag, y.tag, y.gone = 3, x + 1, 4
+    x.tag += 1
+    del y.gone
+    others[0].mark = others
+    y.mul_(2)
+    if hasattr(x, "kept"):
+        del x.kept
+    return y * x.tag, y, before, hasattr(y, "gone"), hasattr(x, "kept"), y.tag * 2
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform, CheckpointTransform])
+def test_users_attributes_are_set_and_deleted_for_the_caller(transform, requires_grad):
+    def called(f, given):
+        found = []
+        for x in given:
+            others = [torch.ones(2)]
+            x.requires_grad_(requires_grad)
+            scaled, y, *rest = f(x, others)
+            gradient = torch.autograd.grad(scaled.sum(), x)[0] if requires_grad else None
+            assert others[0].mark is others
+            found.append((scaled, y, y.tag, dict(vars(y)).keys(), rest, x.tag, dict(vars(x)).keys(), gradient))
+        return found
+
+    def given():
+        torch.manual_seed(seeded(0))
+        again, kept = torch.randn(3), torch.randn(3)
+        kept.kept = 7
+        return again, kept, again, torch.randn(3)
+
+    want = called(sets_and_deletes, given())
+    for found, expected in zip(called(thunder.jit(sets_and_deletes, transforms=[transform()]), given()), want, strict=True):
+        torch.testing.assert_close(found[:3], expected[:3])
+        torch.testing.assert_close(found[4][-1], expected[4][-1])
+        assert (found[3], found[4][:-1], found[5:7]) == (expected[3], expected[4][:-1], expected[5:7])
+        torch.testing.assert_close(found[7], expected[7])
 
 
 def writes_out(m, x):

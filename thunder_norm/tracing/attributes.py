@@ -56,6 +56,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if (fn is setattr or fn is object.__setattr__) and len(args) == 3:
         return _assignment(fn, *args)
     if (fn is delattr or fn is object.__delattr__) and len(args) == 2:
+        if type(args[0].value) is TensorProxy:
+            return tensor_attributes.deleted
         _forget(*args)
     return None
 

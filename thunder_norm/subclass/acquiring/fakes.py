@@ -316,8 +316,8 @@ class Wrappers:
         self.given: dict[int, tuple[torch.Tensor, ...]] = {}  # and the fakes of what was inside of them then
         self.structures: dict[
             int, tuple[list, tuple[torch.Tensor, ...]]
-        ] = {}  # their contexts and what is inside, as far as the program set it
-        self.data: dict[int, dict[str, Any]] = {}  # and their attributes that are numbers, names and the like
+        ] = {}  # their contexts, and what is inside after the call
+        self.before: dict[int, dict[str, Any]] = {}  # and all their attributes
         self.attributes: dict[
             int, dict[str, tuple[Any, Any]]
         ] = {}  # what the program has set of each wrapper; see `set_attributes`

@@ -16,14 +16,16 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward.made_objects import holds_proxies
-from thunder_norm.subclass.backward.users_attributes import data_of, note_data
+from thunder_norm.subclass.backward.users_attributes import DATA, data_of, note_data
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.torch_functions.tensor_attributes import those_set
 from thunder_norm.wrapper_classes import flattened, is_wrapper
 from thunder.core.interpreter import WrappedValue
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.trace import TraceCtx
 
@@ -61,8 +63,6 @@ def put(acquisition: Acquisition, proxy: SubclassProxy, name: str, *value: Wrapp
     fake = proxy.fake
     take_proxies(*value)
     new = _on_fake(acquisition, value[0]) if value else _GONE
-    inputs = acquisition.wrappers.inputs()
-    before = [_structure(p.fake) for p in inputs]
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
         held, structure = _read(fake, name), _structure(fake)
         if new is not _GONE or held is not _GONE or not is_users:
@@ -74,10 +74,6 @@ def put(acquisition: Acquisition, proxy: SubclassProxy, name: str, *value: Wrapp
             _set(fake, name, held)
             raise
     acquisition.wrappers.attributes.setdefault(id(fake), {})[name] = (new, value[0] if value else None)
-    for p, structure in zip(inputs, before, strict=True):
-        if not is_equal(_structure(p.fake), structure):
-            spec = WrapperSpec.of(p.fake)
-            acquisition.wrappers.structures[id(p.fake)] = spec.contexts, spec.leaves(p.fake)
     acquisition.tape.tear()
     trace.rebind(acquisition)
 
@@ -173,17 +169,26 @@ def write(acquisition: Acquisition, epilogue: TraceCtx, done: set[int], value: A
         found = list(_changed(acquisition, due.fake, None if is_given else _put_together(acquisition, due.fake), ()))
         if found:
             places, values, wrapped = zip(*found, strict=True)
-            for place in places if is_given else ():
-                _note_before(acquisition, due, place)
+            if is_given:
+                _note_given(acquisition, due, places, values)
+            values = [_proxy_of(acquisition, v) if isinstance(v, torch.Tensor) else v for v in values]
             what = f"attributes of a {type(due.fake).__name__}"
             keep(epilogue, [w for w in wrapped if w is not None], [due, *values], what, _putting(places))
 
 
-def _note_before(acquisition: Acquisition, proxy: SubclassProxy, place: _Place) -> None:
-    """What operations have left in an input may depend on what was there, which nobody has read."""
-    data = acquisition.wrappers.data[id(proxy.fake)]
-    if not place.way and place.name in data:
-        note_data(proxy.history, place.name, data[place.name])
+def _note_given(acquisition: Acquisition, proxy: SubclassProxy, places: Sequence[_Place], values: Sequence[Any]) -> None:
+    """Note what becomes of an input; what operations have left in it may depend on what was there, which nobody has read."""
+    wrappers, key = acquisition.wrappers, id(proxy.fake)
+    with torch.no_grad(), acquisition.fakes.mode:
+        like_it = wrappers.specs[key].build(wrappers.given[key])
+        for place, value in zip(places, values, strict=True):
+            place.put(like_it, value)
+    spec = WrapperSpec.of(like_it)
+    wrappers.structures[key] = spec.contexts, spec.leaves(like_it)
+    for place in places:
+        before = _GONE if place.way else wrappers.before[key].get(place.name, _GONE)
+        if before is not _GONE and isinstance(before, DATA):
+            note_data(proxy.history, place.name, before)
 
 
 def _put_together(acquisition: Acquisition, fake: torch.Tensor) -> torch.Tensor:
@@ -214,19 +219,30 @@ def _changed(
         if name in others:
             continue
         now = _read(fake, name)
-        if isinstance(now, torch.Tensor):
-            yield _Place(way, name), _proxy_of(acquisition, now), None
-        elif now is new and wrapped is not None:
-            yield _Place(way, name), wrapped.value, wrapped
-        else:
-            yield _Place(way, name), now, None
-    before, now = acquisition.wrappers.data.get(id(fake)) if made is None else data_of(made), data_of(fake)
+        is_as_set = now is new and wrapped is not None and not isinstance(now, torch.Tensor)
+        yield _Place(way, name), wrapped.value if is_as_set else now, wrapped if is_as_set else None
+    before = acquisition.wrappers.before.get(id(fake)) if made is None else data_of(made)
+    now = data_of(fake) if made is not None or before is None else {**getattr(fake, "__dict__", {})}
     for name in {**before, **now} if before is not None else ():
-        if name not in are_set and not is_equal(before.get(name, _GONE), now.get(name, _GONE)):
-            yield _Place(way, name), now.get(name, _GONE), None
+        value = now.get(name, _GONE)
+        is_part = made is None and name in parts and isinstance(value, torch.Tensor)
+        if (
+            name not in are_set
+            and (is_part or isinstance(value, (*DATA, _Mark)))
+            and not _is_same(before.get(name, _GONE), value)
+        ):
+            yield _Place(way, name), value, None
+    of_plain = those_set(get_jit_ctx()).values()
     for name, inner in parts.items():
         if isinstance(inner, torch.Tensor) and is_wrapper(inner):
             yield from _changed(acquisition, inner, others.get(name), (*way, name))
+        for of_tensor in of_plain:
+            if acquisition.fakes.known(of_tensor.proxy) is inner:
+                yield from ((_Place((*way, name), key), v.value, v) for key, v in of_tensor.values.items() if v is not None)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (not isinstance(one, torch.Tensor) and is_equal(one, other))
 
 
 def _proxy_of(acquisition: Acquisition, fake: torch.Tensor) -> TensorProxy:

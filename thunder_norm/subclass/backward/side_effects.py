@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.escapes import escape
@@ -29,6 +30,7 @@ from thunder_norm.subclass.backward.made_objects import Call, MadeObjects, NotMa
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.guarding.bindable import bindable, guard, guard_arguments
 from thunder_norm.tracing.provenances import provenance_of, walked
+from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder.core.interpreter import PseudoInst, WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
@@ -177,6 +179,8 @@ class SideEffects:
         self.made = MadeObjects(set(self.before.known), lambda: self._of_function)
         self.acquisition: Acquisition | None = None  # once the program has been acquired
         self._with_attributes: set[int] = set()
+        self._given_attributes: set[str] = set()  # whose are in the epilogue
+        self._plain_attributes: dict[str, tensor_attributes.SetAttributes] = {}
 
     @functools.cached_property
     def _of_function(self) -> set[int]:
@@ -211,17 +215,39 @@ class SideEffects:
         for place in self.before.places:
             if place.is_changed:
                 self._write_place(ctx, epilogue, acquisition, place)
+        self._plain_attributes = tensor_attributes.those_set(ctx)
+        for name, of_tensor in [*self._plain_attributes.items()]:
+            if of_tensor.real is not None:
+                self._give_to_plain(epilogue, name)
         self.give_attributes(epilogue, None)
 
     def give_attributes(self, epilogue: TraceCtx, value: Any) -> None:
-        """Have the epilogue set what the program has set on wrappers, those in `value` too; see `set_attributes`."""
+        """Have the epilogue set what the program has set on tensors that it hands out, those in `value` too; see `set_attributes`."""
+        held = tree_leaves(value) if self._plain_attributes else ()
+        for p in [*held, *(p for b in epilogue.bound_symbols for p in b.flat_proxy_args if self._plain_attributes)]:
+            if isinstance(p, TensorProxy) and p.name in self._plain_attributes and p.name not in self._given_attributes:
+                self._give_to_plain(epilogue, p.name)
         if self.acquisition is not None:
             set_attributes.write(self.acquisition, epilogue, self._with_attributes, value, self._keep_attributes)
+
+    def _give_to_plain(self, epilogue: TraceCtx, name: str) -> None:
+        of_tensor = self._plain_attributes[name]
+        self._given_attributes.add(name)
+        places = list(of_tensor.values)
+
+        def put(new: list) -> None:
+            for place, value in zip(places, new[1:], strict=True):
+                vars(new[0]).pop(place, None) if value is _ABSENT else setattr(new[0], place, value)
+
+        wrapped = [w for w in of_tensor.values.values() if w is not None]
+        values = [of_tensor.owner, *(_ABSENT if w is None else w.value for w in of_tensor.values.values())]
+        self._keep_attributes(epilogue, wrapped, values, "attributes of a tensor", put)
+        self.give_attributes(epilogue, None)
 
     def _keep_attributes(self, epilogue: TraceCtx, wrapped: list, values: list, what: str, put: Callable[[list], None]) -> None:
         for v in wrapped:
             self.made.note_arguments(v)
-        self._write(epilogue, self.acquisition, values, what, put, True)
+        self._write(epilogue, self.acquisition, values, what, put, True, owner=values[0])
 
     def _is_of_argument(self, owner: Any) -> bool:
         """Whether an object comes with the call: it is reached from the arguments, and not from the function."""
@@ -294,8 +320,9 @@ class SideEffects:
         what: str,
         put: Callable[[list], None],
         is_of_argument: bool = False,
+        owner: Proxy | None = None,
     ) -> None:
-        """Have the epilogue call `put` with values in which tensors stand for proxies."""
+        """Have the epilogue call `put` with values in which tensors stand for proxies; `owner` is among them, and taken as it is."""
         outside = self.made.outside(epilogue) if is_of_argument else lambda v: None
         recipe = Recipe(self.made.known, outside, is_strict=False)
         try:
@@ -304,10 +331,14 @@ class SideEffects:
             self.undo()
             raise escape(what, "proxy", e.value) from None
         tensors = {name: p for name, p in recipe.arguments.items() if isinstance(p, TensorProxy)}
-        if tensors and acquisition is None:
+        if tensors and acquisition is None and owner is None:
             self.undo()
             raise escape(what, "proxy", next(iter(tensors.values())))
-        kept_of = {name: keeping(acquisition, p, is_of_argument) for name, p in tensors.items() if acquisition is not None}
+        kept_of = {
+            name: keeping(acquisition, p, is_of_argument)
+            for name, p in tensors.items()
+            if acquisition is not None and p is not owner
+        }
         names = list(recipe.arguments)
 
         def keep(*given: Any) -> None:

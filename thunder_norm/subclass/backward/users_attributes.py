@@ -14,7 +14,7 @@ from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue, unwrap, wrap_attribute
 
-_DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 _ABSENT = object()
 
 
@@ -28,7 +28,7 @@ def take_over(acquisition: Acquisition, fake: torch.Tensor, real: torch.Tensor, 
         if not is_equal(known.get(name, _ABSENT), value):
             object.__setattr__(fake, name, value)
             note_data(history, name, value)
-    acquisition.wrappers.data[id(fake)] = data_of(fake)
+    acquisition.wrappers.before[id(fake)] = {} if is_jagged_class(type(fake)) else {**getattr(fake, "__dict__", {})}
 
 
 def note_data(history: ProvenanceRecord | None, name: str, value: Any) -> None:
@@ -42,7 +42,7 @@ def data_of(x: torch.Tensor) -> dict[str, Any]:
     if is_jagged_class(type(x)):
         return {}
     own = getattr(x, "__dict__", {}).items()
-    return {name: value for name, value in own if isinstance(value, _DATA) and not name.startswith("_sym_")}
+    return {name: value for name, value in own if isinstance(value, DATA) and not name.startswith("_sym_")}
 
 
 def of_user(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> WrappedValue | None:
@@ -62,9 +62,9 @@ def _found(acquisition: Acquisition, obj: WrappedValue, attribute: str) -> Any:
     real = acquisition.fakes.real_input(obj.value)
     if real is None or attribute in acquisition.wrappers.attributes.get(id(fake), ()):
         return _ABSENT
-    data = acquisition.wrappers.data.get(id(fake), {})
-    if attribute in data:
-        note_data(history, attribute, data[attribute])
+    before = acquisition.wrappers.before.get(id(fake), {})
+    if attribute in before and isinstance(before[attribute], DATA):
+        note_data(history, attribute, before[attribute])
     if attribute in vars(fake) or hasattr(type(fake), attribute) or is_jagged_class(type(fake)):
         return _ABSENT
     found = getattr(real, "__dict__", {}).get(attribute, _ABSENT)

@@ -58,7 +58,7 @@ def written_inputs(acquisition: Acquisition, trace: TraceCtx, given: Mapping[str
         if name not in given:
             continue
         fakes = acquisition.wrappers.given[id(wrapper.fake)]
-        if acquisition.wrappers.attributes:  # what is inside by now need not be what was
+        if [*map(id, fakes)] != [*map(id, acquisition.wrappers.structures[id(wrapper.fake)][1])]:  # others are inside by now
             leaves = [fakes_of_all.current(fakes_of_all.proxy_of(fake)) for fake in fakes]
         found |= {
             target.name: Written(target, value) for target, value in zip(given[name], leaves, strict=True) if target is not value

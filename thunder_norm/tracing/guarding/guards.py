@@ -156,6 +156,13 @@ def is_guarded(wrapped: WrappedValue) -> bool:
     return path_of(wrapped.provenance) is not None
 
 
+def found_at(record: ProvenanceRecord | None) -> Any:
+    """What is at a place that can be reached from the arguments or the jitted function; None if it is no such place."""
+    guards, path = _current.get(), None if record is None else path_of(record)
+    found = None if guards is None or path is None else Ways(guards.roots).end(path)
+    return None if found is LEFT_OUT or found is GONE else found
+
+
 def _note_method(wrapped: WrappedValue, method: MethodType) -> None:
     """An object's method is its class's; one that is given to the object itself later goes before it."""
     path, guards = path_of(wrapped.provenance), _current.get()

@@ -128,13 +128,23 @@ def _refuse(fn: Callable, what: str, why: str, instead: str) -> None:
         )
 
 
-for _fn in (torch.set_default_dtype, torch.set_default_tensor_type):
-    _refuse(
-        _fn,
-        f"torch.{_fn.__name__}",
-        "the program is traced once: later calls would not set it, and the dtypes of the trace are those of the default before",
-        "set it before the call, or give dtype= where tensors are made",
-    )
+_DEFAULT_DTYPE = (
+    "the program is traced once: later calls would not set it, and the dtypes of the trace are those of the default before",
+    "set it before the call, or give dtype= where tensors are made",
+)
+_refuse(torch.set_default_tensor_type, "torch.set_default_tensor_type", *_DEFAULT_DTYPE)
+
+
+@instead_of(torch.set_default_dtype)
+def _set_default_dtype(dtype: WrappedValue) -> Any:
+    """The default of the call at hand is part of a trace."""
+    if dtype.value is torch.get_default_dtype():
+        return wrap_const(None)
+    what = "torch.set_default_dtype inside a jitted function"
+    why, instead = _DEFAULT_DTYPE
+    return do_raise(UnsupportedOpError(with_details(what, at=location_of_user(), why=why, instead=instead)))
+
+
 for _fn in (torch.random.fork_rng, torch.manual_seed, torch.seed, torch.get_rng_state, torch.set_rng_state):
     _refuse(
         _fn,

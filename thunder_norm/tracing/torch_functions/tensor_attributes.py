@@ -6,22 +6,25 @@ Whatever is set on a proxy is gone after the call: the tensor that it stands for
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import MISSING
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.shared_memory import aliases, replaced_memory
 from thunder_norm.tracing.shared_memory.version_counters import give_own
 from thunder.core import interpreter as thunders
-from thunder.core import prims
+from thunder.core import jit_ext, prims
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 from thunder.core.trace import get_tracectx
 
 _INSTEAD = {
@@ -31,8 +34,10 @@ _INSTEAD = {
 
 
 def is_users(obj: WrappedValue, name: WrappedValue) -> bool:
-    """Whether it is an attribute that a user may have given to an input."""
+    """Whether it is an attribute that a user may have given to an input, or the program has set."""
     tensor = obj.original_value
+    if type(obj.value) is TensorProxy and _set_of(obj, name) is not MISSING:
+        return True
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or type(name.value) is not str:
         return False
     return name.value not in obj.attribute_wrappers and not hasattr(type(tensor), name.value) and guards.is_guarded(obj)
@@ -40,8 +45,13 @@ def is_users(obj: WrappedValue, name: WrappedValue) -> bool:
 
 def read(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
     """Called for `getattr` of what `is_users`."""
-    found = vars(obj.original_value).get(name.value, MISSING)
-    guards.note(obj, "has", name.value, found is not MISSING)
+    if (own := _set_of(obj, name)) is not MISSING:
+        found = MISSING if own is None else own.value
+    else:
+        found = vars(obj.original_value).get(name.value, MISSING)
+        guards.note(obj, "has", name.value, found is not MISSING)
+    if isinstance(own, WrappedValue):
+        return own
     if found is MISSING:
         return default[0] if default else do_raise(AttributeError(f"'Tensor' object has no attribute {name.value!r}"))
     if isinstance(found, torch.Tensor):
@@ -64,9 +74,27 @@ def _data(tensor: torch.Tensor) -> torch.Tensor:
 
 def has(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
     """Called for `hasattr` of what `is_users`."""
+    if (own := _set_of(obj, name)) is not MISSING:
+        return wrap_const(own is not None)
     is_there = name.value in vars(obj.original_value)
     guards.note(obj, "has", name.value, is_there)
     return wrap_const(is_there)
+
+
+def deleted(obj: WrappedValue, name: WrappedValue) -> Any:
+    """Called for `delattr` of a plain tensor."""
+    of_tensor, own = _of(obj), _set_of(obj, name)
+    if own is MISSING and of_tensor.real is not None:
+        is_there = name.value in vars(of_tensor.real)
+        guards.note_at(obj.value.history, "has", name.value, is_there)
+    else:
+        is_there = isinstance(own, WrappedValue)
+    if not is_there:
+        return do_raise(AttributeError(f"'Tensor' object has no attribute {name.value!r}"))
+    of_tensor.values[name.value] = None
+    obj.attribute_wrappers.pop(name.value, None)
+    vars(obj.value).pop(name.value, None)
+    return wrap_const(None)
 
 
 def numel_of_shape(shape: WrappedValue, name: WrappedValue, *default: WrappedValue) -> WrappedValue:
@@ -84,14 +112,66 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
-    """What to call for `setattr` of a plain tensor; None to leave it to Thunder: a user's attribute of what the program made."""
+    """What to call for `setattr` of a plain tensor."""
     if not hasattr(torch.Tensor, name.value):
-        return _refuse if guards.is_guarded(obj) else None
+        is_of_module = obj.value.history is not None and member_of_module(obj.value.history) is not None
+        return _refuse if is_of_module else _set_users
     if _is_as_it_was(obj, name.value, value.value):
         return _keep
     if name.value == "requires_grad" and not guards.is_guarded(obj):
         return _set_flag
     return replaced_memory.data_assigned if name.value == "data" else _refuse
+
+
+@dataclass
+class SetAttributes:
+    """What a program has set of a plain tensor: the epilogue sets it of the tensor of each call.
+
+    Attributes:
+        proxy: stands for it.
+        owner: the same, or stands for the object itself, where it was given.
+        real: what was given in the call at hand.
+        values: by name; None for one that is deleted.
+    """
+
+    proxy: TensorProxy
+    owner: Proxy
+    real: torch.Tensor | None
+    values: dict[str, WrappedValue | None] = field(default_factory=dict)
+
+
+def those_set(ctx: jit_ext.JitCtx) -> dict[str, SetAttributes]:
+    """By the name of the proxy, what the program that is being acquired has set of plain tensors."""
+    return vars(ctx).setdefault(_SET, {})
+
+
+_SET = "_thunder_norm_set_attributes"
+
+
+def _set_users(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for an attribute that torch has not."""
+    take_proxies(value)
+    of_tensor = _of(obj)
+    of_tensor.values[name.value] = value
+    if of_tensor.real is None:
+        object.__setattr__(obj.value, name.value, value.value)
+        obj.attribute_wrappers[name.value] = value
+    return wrap_const(None)
+
+
+def _of(obj: WrappedValue) -> SetAttributes:
+    found = those_set(jit_ext.get_jit_ctx())
+    if obj.value.name not in found:
+        real = guards.found_at(obj.value.history)
+        owner = obj.value if real is None else AnyProxy(real, history=obj.value.history)
+        found[obj.value.name] = SetAttributes(obj.value, owner, real)
+    return found[obj.value.name]
+
+
+def _set_of(obj: WrappedValue, name: WrappedValue) -> Any:
+    """What the program has set of a tensor; None if it has deleted that."""
+    found = those_set(jit_ext.get_jit_ctx()).get(getattr(obj.value, "name", None))
+    return MISSING if found is None else found.values.get(name.value, MISSING)
 
 
 def _is_as_it_was(obj: WrappedValue, name: str, value: Any) -> bool:
