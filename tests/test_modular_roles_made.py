@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from tests.seeds import seeded
-from thunder_norm.modular import ModularNorm, find_roles
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.modular import ModularNorm, QKClip, find_roles
 
 
 class Attention(nn.Module):
@@ -198,6 +199,54 @@ def test_heads_that_a_matrix_mixes_have_queries_keys_and_values(before, after):
         ("query", 0, 8, heads), ("key", 8, 8, heads), ("value", 16, 8, 2)
     ]  # fmt: skip
     assert [r.name for r in roles if r.is_attended] == ["out.weight"]
+
+
+class Read(nn.Module):
+    """A state that is read by products of activations, as of Mamba, and a router after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.b, self.c, self.out, self.router = nn.Linear(8, 3), nn.Linear(8, 3), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        state = (x[..., None] * self.b(x)[..., None, :]).cumsum(1)
+        y = self.out((state @ self.c(x)[..., None]).squeeze(-1))
+        return self.router(x + y).softmax(-1)
+
+
+def test_a_softmax_after_products_of_activations_is_no_attention():
+    model, x = Read(), torch.randn(2, 3, 8)
+    assert not find_roles(model, x).of_attention
+    with pytest.raises(NormMismatchError, match="no attention is found"):
+        QKClip(model, x)
+
+
+class Gate(nn.Module):
+    def __init__(self, how, sizes=1):
+        super().__init__()
+        self.up, self.down, self.how = nn.Linear(8, 16 * sizes), nn.Linear(8, 8), how
+
+    def forward(self, x):
+        return self.down(self.how(self.up(x))).exp()
+
+
+def _gated_attention(y):
+    q, k, v, gate = y.chunk(4, -1)
+    return nn.functional.scaled_dot_product_attention(q, k, v) * gate.sigmoid()
+
+
+@pytest.mark.parametrize(
+    "how, wanted",
+    [
+        (nn.functional.glu, ["gated", "gate"]),
+        (lambda y: nn.functional.glu(y.mT, 1).mT, ["gated", "gate"]),
+        (_gated_attention, ["query", "key", "value", "gate"]),
+    ],
+)
+def test_gates_of_attention_and_of_torchs_own_function_are_blocks(how, wanted):
+    roles = find_roles(Gate(how, len(wanted) // 2), torch.randn(2, 3, 8))
+    for name in ("up.weight", "up.bias"):
+        assert [(b.role, b.start) for b in roles[name].blocks] == [(role, 8 * i) for i, role in enumerate(wanted)]
 
 
 def test_what_follows_learned_values_is_no_attention():

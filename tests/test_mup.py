@@ -95,6 +95,19 @@ def test_errors():
     with pytest.raises(NormMismatchError, match="no role for 'table.weight'"):
         mup_scales(Vectors(8), Vectors(4))
 
+    class Tokens(nn.Module):
+        def __init__(self, width: int):
+            super().__init__()
+            self.token, self.mix = nn.Parameter(torch.ones(1, 1, width)), nn.Parameter(torch.ones(width, width))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + self.token) @ self.mix
+
+    with pytest.raises(NormMismatchError, match="cannot tell what 'token' is: Tokens is no layer of torch(.|\n)*with a batch"):
+        mup_scales(Tokens(8), Tokens(4))
+    scales = mup_scales(Tokens(8), Tokens(4), torch.ones(2, 3, 4))
+    assert (scales["token"].role, scales["mix"].role) == ("input", "hidden")
+
 
 def _moved(width: int, has_scales: bool, base: nn.Module) -> float:
     """How far the logits move in five steps of AdamW."""

@@ -35,6 +35,8 @@ from thunder_norm.norms.lifts.parameters import tied_names
 
 Role = Literal["input", "hidden", "output", "tied", "fixed"]
 
+_HOLD_ANYTHING = ("torch.nn.modules.module", "torch.nn.modules.container")  # what a parameter in these is for they do not say
+
 
 @dataclass(frozen=True)
 class MupScale:
@@ -108,20 +110,38 @@ def mup_scales(model: torch.nn.Module, base_model: torch.nn.Module, example: Any
         model: the model to train; may be on the meta device.
         base_model: the same of another width, for which a learning rate is known; with data.
         example: a batch for the base model: an argument, a tuple of them, or a dict by name.  None: what a parameter is used for is
-            taken from the module that it is in.
+            taken from the module of torch that it is in.
 
     Raises:
         NormMapKeyError: the models have other parameters.
         NormMismatchError: a parameter has other numbers of dimensions in both, a table or vector two that grow, or is used as two
-            operators that sum over different dimensions.
+            operators that sum over different dimensions; or, without an example, one of a module that is not torch's grows in one
+            dimension, which products may sum over or not (a class token, a transposed head).
         MissingNormRuleError: an operation has no rule; without an example none are needed.
     """
     wide, base = dict(model.named_parameters()), dict(base_model.named_parameters())
     if wide.keys() != base.keys():
         different = sorted(wide.keys() ^ base.keys())
         raise NormMapKeyError(f"the models have other parameters, so they are not one of two widths: {', '.join(different[:4])}")
+    if example is None:
+        for name, p in base.items():
+            _check_owner(base_model.get_submodule(name.rpartition(".")[0]), name, wide[name].shape, p.shape)
     wanted = _by_modules(base_model) if example is None else _by_program(base_model, example)
     return MupScales(model, {name: _scale(name, p.shape, base[name].shape, wanted[name]) for name, p in wide.items()})
+
+
+def _check_owner(owner: torch.nn.Module, name: str, shape: torch.Size, base: torch.Size) -> None:
+    """Refuse what only the program could tell: a parameter of a module that is not torch's, if what it grows by depends on its use."""
+    is_known = any(t.__module__.startswith("torch.nn.") and t.__module__ not in _HOLD_ANYTHING for t in type(owner).__mro__)
+    ratios = [a / b for a, b in zip(shape, base, strict=False) if a != b]
+    if len(shape) > 1 and not is_known and ratios and (len(ratios) < 2 or len(set(ratios)) > 1):
+        raise NormMismatchError(
+            with_details(
+                f"muP cannot tell what {name!r} is: {type(owner).__name__} is no layer of torch, and products may sum over what grows or not",
+                shapes=f"{list(base)} -> {list(shape)}",
+                instead="mup_scales(model, base_model, example), with a batch, which asks the program",
+            )
+        )
 
 
 def _by_modules(model: torch.nn.Module) -> dict[str, list[NormSpec]]:

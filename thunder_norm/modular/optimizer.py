@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from thunder_norm.modular.moving import (
     shift,
     smoothed,
 )
-from thunder_norm.modular.noise import Adaptation, adapt_everywhere, restore, unit_dims
+from thunder_norm.modular.noise import Adaptation, adapt, adapt_everywhere, restore, unit_dims
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.steepest import Batches, nearest, nonfinite, steepest_batch, steepest_steps
@@ -312,7 +312,10 @@ class ModularOptimizer(torch.optim.Optimizer):
         """
         group, ball, sizes = moving[0].group, moving[0].ball, [m.size for m in moving]
         adaptations = [Adaptation.of(*each) for each in zip(moving, states, strict=True)]
-        adapted = [(i, a, a.averages(ball.pieces(moving[i].gradient))) for i, a in enumerate(adaptations) if a is not None]
+        alike: dict[tuple[int, ...], list[tuple[int, Adaptation, Sequence[torch.Tensor]]]] = {}
+        for i, a in enumerate(adaptations):
+            if a is not None:
+                alike.setdefault(a.dims, []).append((i, a, a.averages(ball.pieces(moving[i].gradient))))
         gradients = [m.gradient for m in moving]
         past = [momentum_buffer(*each) for each in zip(moving, states, strict=True)] if group["momentum"] else gradients
         whole = [m.data for m in moving], gradients, past
@@ -322,9 +325,10 @@ class ModularOptimizer(torch.optim.Optimizer):
             parameters, gradients, past = map(list, of_each)
             directions = smoothed(group, gradients, past)
             steps = steepest_batch(ball, directions, sizes, self.method)
-            for i, a, averages in adapted:
-                factors = a.factors(averages[at], a.squares(gradients[i]), a.squares(directions[i]))
-                steps[i].mul_(factors.to(steps[i].dtype))  # first: a product with float64 takes three times as long
+            for adapted in alike.values():
+                positions, some, averages = zip(*adapted, strict=True)
+                chosen = [[tensors[i] for i in positions] for tensors in (gradients, directions, steps)]
+                adapt(some, [pieces[at] for pieces in averages], *chosen)
             shift(group, parameters, steps, sizes)
         for m, p in projections(moving, lambda outside: nearest([(m.ball, m.data) for m in outside])):
             m.data.copy_(p)

@@ -73,9 +73,23 @@ def _as_factors(notes: Notes, call: Call, states: Sequence[Followed]) -> list[st
 
 
 def _taken(notes: Notes, state: Followed) -> frozenset[Any]:
-    """Which entries of which parameters are in a tensor."""
+    """Which entries of which parameters are in a tensor; of what an attention returns it is not known, but others than its gate's."""
+    if state.is_attended and not state.strands:
+        return frozenset(["attention"])
     uses = used(state, "", notes.shapes)
     return frozenset((u.name, axis, tuple(rows.tolist())) for u in uses if u.kind != "gain" for axis, rows in u.rows.items())
+
+
+def glu(notes: Notes, call: Call) -> None:
+    """``a sigmoid(b)`` of the two halves of a tensor."""
+    state = call.state(call.args[0])
+    if state is None or state.is_parameter:
+        return mix(notes, call)
+    dim = call.args[1] if len(call.args) > 1 else -1
+    halves = [replace(state, score=None).mapped(lambda t, i=i: t.chunk(2, dim)[i]) for i in (0, 1)]
+    for half, op in zip(halves, ("gated" if state.scale is Scale.PRODUCTS else "gate", "gate"), strict=True):
+        notes.use(half, op)
+    notes.note(call.out, Followed(tuple(s for half in halves for s in half.strands)))
 
 
 def _spread(notes: Notes, call: Call, operand: torch.Tensor, state: Followed, operands: Sequence[Operand]) -> Followed:
@@ -258,4 +272,5 @@ HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), softmax),
     **dict.fromkeys(_LOSSES, lose),
     "_weight_norm_interface": weight_norm,
+    "glu": glu,
 }

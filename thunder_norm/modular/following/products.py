@@ -65,12 +65,11 @@ def _mixed(call: Call, a: Operand, b: Operand) -> Score | None:
         score = None if one is None else one.score
         if score is None or other is not None and not other.is_parameter:
             continue
-        if not score.is_probability:
-            return replace(score, problem="a matrix mixes products of queries and keys before the softmax")
-        # a sum over keys is one of learned values
+        # a sum over keys is one of learned values, or of what was no attention: a state that is read (Mamba)
         is_of_heads = not is_constant_along(score.ids, t.ndim + summed) if not score.problem else t.shape == call.out.shape
+        what = "the probabilities of heads" if score.is_probability else "products of queries and keys before the softmax"
         if is_of_heads:
-            return replace(score, problem="a matrix mixes the probabilities of heads")
+            return replace(score, problem=f"a matrix mixes {what}")
     return None
 
 
