@@ -13,6 +13,8 @@ from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTens
 from thunder_norm.audit import Ball, Case, Witness, norm, start
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._gaussian import absolute_moment, expected_maximum
+from thunder_norm.transforms import NormTransform
+import thunder
 
 R, INF = RMSTensor, LinfTensor
 
@@ -309,10 +311,39 @@ def remains(t):
     return torch.remainder(t, -0.7)
 
 
+def quantized(t):
+    return torch.fake_quantize_per_tensor_affine(t, 0.5, 1, -4, 3)
+
+
+def quantized_by_channels(t):
+    scales, zeros = torch.tensor([0.5, 0.25, 0.1, 0.3]), torch.tensor([0, 3, -2, 1], dtype=torch.int32)
+    return torch.fake_quantize_per_channel_affine(t, scales, zeros, 1, -4, 3)
+
+
+# for the audit, which knows no scales
+QUANTIZED = [
+    Case("quantized", quantized, (x(0.75),)),
+    Case("quantized, largest entry", quantized, (x(0.75, INF),)),
+    Case("quantized by channels", quantized_by_channels, (x(0.75),)),
+    Case("quantized by channels, largest entry", quantized_by_channels, (x(0.75, INF),)),
+]
 STEPS = [
     *(torch.sign, torch.sgn, torch.trunc, torch.round, torch.floor, torch.ceil, torch.frac, F.hardshrink),
     *(to_hundredths, to_hundreds, thresholded, with_signs, left_by_division, remains),
+    *dict.fromkeys(case.call for case in QUANTIZED),
 ]
+
+
+def test_the_largest_quantized_values():
+    """Half a step below an even multiple, and beyond the range: with zero point 1 it ends at -2.5 and 1."""
+    for x, n in ((torch.full((2, 4), 0.75), 1.0), (torch.full((2, 4), -9.0), 2.5)):
+        y = quantized(R.of(x))
+        assert y.norm_size.item() == n == norm(R, y.backing, (-1,)).item()
+        assert thunder.jit(quantized, transforms=[NormTransform()])(R.of(x)).norm_size.item() == n
+    outside = torch.fake_quantize_per_tensor_affine(
+        R(0.1, backing=torch.zeros(3)), torch.tensor(0.5), torch.tensor(9).int(), -4, 3
+    )
+    assert norm(R, outside.backing, (-1,)) == 3.0 <= outside.norm_size  # torch does not look at a zero point that is a tensor
 
 
 @pytest.mark.parametrize("f", STEPS, ids=lambda f: f.__name__)

@@ -104,6 +104,7 @@ def test_rounding_moves_as_far_as_its_input_in_mode_typical_and_jumps_in_bounds(
     for f, slope in (
         (torch.round, 1.0),
         (torch.floor, 1.0),
+        (lambda t: torch.fake_quantize_per_tensor_affine(t, 0.5, 0, -8, 7), 1.0),
         (torch.sign, 1 / 3),
         (lambda t: t + (t.sign() - t).detach(), 1 / 3 + 2),
     ):

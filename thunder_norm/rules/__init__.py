@@ -24,7 +24,7 @@ from thunder_norm.rules.known_ranges import limits
 from thunder_norm.rules.entrywise import powers
 from thunder_norm.rules.quotients import powers_within
 from thunder_norm.rules.linear_algebra import matrix_functions
-from thunder_norm.rules.entrywise import domains, special, polynomials, steps
+from thunder_norm.rules.entrywise import domains, quantization, special, polynomials, steps
 from thunder_norm.rules.layout import strided, written_calls
 from thunder_norm.rules.known_ranges import partial_sums, ranges, ranges_of_activations
 from thunder_norm.rules.weighted import weighted_sums, weighted_places, largest_of_groups, shares_of_groups, weighted_means
@@ -131,6 +131,7 @@ __all__ = [
     "soft_labels",
     "softmax",
     "special",
+    "quantization",
     "steps",
     "strided",
     "written_calls",
