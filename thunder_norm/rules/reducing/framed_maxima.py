@@ -76,7 +76,7 @@ def _register(dims: int) -> None:
         dilation: Any = 1,
         ceil_mode: bool = False,
         return_indices: bool = False,
-    ) -> RMSTensor:
+    ) -> NormedTensor:
         """Maximum over windows of x with minus infinity around it, a position of x in each.
 
         Value:       that of `max_pool` of x with zeros around it, whose windows have entries no smaller
