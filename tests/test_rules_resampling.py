@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm import LinfTensor, RMSTensor
+from thunder_norm import LinfTensor, RMSTensor, norm_mode
 from thunder_norm.audit import Ball, Case
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules.reducing.resampling import cubic_gain
+from thunder_norm.transforms import NormTransform
+import thunder
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64
@@ -78,7 +82,17 @@ def affine(size, align_corners):
     return lambda theta: F.affine_grid(theta, size, align_corners=align_corners)
 
 
+def framed(dims, *pad, **options):
+    """The largest in windows of what is padded with minus infinity, as timm and others write a padding of one side."""
+    pool = getattr(F, f"max_pool{dims}d")
+    return lambda t: pool(F.pad(t, pad, value=-math.inf), 3, **options)
+
+
 CASES = [
+    Case("framed line", framed(1, 0, 1, stride=2), (x(1, 2, 5, kind=INF),)),
+    Case("framed image", framed(2, 0, 1, 1, 0, stride=2), (x(1, 2, 4, 4, kind=INF),)),
+    Case("framed image, RMS of channels", framed(2, 1, 1, 0, 1, stride=2), (x(1, 3, 4, 4, dims=(-3,)),), 0.7),
+    Case("framed volume", framed(3, 0, 1, 1, 1, 1, 0, stride=2), (x(1, 1, 2, 3, 3, kind=INF),)),
     Case("max_unpool2d", unpool(2, places, 2), (x(1, 3, 2, 2, dims=(1, 2, 3)),)),
     Case("max_unpool2d of a size", unpool(2, places, 2, output_size=(5, 5)), (x(1, 3, 2, 2, dims=(1, 2, 3)),)),
     Case("max_unpool2d entries", unpool(2, places, (2, 2), (2, 2)), (x(1, 3, 2, 2, kind=INF),)),
@@ -174,6 +188,27 @@ def test_a_grid_that_moves_is_refused_where_the_image_jumps():
     at = LinfTensor(1.0, backing=torch.zeros(1, 1, 1, 2), perturbation_size=1.0)
     with pytest.raises(NormMismatchError, match="bilinear"):
         F.grid_sample(R.of(torch.ones(1, 1, 3, 3)), at, mode="nearest", align_corners=False)
+
+
+@pytest.mark.parametrize("mode", ["bound", "typical"])
+@pytest.mark.parametrize("dims", [(-3,), (-1,), (-3, -2, -1)])
+def test_a_frame_of_minus_infinity_is_one_of_zeros_to_a_maximum(mode, dims):
+    """Infinite before, and with it all targets of models with such a stem in mode "typical"."""
+    y = R(1.5, backing=torch.zeros(1, 3, 6, 6), elem_dims=dims, perturbation_size=0.1)
+    with norm_mode(mode):
+        found, zeros = (F.max_pool2d(F.pad(y, (0, 1, 1, 0), value=v), 3, 2) for v in (-math.inf, 0.0))
+    assert (found.norm_size, found.perturbation_size) == (zeros.norm_size, zeros.perturbation_size)
+    f = thunder.jit(lambda t: F.max_pool2d(F.pad(t, (0, 1, 1, 0), value=-math.inf), 3, 2), transforms=[NormTransform()])
+    with norm_mode("bound"):
+        traced, eager = f(y), F.max_pool2d(F.pad(y, (0, 1, 1, 0)), 3, 2)
+    assert traced.norm_size.item() == pytest.approx(eager.norm_size.item())
+
+
+@pytest.mark.parametrize("pad", [(0, 3), (0, 0, 0, 0, 1, 0)])
+def test_a_window_of_nothing_else_is_infinite(pad):
+    """Three positions added behind, or a channel."""
+    y = F.max_pool2d(F.pad(R(1.0, backing=torch.zeros(1, 3, 6, 6), elem_dims=(-3,)), pad, value=-math.inf), 3)
+    assert y.backing.isinf().any() and y.norm_size.isinf()
 
 
 def test_derivatives_are_refused():

@@ -45,7 +45,7 @@ from thunder_norm.rules.quotients import kept_away  # after what knows more of a
 from thunder_norm.rules.layout import masking, casts, patches
 from thunder_norm.rules.reducing import reductions, running, order_statistics
 from thunder_norm.rules.layout import combining
-from thunder_norm.rules.reducing import pooling
+from thunder_norm.rules.reducing import pooling, framed_maxima
 from thunder_norm.rules.linear_algebra import triangular
 from thunder_norm.rules.reducing import unpooling, resampling
 from thunder_norm.rules.loss_functions import losses
@@ -108,6 +108,7 @@ __all__ = [
     "own_lengths",
     "patches",
     "pooling",
+    "framed_maxima",
     "partial_sums",
     "polynomials",
     "powers",

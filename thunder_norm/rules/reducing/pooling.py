@@ -44,7 +44,7 @@ class _Windows:
         return max(totals, default=1.0)
 
 
-def _sliding(
+def sliding(
     shape: Sequence[int],
     kernel: Any,
     stride: Any,
@@ -53,6 +53,7 @@ def _sliding(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> list[_Windows]:
+    """The windows along each dimension of positions, as torch's pooling slides them."""
     count = len(shape)
     kernels = per_dim(kernel, count)
     strides = kernels if stride is None or stride == [] or stride == () else per_dim(stride, count)
@@ -140,7 +141,7 @@ def _register_averages(dims: int) -> None:
         Source:      convex combinations; Jensen in each window
         """
         shape = input.shape[-dims:]
-        windows = _sliding(shape, kernel_size, stride, padding, 1, ceil_mode, count_include_pad)
+        windows = sliding(shape, kernel_size, stride, padding, 1, ceil_mode, count_include_pad)
         return _averaged(input, windows, divisor_override)
 
     def adaptive_avg_pool(input: RMSTensor, output_size: Any) -> RMSTensor:
@@ -185,7 +186,7 @@ def _register_maxima(dims: int) -> None:
         Sensitivity: the same factor
         Typical:     sqrt(E max^2) of K independent Gaussians, and 1
         """
-        windows = _sliding(input.shape[-dims:], kernel_size, stride, padding, dilation, ceil_mode)
+        windows = sliding(input.shape[-dims:], kernel_size, stride, padding, dilation, ceil_mode)
         return _maximum(input, windows)
 
     def max_pool_with_indices(
