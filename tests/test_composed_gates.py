@@ -52,12 +52,20 @@ def claimed(f, sensitivity: str) -> float:
     return sensitivities(y, x).item() * math.sqrt(size / (STEPS * WIDTH))
 
 
+def in_both_ways(monkeypatch: pytest.MonkeyPatch):
+    """With all states in one ellipsoid, and as of sequences that are too long for that."""
+    for most in (_recurrent_vertices.LARGEST, 0):
+        monkeypatch.setattr(_recurrent_vertices, "_MOST_AT_ONCE", most)
+        yield most
+
+
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("scale", [0.5, 1.5, 4.0])
-def test_no_adversary_is_steeper(name: str, scale: float):
+def test_no_adversary_is_steeper(name: str, scale: float, monkeypatch: pytest.MonkeyPatch):
     f = model(name, scale, is_last=True)
     found = programs.steepest(f, STEPS * WIDTH, 0, steps=60, starts=16)
-    assert found <= claimed(f, "composed") * (1 + 1e-9)
+    for _ in in_both_ways(monkeypatch):
+        assert found <= claimed(f, "composed") * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["GRU", "LSTM", "GRU of two layers"])
@@ -68,11 +76,12 @@ def test_it_is_far_below_the_rule_of_the_layer(name: str):
 
 
 @pytest.mark.parametrize("name", ["GRU", "GRU in both directions", "LSTM"])
-def test_all_states_are_in_one_ellipsoid(name: str):
+def test_all_states_are_in_one_ellipsoid(name: str, monkeypatch: pytest.MonkeyPatch):
     """Of all steps together no adversary is steeper either, and each is where its step has put it."""
     f = model(name, 1.0, is_last=False)
     found = programs.steepest(f, STEPS * WIDTH, 0, steps=60, starts=16)
-    assert found <= claimed(f, "composed") * (1 + 1e-9)
+    for _ in in_both_ways(monkeypatch):
+        assert found <= claimed(f, "composed") * (1 + 1e-9)
     if name != "GRU in both directions":
         first = model(name, 1.0, is_last=False)
         of_first = lambda x: first(x)[..., :HIDDEN]  # noqa: E731
@@ -155,7 +164,7 @@ def layer(name: str, scale: float):
 
 @pytest.mark.parametrize("name", [n for n in LAYERS if "both" not in n])
 @pytest.mark.parametrize(("radius", "scale"), [(0.03, 1.5), (0.3, 4.0), (1.5, 1.5)])
-def test_no_point_nearby_is_steeper(name: str, radius: float, scale: float):
+def test_no_point_nearby_is_steeper(name: str, radius: float, scale: float, monkeypatch: pytest.MonkeyPatch):
     f = layer(name, scale)
     torch.manual_seed(seeded(3))
     point = torch.randn(1, STEPS, WIDTH, dtype=F64)
@@ -169,8 +178,21 @@ def test_no_point_nearby_is_steeper(name: str, radius: float, scale: float):
         optimizer.zero_grad()
         (-ratio.log().sum()).backward()
         optimizer.step()
-    for dims in ((-2, -1), (-1,)):
-        assert found <= near(f, point, radius, dims) * (1 + 1e-6)
+    for _ in in_both_ways(monkeypatch):
+        for dims in ((-2, -1), (-1,)):
+            assert found <= near(f, point, radius, dims) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM])
+def test_long_sequences_are_not_far_above_short_ones(kind, monkeypatch: pytest.MonkeyPatch):
+    """Weights that forget: what is far back adds nothing, however many steps there are, and the last state is known by itself."""
+    monkeypatch.setattr(_recurrent_vertices, "_MOST_AT_ONCE", 0)
+    torch.manual_seed(seeded(0))
+    made = kind(2, 4, batch_first=True).double().requires_grad_(False)
+    for p in made.parameters():
+        p.mul_(0.1)
+    short, long = (near(lambda x: made(x)[0][:, -1], torch.randn(1, steps, 2, dtype=F64), 0.1) for steps in (4, 16))
+    assert long < 2 * short
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -27,6 +27,10 @@ from thunder_norm.rules.layers._recurrent_slopes import Layer, Near, gru_everywh
 
 Terms = list[tuple[Vertex, LinearMap | None]]
 
+# Entries of all states that are kept in one ellipsoid: the price is their cube for each step.
+_MOST_AT_ONCE = 150
+# Of lengths whose squares are numbers.
+_LEAST, _MOST = 1e-120, 1e120
 
 # One step, numbered from 0: the state and what else there is after it, from x and that before, which are None if nothing of them moves yet.
 Step = Callable[[Layer, "Near | None", int, Vertex, "tuple[Vertex, ...] | None"], tuple[Vertex, ...]]
@@ -95,8 +99,13 @@ def sequence(step: Step, layer: Layer, near: Near | None, inputs: Sequence[Verte
     """All states as one vector, in the order of the steps, and what the last step leaves, given how inputs move with one root.
 
     The states so far, what else the last step has left and the inputs still to come are one vertex, so that a step is the way from one
-    to the next, with one ellipsoid of all of it together.  None if that is more entries than a row may have.
+    to the next, with one ellipsoid of all of it together.  None if that is more entries than a row may have.  Long ones go `one_by_one`, whose
+    price is that of the steps.
     """
+    entries = len(inputs) * len(layer.by_input[0])
+    is_at_rest = near is not None and not inputs[0].root.size.detach().item()  # each step is one linear map, and all are exact
+    if _MOST_AT_ONCE < entries <= LARGEST and not is_at_rest and (found := one_by_one(step, layer, near, inputs)) is not None:
+        return found
     states: list[Vertex] = []
     besides: list[Vertex] = []
     left = list(inputs)
@@ -113,6 +122,61 @@ def sequence(step: Step, layer: Layer, near: Near | None, inputs: Sequence[Verte
     return _joined(whole[: len(states)]), *whole[len(states) - 1 :]
 
 
+def one_by_one(step: Step, layer: Layer, near: Near | None, inputs: Sequence[Vertex]) -> tuple[Vertex, ...] | None:
+    """As `sequence`, with no more of the past than the last state: as many small ellipsoids as there are steps.
+
+    Let inputs be in an ellipsoid of blocks Q_t, one for each step, and what is left by a step, h_t, within P_t given those so far:
+    ``h_t^T P_t^-1 h_t <= sum_(s <= t) x_s^T Q_s^-1 x_s``.  As a step is a linear map of both (which one, is not known), what it makes of the
+    ellipsoid of the blocks P_t and Q_(t + 1) says the same of t + 1 (a storage function: Willems, "Dissipative dynamical systems", 1972).
+    All states together are in that of the blocks ``P_t / c_t`` for numbers c_t that add up to 1; half of it is the last one's, which is what
+    most programs go on with.  None if the blocks of the inputs are not apart, or numbers are too large or small.
+    """
+    blocks = _blocks_of(inputs)
+    if blocks is None:
+        return None
+    root, left, states = inputs[0].root, None, []
+    sizes: list[int] = []
+    for number, block in enumerate(blocks):
+        cov = block if left is None else torch.block_diag(_whole(left), block)
+        whole = Vertex(root, len(cov), given=Ellipsoid.of(cov))
+        *before, x = _picked(whole, [*sizes, len(block)])
+        after = step(layer, near, number, x, tuple(before) or None)
+        sizes = [v.size for v in after]
+        left = _joined(after).ellipsoid
+        if not _LEAST < left.scale < _MOST:
+            return None
+        states.append(left)
+    of_states = [_whole(e)[: sizes[0], : sizes[0]] for e in states]
+    count = len(states)
+    weights = [2.0 * (count - 1)] * (count - 1) + [2.0 if count > 1 else 1.0]
+    all_states = torch.block_diag(*(c * w for c, w in zip(of_states, weights, strict=True)))
+    last = Vertex(root, sum(sizes), given=states[-1])
+    return Vertex(root, len(all_states), given=Ellipsoid.of(all_states)), *_picked(last, sizes)
+
+
+def _blocks_of(inputs: Sequence[Vertex]) -> list[torch.Tensor] | None:
+    """The covariances of the inputs of all steps, if they are parts of one vector whose ellipsoid has no others."""
+    whole = _joined(inputs).ellipsoid
+    if not _LEAST < whole.scale < _MOST:
+        return None
+    cov, blocks, end = _whole(whole), [], 0
+    for v in inputs:
+        blocks.append(cov[end : end + v.size, end : end + v.size])
+        end += v.size
+    off = (cov - torch.block_diag(*blocks)).abs().amax().item()
+    return blocks if off == 0 else None
+
+
+def _whole(e: Ellipsoid) -> torch.Tensor:
+    return e.cov * (e.scale * e.scale)
+
+
+def _picked(whole: Vertex, sizes: Sequence[int]) -> list[Vertex]:
+    """A vector's parts, one after the other."""
+    ends = itertools.accumulate(sizes)
+    return [_sum(n, [(whole, Picked(torch.arange(end - n, end)))]) for n, end in zip(sizes, ends, strict=True)]
+
+
 def at_once(inputs: Sequence[Vertex]) -> list[Vertex]:
     """Inputs of all steps, each in an ellipsoid of its own of a root of the same size, as parts of one vector in an ellipsoid.
 
@@ -120,8 +184,7 @@ def at_once(inputs: Sequence[Vertex]) -> list[Vertex]:
     """
     cov = torch.block_diag(*(v.ellipsoid.cov * (v.ellipsoid.scale * v.ellipsoid.scale * len(inputs)) for v in inputs))
     whole = Vertex(Root(inputs[0].root.size), len(cov), given=Ellipsoid.of(cov))
-    ends = itertools.accumulate(v.size for v in inputs)
-    return [_sum(v.size, [(whole, Picked(torch.arange(end - v.size, end)))]) for v, end in zip(inputs, ends, strict=True)]
+    return _picked(whole, [v.size for v in inputs])
 
 
 def in_reverse(v: Vertex, steps: int) -> Vertex:
@@ -142,9 +205,7 @@ def _joined(parts: Sequence[Vertex]) -> Vertex:
 
 def _parts_of_one(parts: Sequence[Vertex]) -> list[Vertex]:
     """The same vectors as parts of one vertex."""
-    whole = _joined(parts)
-    ends = itertools.accumulate(v.size for v in parts)
-    return [_sum(v.size, [(whole, Picked(torch.arange(end - v.size, end)))]) for v, end in zip(parts, ends, strict=True)]
+    return _picked(_joined(parts), [v.size for v in parts])
 
 
 def _root(terms: Terms) -> Root:
