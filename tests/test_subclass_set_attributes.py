@@ -400,6 +400,18 @@ def test_a_trace_serves_inputs_with_the_attributes_it_was_made_for(name: str):
     assert_same(called(jit(function)), called(function))
 
 
+def test_what_torch_keeps_on_a_nested_tensor_is_left_alone():
+    def normalized(x):
+        return torch.nn.functional.layer_norm(x.sin(), (4,)) * x
+
+    jitted = jit(normalized)
+    for _ in range(2):
+        x = torch.nested.nested_tensor_from_jagged(torch.randn(6, 4), torch.tensor([0, 2, 6]))
+        found = jitted(x)
+        assert vars(x).keys() <= vars(torch.nested.nested_tensor_from_jagged(x.values(), x.offsets())).keys()
+        assert_same(found.values(), normalized(x).values())
+
+
 def _another_shape(x):
     y = x * 2
     y.a = y.a[:1]

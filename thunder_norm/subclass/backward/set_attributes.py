@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward.made_objects import holds_proxies
-from thunder_norm.subclass.backward.users_attributes import DATA, data_of, note_data
+from thunder_norm.subclass.backward.users_attributes import DATA, data_of, note_data, own_of
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import trace
@@ -186,7 +186,7 @@ def _note_given(acquisition: Acquisition, proxy: SubclassProxy, places: Sequence
     spec = WrapperSpec.of(like_it)
     wrappers.structures[key] = spec.contexts, spec.leaves(like_it)
     for place in places:
-        before = _GONE if place.way else wrappers.before[key].get(place.name, _GONE)
+        before = _GONE if place.way else wrappers.before.get(key, {}).get(place.name, _GONE)
         if before is not _GONE and isinstance(before, DATA):
             note_data(proxy.history, place.name, before)
 
@@ -222,7 +222,7 @@ def _changed(
         is_as_set = now is new and wrapped is not None and not isinstance(now, torch.Tensor)
         yield _Place(way, name), wrapped.value if is_as_set else now, wrapped if is_as_set else None
     before = acquisition.wrappers.before.get(id(fake)) if made is None else data_of(made)
-    now = data_of(fake) if made is not None or before is None else {**getattr(fake, "__dict__", {})}
+    now = data_of(fake) if made is not None or before is None else own_of(fake)
     for name in {**before, **now} if before is not None else ():
         value = now.get(name, _GONE)
         is_part = made is None and name in parts and isinstance(value, torch.Tensor)

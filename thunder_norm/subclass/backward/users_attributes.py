@@ -28,7 +28,8 @@ def take_over(acquisition: Acquisition, fake: torch.Tensor, real: torch.Tensor, 
         if not is_equal(known.get(name, _ABSENT), value):
             object.__setattr__(fake, name, value)
             note_data(history, name, value)
-    acquisition.wrappers.before[id(fake)] = {} if is_jagged_class(type(fake)) else {**getattr(fake, "__dict__", {})}
+    if not is_jagged_class(type(fake)):
+        acquisition.wrappers.before[id(fake)] = own_of(fake)
 
 
 def note_data(history: ProvenanceRecord | None, name: str, value: Any) -> None:
@@ -39,10 +40,13 @@ def note_data(history: ProvenanceRecord | None, name: str, value: Any) -> None:
 
 def data_of(x: torch.Tensor) -> dict[str, Any]:
     """The attributes of a wrapper that are data; none of a nested tensor's, which are torch's."""
-    if is_jagged_class(type(x)):
-        return {}
-    own = getattr(x, "__dict__", {}).items()
-    return {name: value for name, value in own if isinstance(value, DATA) and not name.startswith("_sym_")}
+    return {name: value for name, value in own_of(x).items() if isinstance(value, DATA)}
+
+
+def own_of(x: torch.Tensor) -> dict[str, Any]:
+    """All attributes of a wrapper, but those in which torch keeps sizes that a class says itself."""
+    own = {} if is_jagged_class(type(x)) else getattr(x, "__dict__", {})
+    return {name: value for name, value in own.items() if not name.startswith("_sym_")}
 
 
 def of_user(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> WrappedValue | None:
