@@ -291,3 +291,26 @@ def test_errors(wrong, match: str):
     model, x, _ = monitored.perceptron()
     with pytest.raises(NormMismatchError, match=match):
         wrong(model, x, torch.optim.SGD(model.parameters()))
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("path", ["0", ""])
+def test_hooks_that_change_what_a_module_returns_count(path, is_early):
+    """Also in bounds, whether they were there when the monitor was made or not."""
+    torch.manual_seed(seeded(0))
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = None if is_early else TrainingMonitor(model, x, every=1, optimizer=optimizer)
+    handle = model.get_submodule(path).register_forward_hook(lambda module, args, y: 1000 * y)
+    monitor = monitor or TrainingMonitor(model, x, every=1, optimizer=optimizer)
+    for is_hooked in (True, True, False):
+        if not is_hooked:
+            handle.remove()
+        model(x).square().mean().backward()
+        optimizer.step()
+        found = monitor.latest["activations"]
+        for name, layer in (("0", model[0]), ("(model)", model)):
+            with torch.no_grad():
+                assert found[name]["norm"] == pytest.approx(layer(x).square().mean(-1).sqrt().amax().item())
+        assert len(found) == 3 and all(0 < numbers["tightness"] <= 1 for numbers in found.values())
+        assert (found["(model)"]["bound"] > 100) == is_hooked

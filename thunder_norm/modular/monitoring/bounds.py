@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.core.tensors import NormedTensor, describe
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.modular.monitoring.forwards import Kinds, norm_without_trace, output_names
+from thunder_norm.modular.monitoring.forwards import Kinds, norm_without_trace, output_names, own_pre_hooks
 from thunder_norm.norms.lifts.inference import NormSpec
 from thunder_norm.norms.maps.norm_map import NormMap, build_norm_map
 
-_MOST = 4  # norm maps: a model has one for each combination of modules in training that it is seen in
+_MOST = 4  # norm maps: a model has one for each combination of hooks and of modules in training that it is seen in
 
 
 class LayerBounds:
@@ -35,7 +35,7 @@ class LayerBounds:
         self._model = model
         self._example, self._structure = _flat(args, kwargs)
         self._norms = [_spec(x) for x in _flat(*inputs)[0]]
-        self._maps: dict[tuple[bool, ...], NormMap] = {}
+        self._maps: dict[tuple[Any, ...], NormMap] = {}
         leaves = [1.0 if spec is not None else x for x, spec in zip(self._example, self._norms, strict=True)]
         self.kinds: Kinds = {name: NormSpec(type(y), y.elem_dims) for name, y in self._outputs(leaves)}
 
@@ -50,8 +50,8 @@ class LayerBounds:
                     return f"{describe(x)} came where the example has shape {list(example.shape)}"
             elif x is not example and x != example:
                 return f"{x!r} came where the example has {example!r}"
-        if self._training() not in self._maps and len(self._maps) >= _MOST:
-            return f"more than {_MOST} combinations of modules in training mode"
+        if self._program() not in self._maps and len(self._maps) >= _MOST:
+            return f"more than {_MOST} combinations of hooks, and of modules in training mode"
         return None
 
     def __call__(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, float]:
@@ -63,12 +63,13 @@ class LayerBounds:
             found[name] = max(found.get(name, 0.0), y.norm_size.item())
         return found
 
-    def _training(self) -> tuple[bool, ...]:
-        return tuple(m.training for m in self._model.modules())
+    def _program(self) -> tuple[Any, ...]:
+        """What is another program when it changes: which modules are in training, and their hooks."""
+        return tuple((m.training, *m._forward_hooks, *own_pre_hooks(m)) for m in self._model.modules())
 
     def _outputs(self, leaves: list[Any]) -> list[tuple[str, NormedTensor]]:
         """The norms of what modules return, in the order in which they do."""
-        key = self._training()
+        key = self._program()
         if key not in self._maps:
             args, kwargs = tree_unflatten(self._example, self._structure)
             self._maps[key] = build_norm_map(_Layers(self._model), *args, parameters="measured", **kwargs)

@@ -74,6 +74,7 @@ class Forwards:
         self._opening: Any = None
         self._hooks = contextlib.ExitStack()  # of all modules, while the model runs
         self._names: dict[int, str] = {}
+        self._hooked: frozenset[int] = frozenset()  # modules that have forward hooks, which may change what they return
         self._path: list[str] = []
         self._seen: Seen | None = None
         self._mode = AttentionLogits(self._note_logits)
@@ -122,6 +123,10 @@ class Forwards:
         if not torch.is_grad_enabled() or self.count >= _MOST or _has_norms(args, kwargs):
             return False
         self._names = {id(m): name for name, m in self._model.named_modules()}
+        hooked = [m for m in self._model.modules() if m._forward_hooks]
+        self._hooked = frozenset(map(id, hooked))
+        for m in hooked:  # after its own, which run after the global ones
+            self._hooks.callback(m.register_forward_hook(self._after_hooks, with_kwargs=True).remove)
         self._seen = Seen(args, kwargs)
         self._hooks.enter_context(module_hooks(self._enter, self._leave, with_kwargs=True))
         self._mode.__enter__()
@@ -145,14 +150,27 @@ class Forwards:
         if self._outside and self._outside[-1] is module:
             self._outside.pop()
             self._mode.__enter__()
-        if result is not None and id(module) in self._names:
+        is_hooked = id(module) in self._hooked
+        if result is not None and id(module) in self._names and not is_hooked:
             self._note(path, result)
         if self._path:
             return
+        self._leave_mode()
         if result is None:  # torch goes through the hooks right now, so these are removed later
-            self._leave_mode()
             self._seen = None
+        elif not is_hooked:
+            self._end(seen, args, kwargs)
+
+    def _after_hooks(self, module: torch.nn.Module, args: tuple, kwargs: Any, result: Any) -> None:
+        seen = self._seen
+        if seen is None or torch.compiler.is_compiling():
             return
+        self._note(self._names[id(module)], result)
+        if not self._path:
+            self._end(seen, args, kwargs)
+
+    def _end(self, seen: Seen, args: tuple, kwargs: Any) -> None:
+        """The model has returned."""
         self._forget()
         self.count += 1
         self._done(replace(seen, args=args, kwargs=kwargs))
@@ -197,6 +215,11 @@ class _Opening:
     def __reduce__(self) -> tuple[Any, ...]:
         # a hook that changes nothing, ``{}.get(module, args)``, which any process can make
         return getattr, ({}, "get")
+
+
+def own_pre_hooks(module: torch.nn.Module) -> list[int]:
+    """The handles of a module's forward pre-hooks, without ours."""
+    return [handle for handle, hook in module._forward_pre_hooks.items() if not isinstance(hook, _Opening)]
 
 
 def is_plain(t: torch.Tensor) -> bool:
