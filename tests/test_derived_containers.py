@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import operator
 import random
 import typing
 
@@ -127,6 +128,7 @@ PROGRAMS = {
     "what is no mapping": lambda x: (
         x * _refused(lambda: {**5}) + _refused(lambda: dict(**5)) + _refused(lambda: dict(**Mapped(a=1), a=2))
     ),
+    "operators in place": lambda x: (lambda y, held: operator.iadd(held, [operator.imul(y, 2)])[1] + held[1] * y)(x * 1, [x]),
     "functions with a cache that have no name": lambda x: x * _twice(4) + _thrice(5),
 }
 

@@ -519,3 +519,46 @@ def test_what_changes_where_no_way_leads_to(name, transform, monkeypatch):
     assert torch.equal(jitted(X), before) and torch.equal(jitted(X), before)
     change()
     assert torch.equal(jitted(X), f(X)) and not torch.equal(f(X), before)
+
+
+class _Child(nn.Module):
+    def __init__(self, parent):
+        super().__init__()
+        self.__dict__["parent"] = weakref.proxy(parent)
+
+    def forward(self, x):
+        return self.parent.scaled(x * self.parent.weight)
+
+
+class _Parent(nn.Module):
+    times = 2
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(X.clone())
+        self.child = _Child(self)
+
+    def scaled(self, x):
+        return x * self.times
+
+    def forward(self, x):
+        return self.child(x)
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_what_is_behind_a_weak_proxy_is_read_and_guarded(transform):
+    module = _Parent()
+    jitted = thunder.jit(module, transforms=[transform()])
+
+    def check():
+        found, wanted = (torch.autograd.grad((y := f(X)).sum(), module.weight) + (y,) for f in (jitted, module))
+        torch.testing.assert_close(found, wanted)
+
+    check()
+    with torch.no_grad():
+        module.weight.add_(1)
+    check()
+    module.weight = nn.Parameter(3 * X)
+    check()
+    module.times = 5
+    check()

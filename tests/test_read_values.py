@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import cmath
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -372,3 +374,39 @@ def test_arrays_of_plain_tensors_beside_norms_are_refused_with_the_line():
     with pytest.raises(UnsupportedOpError, match="numpy reads values of a tensor") as error:
         normed(thunder.jit(f, transforms=[NormTransform()]))(RMSTensor.of(torch.ones(3)), torch.tensor([1, 0, 2]))
     assert "test_read_values.py:" in str(error.value)
+
+
+# functions of numbers, in C, that ask a tensor for its own
+OF_NUMBERS = {
+    "math": lambda x: (
+        math.exp(x[0]) + math.pow(x[1], 2) + math.atan2(x[0], x[1]) + math.copysign(1, x[0]) + math.floor(x.max() * 3)
+    ),
+    "math of a number": lambda x: x * math.exp(x[0].item()) + math.sin(x.sum().item() + 1),
+    "math of several": lambda x: math.hypot(*x) + math.fsum(x) + math.dist([x[0], x[1]], [0, 0]) + math.fsum([x[1], x[2]]),
+    "math of integers": lambda x: math.gcd(x.argmax() + 2, 4) + math.factorial(x.argmax()),
+    "comparisons": lambda x: x * (2 if math.isclose(x[0], 1.0) else 3) if not math.isnan(x[1]) else x,
+    "cmath": lambda x: cmath.sqrt(x[0]).imag + cmath.exp(x[1]).real,
+    "digits": lambda x: (bin(x.argmax()), hex(x.argmax()), chr(x.argmax() + 65)),
+    "what there is none of": lambda x: _type_error(lambda: round(x)) + _type_error(lambda: math.trunc(x)),
+}
+
+
+def _type_error(f: Callable[[], Any]) -> str:
+    try:
+        return str(f())
+    except TypeError as e:
+        return str(e)
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_functions_of_numbers_are_told_those_of_the_call(name: str, transform: type) -> None:
+    jitted = thunder.jit(OF_NUMBERS[name], transforms=[transform()])
+    for x in INPUTS:
+        for given in (x, x.clone().requires_grad_()):
+            found, wanted = jitted(given), OF_NUMBERS[name](given)
+            if isinstance(wanted, torch.Tensor | float | int):
+                torch.testing.assert_close(found, wanted)
+            else:
+                assert found == wanted

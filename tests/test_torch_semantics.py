@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import operator
 import random
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import named_seed, seeded
-from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.errors import ThunderNormError, UnsupportedOpError
 from thunder_norm.tracing.torch_functions.type_promotion import mended_promotion
 from thunder_norm.transforms import (
     CheckpointTransform,
@@ -473,6 +474,31 @@ def test_promotions_are_torchs(name):
         tried += 1
         with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):  # Thunder has none: it may say so
             _assert_is_torchs(_ELEMENTWISE[name], a, b)
+
+
+_IN_PLACE = {
+    "add": operator.iadd,
+    "sub": operator.isub,
+    "mul": torch.Tensor.mul_,
+    "div": operator.itruediv,
+    "pow": torch.Tensor.pow_,
+}
+
+
+@pytest.mark.parametrize("name", _IN_PLACE)
+def test_what_does_not_fit_into_the_tensor_that_is_written_into_is_torchs_error(name):
+    pick = random.Random(named_seed(name))
+    jitted = thunder.jit(lambda a, b: _IN_PLACE[name](a * 1, b), transforms=[SubclassTransform()])
+    for _ in range(12):
+        a, b = pick.choice([t for t in _OPERANDS[:-4] if t.ndim]), pick.choice(_OPERANDS)
+        try:
+            wanted = _IN_PLACE[name](a * 1, b)
+        except RuntimeError as e:
+            with pytest.raises((RuntimeError, ThunderNormError)) as raised:
+                jitted(a, b)
+            assert isinstance(raised.value, ThunderNormError) or str(raised.value) == str(e)
+            continue
+        torch.testing.assert_close(jitted(a, b), wanted)
 
 
 def _operand(dtype):

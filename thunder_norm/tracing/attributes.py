@@ -9,6 +9,7 @@ that a module sets on itself: each gave silently another result, or another stat
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import CellType, FunctionType, MethodType, ModuleType
@@ -40,6 +41,8 @@ _HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn`, if it reads or sets an attribute in a way that Thunder has not; None to leave it to Thunder."""
     if fn is getattr and len(args) >= 2:
+        if type(args[0].value) in weakref.ProxyTypes:
+            return _of_referent
         if type(args[1].value) is str and args[1].provenance.inst is not PseudoInst.CONSTANT:
             return _by_known_name
         if args[1].value == "numel" and type(args[0].value) is tuple:
@@ -60,6 +63,15 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
             return tensor_attributes.deleted
         _forget(*args)
     return None
+
+
+def _of_referent(proxy: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for an attribute of a ``weakref.proxy``, which has those of its object: the ways to them lead through it."""
+    try:
+        referent = proxy.value.__repr__.__self__
+    except ReferenceError as e:
+        return do_raise(e)
+    return thunders._interpret_call(getattr, thunders.wrap(referent, provenance=proxy.provenance), name, *default)
 
 
 def _by_known_name(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:

@@ -35,6 +35,8 @@ from thunder.core.proxies import NumberProxy, TensorProxy
 UNKNOWN = object()  # what torch returns needs data
 _MAX_NUMEL = 1 << 16  # of tensors that are made to see whether torch refuses the operation with data as well
 _UNCHECKED = frozenset("sub sub_ subtract subtract_ rsub __sub__ __rsub__ __isub__".split())  # of bools, where there is no data
+# What they compute may not fit into the tensor that they write into, which tensors without data are not told.
+_CASTS = frozenset("add_ sub_ mul_ div_ pow_ __iadd__ __isub__ __imul__ __itruediv__ __ipow__".split())
 # What they return and how it lies in memory hangs on no device: tensors of the device "meta" tell it in C++, in a tenth of the time.  Not so
 # convolutions and attention, for which each device has libraries that lay out their results.
 _OF_ANY_DEVICE = frozenset(
@@ -130,6 +132,8 @@ class _Call:
         )
         if is_of_any and (found := self._outcome_of_any_device(proxies, mode)) is not UNKNOWN:
             return found
+        if getattr(self.function, "__name__", "") in _CASTS and (error := self._cast_error()) is not None:
+            return error
         is_checked = not (getattr(self.function, "__name__", "") in _UNCHECKED and any(p.dtype is dtypes.bool8 for p in proxies))
         try:
             with mode, quiet():
@@ -146,6 +150,17 @@ class _Call:
         except Exception as e:  # noqa: BLE001 - the program's
             return e
         return found
+
+    def _cast_error(self) -> Exception | None:
+        """What the function raises of tensors of one entry each, with data."""
+        try:
+            with _disable_current_modes():
+                self._run(lambda p: torch.ones((1,) * p.ndim, dtype=for_torch(p.dtype)))
+        except _NEEDS_DATA:
+            return None
+        except Exception as e:  # noqa: BLE001 - the program's
+            return e
+        return None
 
     def _outcome_of_any_device(self, proxies: list[TensorProxy], mode: FakeTensorMode) -> Any:
         """What the function returns, found without a device; `UNKNOWN` if it raises, or has tensors of several."""

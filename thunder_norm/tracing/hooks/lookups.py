@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 from thunder_norm.tracing import lookasides
-from thunder_norm.tracing.torch_functions import torch_semantics
+from thunder_norm.tracing.torch_functions import opaque_functions, torch_semantics
 from thunder.core import jit_ext
 from thunder.core.interpreter import default_lookaside
 
@@ -20,7 +21,10 @@ def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     own = _of_user(fn) or lookasides.of_thunder_norm(fn) or torch_semantics.lookaside(fn, args) or lookasides.of_others(fn)
     if own is None and lookasides.is_pythons(fn):
         return default_lookaside(fn, *args, **kwargs)
-    return own or thunders_lookaside(fn, *lookasides.shown_to_thunder(fn, args), **kwargs)
+    found = own or thunders_lookaside(fn, *lookasides.shown_to_thunder(fn, args), **kwargs)
+    if own is None and found is not None and type(fn) is types.BuiltinFunctionType:
+        return opaque_functions.with_tensors_alone(fn, found)
+    return found
 
 
 def _of_user(fn: Callable) -> Callable | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, wrap_const
@@ -60,6 +62,23 @@ def _is_in_contexts(e: BaseException, handled: BaseException) -> bool:
             return True
         current = current.__context__
     return False
+
+
+# Natively they would ask what stands for a tensor, which makes another one.
+_IN_PLACE = {
+    **{"iadd": "+", "isub": "-", "imul": "*", "itruediv": "/", "ifloordiv": "//", "imod": "%", "ipow": "**", "imatmul": "@"},
+    **{"iand": "&", "ior": "|", "ixor": "^", "ilshift": "<<", "irshift": ">>", "iconcat": "+"},
+}
+
+
+def _register(name: str, sign: str) -> None:
+    made: dict[str, Any] = {"__name__": __name__}
+    exec(f"def {name}(a, b, /):\n    a {sign}= b\n    return a", made)  # noqa: S102 - of a name and a sign
+    instead_of(getattr(operator, name))(lambda *args, **kwargs: thunders._interpret_call(made[name], *args, **kwargs))
+
+
+for _name, _sign in _IN_PLACE.items():
+    _register(_name, _sign)
 
 
 REPLACEMENTS = (

@@ -20,7 +20,7 @@ from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.lookasides import look_up
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, make_opaque, wrap_const
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.torch import _torch_to_thunder_function_map
 
@@ -38,11 +38,13 @@ _OF_AN_OBJECT: dict[Callable, str] = {
     round: "__round__",
 }
 _REFLECTED = {divmod: "__rdivmod__", pow: "__rpow__"}
-_OF_INTEGERS = frozenset({math.comb, math.factorial, math.gcd, math.isqrt, math.lcm, math.perm, range})
+_OF_INTEGERS = frozenset({math.comb, math.factorial, math.gcd, math.isqrt, math.lcm, math.perm, range, bin, chr, hex, oct})
 _OF_ITERABLES = frozenset({math.fsum, math.prod, getattr(math, "sumprod", math.prod), math.dist})
 _SEQUENCES = (list, tuple, str, bytes, range)
 _BY_INDEX = frozenset(vars(kind)["__getitem__"] for kind in _SEQUENCES) | {operator.getitem, operator.setitem, list.__setitem__}
 _MATH = frozenset(f for module in (math, cmath) for f in vars(module).values() if isinstance(f, BuiltinFunctionType))
+_WRITTEN_OUT = (math.prod, getattr(math, "sumprod", math.prod))  # of tensors they are tensors
+_NOT_OF_TENSORS = ("__round__", "__trunc__")  # which have none of their own, and no number is asked for
 _OF_TENSORS = ("__getitem__", "__setitem__")  # of operators of tensors, others ask the object for its reflected method
 
 
@@ -55,6 +57,11 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     if method is not None and not kwargs:
         guards.note_attribute(args[0], name)
         return lambda *given: thunders._interpret_call(_called, wrap_const(fn), wrap_const(method), *given)
+    if name in _NOT_OF_TENSORS and isinstance(args[0].value, TensorProxy) and not hasattr(torch.Tensor, name):
+        return lambda *_, **__: thunders.do_raise(TypeError(f"type Tensor doesn't define {name} method"))
+    number = _number_for(fn, args)
+    if number is not None:
+        return lambda *given, **named: thunders._interpret_call(_of_numbers, wrap_const(fn), wrap_const(number), *given, **named)
     asked = _asked_for(fn)
     if asked is None or not any(_holds(v, asked) for v in (*args, *kwargs.values())):
         return None
@@ -63,6 +70,18 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     named = {k: _converted(v, asked, convert) for k, v in kwargs.items()}
     failed = next((v for v in (*new, *named.values()) if v is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED), None)
     return lambda *_, **__: failed or thunders._interpret_call(fn, *new, **named)
+
+
+def _number_for(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What a function of numbers makes of the tensors that it is given, of ``math`` and its like; None for all others.
+
+    Thunder takes it for an operation on tensors, and what it says of random ones for the number.
+    """
+    if type(fn) is not BuiltinFunctionType or not any(_is_of_tensors(v) for a in args for v in _parts(a)):
+        return None
+    if not (fn in _MATH or fn in _OF_INTEGERS) or fn in _WRITTEN_OUT:
+        return None
+    return operator.index if fn in _OF_INTEGERS else complex if fn.__module__ == "cmath" else float
 
 
 def is_compared_by_own_method(fn: Any) -> bool:
@@ -131,6 +150,16 @@ def _called(fn: Callable, method: Callable, value: Any, *others: Any) -> Any:
     return sorted(found) if fn is dir else found
 
 
+def _of_numbers(fn: Callable, number: Callable, *args: Any, **options: Any) -> Any:
+    return fn(*[_numbers_in(number, list(a) if _is_iterated(fn, a) else a) for a in args], **options)
+
+
+def _numbers_in(number: Callable, value: Any) -> Any:
+    if _is_value_of_tensors(value):
+        return number(value)
+    return [_numbers_in(number, v) for v in value] if type(value) in (list, tuple) else value
+
+
 def _listed(values: Any) -> Any:
     return list(values)
 
@@ -143,6 +172,19 @@ def _as_numbers(name: str, value: Any) -> Any:
     if type(value) is list:
         return [_as_numbers(name, v) for v in value]
     return (float(value) if name == "__float__" else operator.index(value)) if _stands_for_number(value, name) else value
+
+
+def _is_of_tensors(value: Any) -> bool:
+    """Whether it is a tensor, or a number that ``item()`` has made of one."""
+    return isinstance(value, TensorProxy) or (isinstance(value, NumberProxy) and value.value is None)
+
+
+_is_value_of_tensors = make_opaque(_is_of_tensors)
+
+
+@make_opaque
+def _is_iterated(fn: Callable, value: Any) -> bool:
+    return fn in _OF_ITERABLES and isinstance(value, TensorProxy) and value.ndim > 0
 
 
 @make_opaque
