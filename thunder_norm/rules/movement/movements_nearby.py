@@ -52,8 +52,9 @@ def near(x: Any) -> Spread:
     return spread
 
 
-# The share of what does not move but might (parameters of a report), in what moves at once.
-_AT_REST = 1e-3
+# The share of what does not move but might (parameters of a report), in what moves at once; and that of what moves so little that the
+# squares of its numbers are none.
+_AT_REST, _NEARLY_AT_REST = 1e-3, 1e-100
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,7 @@ class Together:
         total = sum(n * sizes[r] for r, n in lengths.items())
         if not 0 < total < math.inf or not all(0 < n < math.inf for n in lengths.values()):
             return None
-        resting = [r for r, n in sizes.items() if not n]
+        resting = [r for r, n in sizes.items() if lengths[r] * n <= _NEARLY_AT_REST * total]
         shares = {r: n * sizes[r] / total * (1 - _AT_REST * len(resting)) for r, n in lengths.items()}
         shares.update(dict.fromkeys(resting, _AT_REST))
         sizes.update({r: _AT_REST * total / lengths[r] for r in resting})
@@ -98,6 +99,8 @@ class Together:
         if is_from_data() or len(self.shares) == 1:
             return functools.reduce(sum_of, (e for e, _ in found))
         scale = max(e.scale for e, _ in found)
+        if not scale:  # what it is wanted for does not move with any of them: the scores of a single key
+            return found[0][0]
         return Ellipsoid.of(functools.reduce(torch.add, (e.cov * ((e.scale / scale) ** 2 / c) for e, c in found)), scale)
 
 
