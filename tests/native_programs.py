@@ -83,14 +83,6 @@ def calls(x):
 
 
 @program
-def twice_the_same_argument(x):
-    def f(**options):
-        return options
-
-    return f(**{"a": 1}, **{"a": 2})
-
-
-@program
 def wrong_arguments(x):
     def f(a, b):
         return a

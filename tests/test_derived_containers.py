@@ -126,7 +126,10 @@ PROGRAMS = {
         {"c": x, **Mapped(a=x, b=2)}["a"] * dict(Mapped(a=3, b=2), d=1)["a"] + (lambda a, b: a * b)(**Mapped(a=x, b=2))
     ),
     "what is no mapping": lambda x: (
-        x * _refused(lambda: {**5}) + _refused(lambda: dict(**5)) + _refused(lambda: dict(**Mapped(a=1), a=2))
+        x * _refused(lambda: {**5})
+        + _refused(lambda: dict(**5))
+        + _refused(lambda: dict(**Mapped(a=1), a=2))
+        + _refused(lambda: dict(**{"a": 1}, **{"a": 2}))
     ),
     "operators in place": lambda x: (lambda y, held: operator.iadd(held, [operator.imul(y, 2)])[1] + held[1] * y)(x * 1, [x]),
     "functions with a cache that have no name": lambda x: x * _twice(4) + _thrice(5),

@@ -136,7 +136,7 @@ def _drawn(seed: int) -> Callable:
                 new = _BINARY[int(which * len(_BINARY))](a, b)
             else:
                 new = _OTHERS[int(which * len(_OTHERS))](a, w)
-            found.append(new / (1 + new.abs().amax()).detach())
+            found.append(new / (1 + new.square().mean()))
         return found[-1], found[len(found) // 2]
 
     return f
@@ -149,19 +149,21 @@ def _gradients(f: Callable, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tens
     return [*(r.detach() for r in results), *torch.autograd.grad(loss, leaves, allow_unused=True)]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_drawn_programs_have_eagers_gradients_and_keep_less(seed: int, monkeypatch: pytest.MonkeyPatch):
-    torch.manual_seed(seeded(0))
-    f = _drawn(seed)
+def test_drawn_programs_have_eagers_gradients_and_keep_less(monkeypatch: pytest.MonkeyPatch):
+    """None keeps more, and all together less: there are programs that compute again nothing that takes less room."""
+    kept, without = [], []
     x, w = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
-    jitted = _jit(f)
-    for found, wanted in zip(_gradients(jitted, x, w), _gradients(f, x, w), strict=True):
-        assert_close(found, wanted, rtol=1e-8, atol=1e-10)
-    again = _bytes(jitted)
-    monkeypatch.setattr(recomputed, "recomputing", lambda bsyms, trace: list(bsyms))
-    keeping = _jit(f)
-    _gradients(keeping, x, w)
-    assert again < _bytes(keeping)
+    for f in map(_drawn, range(6)):
+        jitted = _jit(f)
+        for found, wanted in zip(_gradients(jitted, x, w), _gradients(f, x, w), strict=True):
+            assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+        kept.append(_bytes(jitted))
+        with monkeypatch.context() as patched:
+            patched.setattr(recomputed, "recomputing", lambda bsyms, trace: list(bsyms))
+            keeping = _jit(f)
+            _gradients(keeping, x, w)
+        without.append(_bytes(keeping))
+    assert all(a <= b for a, b in zip(kept, without, strict=True)) and sum(kept) < sum(without)
 
 
 # -- the cut -----------------------------------------------------------------------------------------------------------
