@@ -198,19 +198,20 @@ def test_static_without_positions():
 
 
 @torch.no_grad()
-def test_static_in_normed_mode_is_refused():
-    """At the latest when what an argument holds has a norm: a cache that makes its tensors in the first call holds normed ones."""
+def test_static_in_normed_mode():
+    """A cache that makes its tensors in the first call holds normed ones from then on; releases before 5 read theirs by value."""
     model = _model("llama")
     jitted, mine, eager = normed(_jit(model)), _static(model), _static(model)
     done = 0
-    with pytest.raises((UnsupportedOpError, NormMismatchError)):
+    try:
         for first, last in STEPS:
             options = {"input_ids": _ids()[:, first:last], "use_cache": True, "cache_position": torch.arange(first, last)}
             logits = jitted(past_key_values=mine, **options).logits
             torch.testing.assert_close(logits.backing, model(past_key_values=eager, **options).logits)
             check_bounds([logits, *_keys_and_values(mine)])
             done = last
-    assert done in (0, PROMPT)
+    except (UnsupportedOpError, NormMismatchError):
+        assert int(transformers.__version__.partition(".")[0]) < 5 and done in (0, PROMPT)
     assert int(mine.get_seq_length()) == done
     for got, want in zip(_keys_and_values(mine), _keys_and_values(eager), strict=True):
         torch.testing.assert_close(got.backing if done else got, want)

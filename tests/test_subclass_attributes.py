@@ -168,9 +168,16 @@ def test_a_trace_serves_inputs_of_the_layout_it_was_made_for():
     assert thunder.cache_misses(jf) == 3
 
 
-def test_the_layout_of_what_thunder_computes_is_not_known():
-    with pytest.raises(UnsupportedOpError, match=r"stride\(\) of a plain tensor that is no input"):
-        jit(lambda x: x * (x * 2).stride(0))(torch.ones(2))
+def test_the_layout_of_what_is_computed_is_eager_modes():
+    def f(x):
+        y = x.t() * 2
+        return x * y.stride(0) + y.stride(1) + (10 if y.is_contiguous() else 20) + (30 if y.t().is_contiguous() else 40)
+
+    jf = jit(f)
+    for x in (torch.ones(2, 3), torch.ones(3, 2).t(), torch.ones(2, 3)):
+        torch.testing.assert_close(jf(x), f(x))
+    with pytest.raises(UnsupportedOpError, match=r"storage_offset\(\) of a plain tensor that is no input"):
+        jit(lambda x: x * (x * 2).storage_offset())(torch.ones(2))
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

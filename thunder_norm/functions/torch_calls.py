@@ -299,7 +299,8 @@ def run_vjp(
     is_alone = not _is_differentiated.get() and nothing_transforms((args, kwargs, received))
     with torch.enable_grad(), _differentiated():  # see `_push`: the other variants are wrong in a batch of batches as well
         if is_alone:
-            return pulled_back(used, points, received)
+            with contextlib.suppress(RuntimeError):  # in some arguments, `pos_weight`, torch.func alone differentiates
+                return pulled_back(used, points, received)
         _, pull = _vjp(used, *points)
         return pull(received)
 
