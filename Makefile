@@ -43,7 +43,7 @@ test: setup ## the tests (ARGS="-k linear -x" for pytest)
 fuzz: setup ## random programs, long: derivatives, torch's operators, modules, wrappers, changes between calls, writes, writes into wrappers, bounds, real mode (ARGS="derivatives --minutes 30")
 	$(PY) -m tests.fuzz --jobs 2 $(ARGS)
 
-test-machines: setup ## the tests ten times, as other processors run them and with other seeds: hours (ARGS="tests/test_rules_*.py")
+test-machines: setup ## the tests ten times, as other processors run them and with other seeds: hours (ARGS="tests/rules/test_*.py")
 	$(PY) -m tests.machines $(ARGS)
 
 test-versions: setup ## the tests with other versions of Python, torch, Thunder and transformers: over an hour (ARGS="--only newest")
@@ -56,7 +56,7 @@ models: setup ## models that others wrote, each in a process of its own: over ha
 	$(PY) -m tests.models_zoo $(ARGS)
 
 audit: setup ## search long for tensors that exceed what a norm rule claims; writes docs/rules.md (ARGS=... for its options)
-	$(PY) -m thunder_norm.audit --all --long --jobs 2 --write docs tests/test_rules_*.py $(ARGS)
+	$(PY) -m thunder_norm.audit --all --long --jobs 2 --write docs tests/rules/test_*.py $(ARGS)
 
 lint: setup ## formatting, lint and types
 	.venv/bin/ruff format --check .

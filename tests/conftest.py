@@ -91,7 +91,7 @@ def nothing_left_over(fixed_seed: None) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def net() -> torch.nn.Module:
     """The model of the tests of norm maps, shared by those that only read it."""
-    from tests.norm_map_models import Net
+    from tests.norms.norm_map_models import Net
 
     torch.manual_seed(seeded(1))
     return Net()

@@ -8,7 +8,7 @@ SSE4_2 ask for MKL_CBWR=COMPATIBLE as well, which it follows everywhere.  What t
 run (its cache does not ask), so that each has a cache of its own.
 
     python -m tests.machines                                     # the whole suite, ten times: hours
-    python -m tests.machines tests/test_rules_*.py               # arguments are pytest's
+    python -m tests.machines tests/rules/test_*.py               # arguments are pytest's
     python -m tests.machines --only 3,7 --seed 100 -- -k losses  # two of the rows, seeds from 100
 """
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
-from program_forms import FORMS, LOSSES, Form, Operand, Pick, Plain, Shape
 
+from tests.program_forms import FORMS, LOSSES, Form, Operand, Pick, Plain, Shape
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.audit import Ball, start

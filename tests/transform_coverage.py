@@ -43,9 +43,9 @@ if __name__ == "__main__":
     from tests.op_coverage import Case, op_name, program
     from tests.transform_trials import ROUNDING, SMALL, TRIALS, inputs, is_traced_right, tensors_of, without_seeds
 else:
-    import op_coverage
-    from op_coverage import Case, op_name, program
-    from transform_trials import ROUNDING, SMALL, TRIALS, inputs, is_traced_right, tensors_of, without_seeds
+    from tests import op_coverage
+    from tests.op_coverage import Case, op_name, program
+    from tests.transform_trials import ROUNDING, SMALL, TRIALS, inputs, is_traced_right, tensors_of, without_seeds
 
 LISTS = Path(__file__).parent / "transform_coverage"
 cases = functools.partial(op_coverage.cases, dtype=torch.float64)

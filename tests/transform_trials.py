@@ -19,7 +19,7 @@ import thunder
 if __package__ == "tests":
     from tests.op_coverage import Case, call_source, function_of_source, program
 else:
-    from op_coverage import Case, call_source, function_of_source, program
+    from tests.op_coverage import Case, call_source, function_of_source, program
 
 BATCH = 3
 SMALL = 400  # entries that a Hessian is taken with respect to

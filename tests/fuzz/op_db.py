@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import transform_coverage as coverage
-from op_coverage import op_name
 from torch.testing._internal.common_methods_invocations import op_db
+
+import tests.transform_coverage as coverage
+from tests.op_coverage import op_name
 
 from .program import Kind, Outcome
 from .runner import Report

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
 
 
 def main() -> None:

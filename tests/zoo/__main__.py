@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
+from benchmarks.parts import exchanged
+from tests.subclasses import assert_same
+from thunder_norm.errors import ThunderNormError
+from thunder_norm.transforms import SubclassTransform
+import thunder
 
-from subclasses import assert_same  # noqa: E402
-
-from benchmarks.parts import exchanged  # noqa: E402
-from thunder_norm.errors import ThunderNormError  # noqa: E402
-from thunder_norm.transforms import SubclassTransform  # noqa: E402
-import thunder  # noqa: E402
-
-from . import ZOO, Case, built, gradients  # noqa: E402
-from .page import BEGIN, PAGE, Row, render  # noqa: E402
+from . import ZOO, Case, built, gradients
+from .page import BEGIN, PAGE, Row, render
 
 
 def compiled(function: Callable) -> Callable:

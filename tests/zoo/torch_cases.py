@@ -256,7 +256,7 @@ def _():
 
 
 def mesh():
-    """A device mesh of this one process; tests/test_zoo.py ends the process group that it makes."""
+    """A device mesh of this one process; tests/subclass/test_zoo.py ends the process group that it makes."""
     import torch.distributed as dist
 
     if not dist.is_initialized():

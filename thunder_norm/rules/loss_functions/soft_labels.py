@@ -74,7 +74,7 @@ def kl_div_to_softmax(input: RMSTensor, target: L1Tensor, reduction: str = "mean
     Summed: times the number of rows; averaged over entries: divided by C; over the batch: times the rows of one sample.
     Source:      the gradient in t is p (g - sum p g), g = log p - x, whose entries lie within 2 (n + k): their mean deviation is at most
                  half of that; of one term 2 p (1 - p) (|log p + 1| + n)
-    Untried:     of a softmax alone; `tests/test_rules_soft_labels.py` searches it
+    Untried:     of a softmax alone; `tests/rules/test_soft_labels.py` searches it
     """
     found = fact(target, SoftmaxOf)
     assert found is not None, "the rule's condition has been checked"

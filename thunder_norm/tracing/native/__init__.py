@@ -4,7 +4,7 @@ Thunder acquires a trace by interpreting the bytecode of the program, and interp
 tuple the ten opcodes of ``lambda obj, index: obj.__getitem__(index)``, for each ``len`` a function of thirty.  Of 232,871 opcodes of
 a GPT-2 with two layers some 10,000 are the program's.  Here are native equivalents of these helpers, for values of exactly the types
 they know: they leave the same wrappers, provenances and guards behind, so that traces and prologues are the same to the character
-(`tests/test_native.py`), and call Thunder's own function for anything else.
+(`tests/tracing/test_native.py`), and call Thunder's own function for anything else.
 
 They stand in for Thunder's functions while a trace is acquired under a transform of ours, in any thread, and at no other time; those
 of `passes` from then on until the program is compiled.  Passes leave the same operations too; but that the results of what an executor

@@ -1,0 +1,189 @@
+"""Orthogonalized matrices: accuracy, products that are saved, and large tables in pieces."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.modular.balls import CASES, D
+from thunder_norm import RMSToRMSTensor
+from thunder_norm.modular import ball, orthogonal, orthogonalize
+
+OPERATORS = [name for name, case in CASES.items() if issubclass(case.kind, RMSToRMSTensor)]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 0.005), (torch.float64, 0.005), (torch.bfloat16, 0.02)])
+def test_newton_schulz_is_almost_as_steep_and_not_longer(name, dtype, tolerance):
+    case = CASES[name]
+    g = torch.randn(case.shape).to(dtype)
+    step = case.ball.lmo(g)
+    assert step.dtype == dtype
+    assert case.norm(step) <= 1 + (0 if dtype.itemsize > 2 else 2**-8)
+    steep = (g.to(D) * step.to(D)).sum().item() / case.dual_norm(g.to(D)).item()
+    assert 1 - tolerance < steep <= 1 + (0 if dtype.itemsize > 2 else 2**-8)
+
+
+def test_newton_schulz_on_singular_values_of_all_sizes():
+    """The claims of the docstring, for the map of one singular value: the Gram matrix of a diagonal matrix is diagonal."""
+    small = torch.logspace(-6, -0.0001, 4000, dtype=D)
+    pairs = torch.diag_embed(torch.stack([small, (1 - small**2).sqrt()], -1))  # of Frobenius norm 1
+    out = orthogonalize(pairs).diagonal(dim1=-2, dim2=-1)
+    assert out.max() <= 0.99951
+    assert out[pairs.diagonal(dim1=-2, dim2=-1) >= 0.004].min() >= 0.9954
+    assert (orthogonalize(pairs) - torch.diag_embed(out)).abs().max() == 0
+
+
+def test_each_step_is_the_best_of_its_degree():
+    """Found anew as a linear program: |1 - (a x + b x^3 + c x^5)| at most t on a grid of the interval that the steps before leave."""
+    low, high = 0.004, 1.0
+    for k, step in enumerate(orthogonal._QUINTICS):
+        is_last = k == len(orthogonal._QUINTICS) - 1
+        x = np.linspace(low, high, 20_001)
+        powers = np.stack([x, x**3, x**5], -1)
+        sides = np.concatenate([np.c_[powers, -np.ones(len(x))], np.c_[-powers, -np.ones(len(x))]])
+        best = linprog([0, 0, 0, 1], sides, np.r_[np.ones(len(x)), -np.ones(len(x))], bounds=[(None, None)] * 3 + [(0, 1)])
+        a, b, c, error = best.x
+        taken = (0.9995 / (1 + error),) * 3 if is_last else (1 / 1.02, 1 / 1.02**3, 1 / 1.02**5)
+        np.testing.assert_allclose(step, np.array([a, b, c]) * taken, rtol=1e-4)
+        y = powers @ np.array(step)
+        low, high = y.min(), y.max()
+    assert low >= 0.9954 and high <= 0.99951
+
+
+def in_five_steps(s: torch.Tensor) -> torch.Tensor:
+    """What becomes of singular values, of Frobenius norm 1."""
+    for a, b, c in orthogonal._QUINTICS:
+        s = a * s + b * s**3 + c * s**5
+    return s
+
+
+def semi_orthogonal(rows: int, columns: int) -> torch.Tensor:
+    return torch.linalg.qr(torch.randn(rows, columns, dtype=D))[0]
+
+
+SPECTRA = {
+    "gaussian": lambda m: torch.linalg.svdvals(torch.randn(m, 2 * m, dtype=D)),
+    "one large": lambda m: torch.cat([torch.ones(1, dtype=D), torch.linspace(0.0041, 0.02, m - 1, dtype=D)]),
+    "one large, equal small": lambda m: torch.cat([torch.ones(1, dtype=D), torch.full((m - 1,), 0.0041, dtype=D)]),
+    "half small": lambda m: torch.cat(
+        [torch.ones(m // 2, dtype=D), torch.full((m - m // 2,), 0.0041 * math.sqrt(m / 2), dtype=D)]
+    ),
+    "all sizes": lambda m: torch.logspace(0, -4, m, dtype=D),
+    "rank deficient": lambda m: torch.cat([torch.ones(m // 2, dtype=D), torch.zeros(m - m // 2, dtype=D)]),
+    "equal": lambda m: torch.ones(m, dtype=D),
+    "one that the first step makes small": lambda m: torch.cat(
+        [torch.ones(1, dtype=D), torch.full((m - 1,), math.sqrt((1 / 0.84**2 - 1) / (m - 1)), dtype=D)]
+    ),
+}
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("shape", [(16, 16), (16, 64), (64, 16), (80, 80), (80, 400), (400, 400), (390, 800)])
+def test_float32_keeps_the_accuracy_of_the_polynomial(shape, spectrum):
+    """Steps on the Gram matrix, on x itself, and in blocks: small singular values must not drown beside large ones."""
+    m = min(shape)
+    s = SPECTRA[spectrum](m)
+    s = s / s.norm()
+    u, v = semi_orthogonal(shape[0], m), semi_orthogonal(shape[1], m)
+    found = orthogonalize((u * s @ v.mT).float()).to(D)
+    along = torch.einsum("ik,ij,jk->k", u, found, v)
+    torch.testing.assert_close(along, in_five_steps(s), atol=1e-3, rtol=0)  # half of it in fifteen seeds
+    assert along[s >= 0.004].min() >= 0.995
+    assert torch.linalg.svdvals(found)[0] <= 1
+    assert torch.linalg.matrix_norm(found - u * in_five_steps(s) @ v.mT, 2) <= 1e-2  # half of it in four seeds
+
+
+@pytest.mark.parametrize("m, n", [(8, 8), (8, 400), (64, 96), (64, 192), (400, 400), (400, 1300)])
+def test_products_are_saved_where_that_is_cheaper_and_change_nothing(m, n):
+    """In float64, where both ways are exact."""
+    x = torch.randn(m, n, dtype=D)
+    plain = orthogonalize(x.clone().requires_grad_()).detach()  # which is to be differentiable
+    torch.testing.assert_close(orthogonalize(x), plain, atol=1e-11, rtol=0)
+    torch.testing.assert_close(orthogonalize(x.mT, size=3.0), 3 * plain.mT, atol=1e-11, rtol=0)
+    torch.testing.assert_close(orthogonalize(torch.stack([x, 2 * x]), size=3.0), 3 * plain.expand(2, m, n), atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("m, n", [(64, 64), (64, 96), (64, 104), (64, 192), (400, 400)])
+def test_the_count_of_products_is_the_one_that_is_minimized(m, n):
+    """As torch counts floating point operations, in one batch that leaves out nothing."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def flops(is_on_itself: bool) -> int:
+        with pytest.MonkeyPatch.context() as patch, FlopCounterMode(display=False) as counter:
+            patch.setattr(orthogonal, "_is_on_itself", lambda x: is_on_itself)
+            patch.setattr(orthogonal, "_BLOCK", 1000)
+            orthogonalize(torch.randn(m, n))
+        return counter.get_total_flops()
+
+    assert flops(orthogonal._is_on_itself(torch.empty(m, n))) == min(flops(True), flops(False))
+
+
+class ProductsInTF32(TorchDispatchMode):
+    """Matrix products round what they multiply to 10 bits, as a GPU does where torch is allowed to have it so."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
+            args = [*map(self._rounded, args)]
+        elif func.overloadpacket in (torch.ops.aten.addmm, torch.ops.aten.baddbmm, torch.ops.aten.addmm_):
+            args = [args[0], *map(self._rounded, args[1:])]
+        return func(*args, **(kwargs or {}))
+
+    def _rounded(self, t: torch.Tensor) -> torch.Tensor:
+        mantissa, exponent = t.frexp()
+        return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
+
+
+@pytest.mark.parametrize("spectrum", ["one large", "half small", "all sizes"])
+def test_where_products_of_float32_are_rounded_no_gram_matrix_is_relied_on(spectrum):
+    s = SPECTRA[spectrum](64)
+    s = (s / s.norm()).clamp(min=0.01)
+    g = (semi_orthogonal(64, 64) * s @ semi_orthogonal(200, 64).mT).float()
+    try:
+        torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+        with ProductsInTF32():
+            found = torch.linalg.svdvals(orthogonalize(g).to(D))
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+    assert found[-1] >= 0.99 and found[0] <= 1.01
+    assert torch.get_float32_matmul_precision() == "highest"  # as it was
+
+
+@pytest.mark.parametrize("spectrum", ["gaussian", "one large", "half small", "equal"])
+@pytest.mark.parametrize("shape", [(16, 64), (64, 64), (64, 16)])
+def test_products_in_bfloat16_are_within_one_per_cent(spectrum, shape):
+    m = min(shape)
+    s = SPECTRA[spectrum](m).clamp(min=0.01)
+    u, v = semi_orthogonal(shape[0], m), semi_orthogonal(shape[1], m)
+    g = u * s @ v.mT
+    found = torch.linalg.svdvals(orthogonalize(g.float(), "newton_schulz_bf16").to(D))
+    assert found[-1 if (s / s.norm()).min() >= 0.01 else 0] >= 0.99 and found[0] <= 1.01
+    assert (orthogonalize(g.float(), "newton_schulz_bf16") - orthogonalize(g.float())).norm() > 0  # it is another way
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("shape", [(8, 8), (8, 24), (80, 300)])
+def test_forward_derivatives_and_vmap_go_through(shape):
+    wide = ball(RMSToRMSTensor, (-2, -1), torch.Size(shape))
+    g, u = torch.randn(3, *shape, dtype=D), torch.randn(3, *shape, dtype=D)
+    _, found = torch.func.jvp(wide.lmo, (g,), (u,))
+    expected = (wide.lmo(g + 1e-6 * u) - wide.lmo(g - 1e-6 * u)) / 2e-6
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(torch.func.vmap(wide.lmo)(g), wide.lmo(g), atol=1e-11, rtol=0)
+    (backward,) = torch.func.vjp(wide.lmo, g)[1](u)
+    torch.testing.assert_close((backward * u).sum(), (found * u).sum(), atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["newton_schulz", "svd"])
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+def test_rank_deficient_matrices_keep_their_kernel(shape, method):
+    g = torch.randn(shape[0], 2, dtype=D) @ torch.randn(2, shape[1], dtype=D)
+    u, s, vh = torch.linalg.svd(g)
+    torch.testing.assert_close(orthogonalize(g, method), u[:, :2] @ vh[:2], atol=0.006, rtol=0)
+    assert orthogonalize(g, method).matmul(vh[2:].mT).abs().max() < 1e-9

@@ -1,0 +1,252 @@
+"""QK-clip in use: what counts as a logit, optimizers, ranks, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.modular.attention_models import ByHand, Gained, Latent, Logits, Reparametrized, Torch
+from tests.modular.modular_models import D
+from tests.ranks import run_ranks
+from tests.seeds import seeded
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.modular import ModularOptimizer, QKClip
+
+
+def test_what_is_added_to_logits_or_done_with_them_does_not_count():
+    """Position biases, masks, soft caps and sinks: gamma is of the products of queries and keys that count."""
+
+    class Dressed(ByHand):
+        def forward(self, x):
+            q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in self.qkv(x).split(self.sizes, -1))
+            logits = 0.5 * (q @ k.repeat_interleave(2, 1).mT) / 2
+            n = logits.shape[-1]
+            dressed = 30 * torch.tanh(logits / 30)
+            dressed += 3 * torch.arange(n)
+            dressed = dressed.masked_fill(torch.ones(n, n).triu(1).bool(), torch.finfo(x.dtype).min)
+            dressed = torch.cat([dressed, torch.ones(*dressed.shape[:-1], 1, dtype=x.dtype)], -1)
+            return logits, dressed.softmax(-1)[..., :-1] @ v.repeat_interleave(2, 1)
+
+    torch.manual_seed(seeded(0))
+    model, x = Dressed().to(D), 3 * torch.randn(2, 5, 6, dtype=D)
+    with torch.no_grad():
+        before = model(x)[0].tril() + torch.full((5, 5), -math.inf).triu(1)
+    clip = QKClip(model, x, tau=before.amax().item() / 2)
+    torch.testing.assert_close(clip.largest_logits(x), before.amax((0, 2, 3)))
+    assert clip.step_(x) and not clip.step_(x)
+    torch.testing.assert_close(clip.largest_logits(x).amax().item(), clip.tau)
+
+
+def test_attentions_that_run_twice_are_one():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.other = ByHand(), nn.Linear(24, 6)
+
+        def forward(self, x):
+            return self.layer(self.other(self.layer(x)))
+
+    torch.manual_seed(seeded(0))
+    model, x = Twice().to(D), 3 * torch.randn(2, 5, 6, dtype=D)
+    with torch.no_grad(), Logits() as seen:
+        model(x)
+    largest = torch.stack([t.amax((0, 2, 3)) for t in seen.seen]).amax(0)
+    clip = QKClip(model, x, tau=largest.amax().item() / 3)
+    assert clip.num_heads == 4
+    torch.testing.assert_close(clip.largest_logits(x), largest)
+    before = [t.clone() for t in seen.seen]
+    clip.step_(x)
+    with torch.no_grad(), Logits() as seen:
+        model(x)
+    gammas = (clip.tau / largest).clamp(max=1)
+    torch.testing.assert_close(seen.seen[0], before[0] * gammas.view(-1, 1, 1))  # what comes second gets other inputs
+
+
+def test_what_a_bias_in_place_hides_is_not_counted():
+    class InPlace(ByHand):
+        def forward(self, x):
+            q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in self.qkv(x).split(self.sizes, -1))
+            logits = q @ k.repeat_interleave(2, 1).mT
+            before = logits.clone()
+            logits += 100
+            return before, logits.softmax(-1) @ v.repeat_interleave(2, 1)
+
+    torch.manual_seed(seeded(0))
+    model, x = InPlace().to(D), torch.randn(2, 5, 6, dtype=D)
+    torch.testing.assert_close(QKClip(model, x).largest_logits(x), model(x)[0].amax((0, 2, 3)).detach())
+
+
+def test_queries_that_change_in_place_under_another_name_are_no_multiples():
+    class Under(ByHand):
+        def forward(self, x):
+            y = self.qkv(x)
+            q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in y.split(self.sizes, -1))
+            y.tanh_()
+            return (q @ k.repeat_interleave(2, 1).mT).softmax(-1) @ v.repeat_interleave(2, 1)
+
+    with pytest.raises(NormMismatchError, match="cannot be scaled"):
+        QKClip(Under(), torch.randn(2, 5, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_clipped_stays_to_the_last_bit(dtype):
+    torch.manual_seed(seeded(0))
+    model, x = ByHand().to(dtype), (3 * torch.randn(2, 5, 6)).to(dtype)
+    clip = QKClip(model, x)
+    largest = clip.largest_logits(x)
+    clip.tau = largest.sort().values[-2:].mean().item()
+    old = model.qkv.weight.detach().clone()
+    (clipped,) = clip.step_(x)
+    head = int(largest.argmax())
+    changed = (model.qkv.weight != old).any(1).nonzero().flatten().tolist()
+    assert set(changed) <= set(range(6 * head, 6 * head + 6)) and changed
+    exact = old.double()[6 * head : 6 * head + 6] * clipped.gamma
+    assert torch.equal(model.qkv.weight[6 * head : 6 * head + 6], exact.to(dtype))
+
+
+def test_it_clips_after_steps_of_any_optimizer():
+    torch.manual_seed(seeded(0))
+    x = 3 * torch.randn(2, 5, 6)
+    for make in (
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.05),
+        lambda m: torch.optim.AdamW(m.parameters(), lr=0.1),
+        lambda m: ModularOptimizer(m, x, lr=1.0),
+    ):
+        model = Torch()
+        optimizer = make(model)
+        clip = QKClip(model, x, tau=0.5)
+        handles = clip.attach(optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+            assert clip.largest_logits(x).amax() <= 0.5 * (1 + 1e-5)
+        for handle in handles:
+            handle.remove()
+        with torch.no_grad():
+            model.attention.in_proj_weight.mul_(10)
+        optimizer.step()
+        assert clip.largest_logits(x).amax() > 0.5
+
+
+@pytest.mark.slow
+def test_logits_explode_without_it_and_not_with_it():
+    """The example: steps of a fixed size on every matrix, which sharpen a softmax."""
+    from examples.qk_clip import TAU, train
+
+    without, _ = train(60, None)
+    largest, loss = train(60, TAU)
+    assert without[-1] > 3 * TAU and without[-1] > without[2] * 1.5
+    assert max(largest) <= TAU * (1 + 1e-4) and math.isfinite(loss)
+
+
+def check_ranks(wanted: dict[str, torch.Tensor], inputs: torch.Tensor) -> None:
+    torch.manual_seed(seeded(0))
+    model = nn.parallel.DistributedDataParallel(ByHand().to(D))
+    mine = inputs[dist.get_rank()][None]
+    clip = QKClip(model, mine, tau=0.1)
+    assert clip.step_(mine)
+    for name, t in model.module.state_dict().items():
+        torch.testing.assert_close(t, wanted[name])
+
+
+@pytest.mark.slow
+def test_ranks_clip_alike():
+    inputs = torch.randn(2, 5, 6, dtype=D) * torch.tensor([1.0, 5.0]).view(2, 1, 1)
+    torch.manual_seed(seeded(0))
+    model = ByHand().to(D)
+    QKClip(model, inputs, tau=0.1).step_(inputs)
+    run_ranks(2, check_ranks, model.state_dict(), inputs)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------------
+
+
+class Normalized(ByHand):
+    def rotated(self, t):
+        return nn.functional.rms_norm(t, (self.width,))
+
+
+class Clamped(ByHand):
+    """As DBRX has it (``clip_qkv``)."""
+
+    def rotated(self, t):
+        return t.clamp(-1, 1)
+
+
+class Penalized(ByHand):
+    def forward(self, x):
+        w = self.qkv.weight
+        return super().forward(x), w.square().sum()
+
+
+class PenalizedGains(Gained):
+    def forward(self, x):
+        return super().forward(x), *(gain.square().sum() for gain in self.gains)
+
+
+class Talking(ByHand):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in self.qkv(x).split(self.sizes, -1))
+        logits = self.mix((q @ k.repeat_interleave(2, 1).mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return logits.softmax(-1) @ v.repeat_interleave(2, 1)
+
+
+class Mixed(ByHand):
+    """A constant is added to queries and keys, so a multiple of their projection is no multiple of them."""
+
+    def rotated(self, t):
+        return t + 1
+
+
+X = torch.randn(2, 5, 6)
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: nn.Linear(6, 4), "no attention is found"),
+        (Normalized, "head 0 cannot be scaled(.|\n)*normalized, clamped, or constants are added"),
+        (Clamped, "head 0 cannot be scaled(.|\n)*normalized, clamped, or constants are added"),
+        (lambda: Reparametrized(torch.tanh), "nothing multiplies them"),
+        (lambda: Reparametrized(lambda w: w / w.norm(dim=1, keepdim=True)), "nothing multiplies them"),
+        (lambda: Reparametrized(lambda w: (w.square() + 1) * 2), "nothing multiplies them"),
+        (PenalizedGains, "entries of gains.0 are on the other side as well, or taken elsewhere"),
+        (Mixed, "normalized, clamped, or constants are added"),
+        (lambda: Latent(is_by_tokens=True), "products of queries and keys of different layouts meet"),
+        (Talking, "a matrix mixes products of queries and keys before the softmax"),
+        (Penalized, "entries of qkv.weight are on the other side as well, or taken elsewhere"),
+    ],
+)
+def test_attentions_that_cannot_be_clipped_are_refused(make, says):
+    with pytest.raises(NormMismatchError, match=says):
+        QKClip(make(), X)
+
+
+def test_arguments_out_of_their_range_are_refused():
+    model = ByHand()
+    for options, says in (
+        ({"tau": 0}, "tau must be a number > 0"),
+        ({"tau": math.nan}, "tau must be"),
+        ({"alpha": 1.5}, "alpha must be a number from 0 to 1"),
+        ({"alpha": "half"}, "alpha must be"),
+    ):
+        with pytest.raises(NormMismatchError, match=says):
+            QKClip(model, X, **options)
+    with pytest.raises(NormMismatchError, match="QKClip needs a torch.nn.Module"):
+        QKClip(torch.relu, X)
+    clip = QKClip(model, X, tau=1e-3)
+    with pytest.raises(NormMismatchError, match="step_.. needs the model's arguments"):
+        clip.step_()
+    before = model.qkv.weight.detach().clone()
+    with pytest.raises(NormMismatchError, match="NaN or infinite"):
+        clip.step_(X * math.nan)
+    assert torch.equal(model.qkv.weight, before)

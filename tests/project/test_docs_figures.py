@@ -1,0 +1,128 @@
+"""Figures that the documentation quotes are those of the files they come from."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+
+LISTS = ROOT / "tests" / "transform_coverage"
+
+
+def text_of(name: str) -> str:
+    """A file with its line breaks as spaces: a sentence may be broken anywhere."""
+    return re.sub(r"\s+", " ", (ROOT / name).read_text())
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+
+
+def test_programs_with_subclasses():
+    page = text_of("docs/subclasses.md")
+    programs, gradients = re.search(r"(\d+) programs that run in eager mode, (\d+) of them with gradients", page).groups()
+    forward, backward = re.search(r"\| thunder_norm \| (\d+) \| (\d+) \|", page).groups()
+    quoted = f"lists {programs} programs with classes of torch and torchao: {forward} run, and {backward} of {gradients} have gradients."
+    assert quoted in text_of("README.md"), quoted
+
+
+def test_octaves_of_the_best_learning_rate(examples):
+    views = importlib.import_module("transfer_views")
+    sweeps = [s for s in views.load(ROOT / "docs" / "learning_rate_transfer.json") if not s.variant]
+    spreads: dict[tuple[str, int], list[float]] = {}
+    for (_, _, optimizer), pair in views.lines(sweeps).items():
+        for which, line in enumerate(pair):
+            if len(line.sweeps) > 1:
+                spreads.setdefault((optimizer, which), []).append(line.spread)
+    octaves = {key: f"{min(values):.1f} to {max(values):.1f}" for key, values in spreads.items()}
+    widths, depths = ([octaves[name, which] for name in ("ModularOptimizer", "AdamW", "Muon")] for which in (0, 1))
+    quoted = f"moves by {widths[0]} octaves (AdamW's by {widths[1]}, Muon's by {widths[2]})"
+    assert quoted in text_of("README.md"), quoted
+    quoted = f"over depths 2 to 8 by {depths[0]} (AdamW's by {depths[1]}, Muon's by {depths[2]})"
+    assert quoted in text_of("README.md"), quoted
+
+
+def _jackknife(seeds: Sequence[Any], value: Callable[[Sequence[Any]], float]) -> float:
+    """The standard error of what is found of all seeds, from what is found without each."""
+    without = [value([*seeds[:i], *seeds[i + 1 :]]) for i in range(len(seeds))]
+    mean = sum(without) / len(without)
+    return math.sqrt((len(seeds) - 1) / len(seeds) * sum((v - mean) ** 2 for v in without))
+
+
+def test_how_sure_the_best_rates_of_models_of_transformers_are(examples):
+    views = importlib.import_module("transfer_views")
+    sweeps = {(s.task, s.variant, s.width): s for s in views.load(ROOT / "docs" / "learning_rate_noise.json")}
+
+    def best(seeds: Sequence[tuple[float, ...]], of: Any) -> float:
+        return replace(of, losses=list(zip(*seeds, strict=True))).curve().best
+
+    def columns(s: Any) -> list[tuple[float, ...]]:
+        return list(zip(*s.losses, strict=True))
+
+    page, rows = text_of("docs/learning_rate_transfer.md"), []
+    for task, title in (("gpt2", "GPT-2"), ("llama", "Llama")):
+        narrow, wide = sweeps[task, "", 16], sweeps[task, "", 256]
+        error = math.hypot(*(_jackknife(columns(s), lambda seeds, s=s: best(seeds, s)) for s in (narrow, wide)))
+        fall, curve = narrow.curve().best - wide.curve().best, wide.curve()
+        above = 100 * (curve.at(narrow.curve().best) / curve.at(curve.best) - 1)
+        counts = ", ".join(str(len(s.losses[0])) for s in (narrow, wide))
+        rows.append(f"| {title} | {counts} | {fall:.2f} ± {error:.2f} | {above:.2f} % |")
+    for (task, variant, width), longer in sweeps.items():
+        if variant:
+            pairs = list(zip(columns(longer), columns(sweeps[task, "", width]), strict=False))
+
+            def moved(pairs: Sequence[Any], longer: Any = longer, usual: Any = sweeps[task, "", width]) -> float:
+                losses, usual_losses = zip(*pairs, strict=True)
+                return best(losses, longer) - best(usual_losses, usual)
+
+            rows.append(f"| {variant} | {width} | {moved(pairs):+.2f} ± {_jackknife(pairs, moved):.2f} |")
+    for row in rows:
+        assert row in page, row
+
+
+def test_the_table_of_local_sensitivities(examples):
+    example = importlib.import_module("local_sensitivity")
+    result = json.loads((ROOT / "docs" / "local_sensitivity.json").read_text())
+    page = (ROOT / "docs" / "local_sensitivity.md").read_text()
+    assert example.markdown(result["rows"]) in page
+    assert f"GPT-2 of width {result['width']}" in page and f"torch {result['torch']}, CPU" in page
+
+
+def test_operators_that_the_transforms_carry():
+    page = text_of("CONTRIBUTING.md")
+    names = {
+        "grad": "grad",
+        "jvp": "jvp",
+        "vmap": "vmap",
+        "vmap_grad": "vmap of grad",
+        "grad_complex": "gradients through complex numbers",
+        "jvp_complex": "tangents of complex numbers",
+        "jvp_grad": "forward over reverse",
+        "vjp_jvp": "reverse over forward",
+        "hessian": "Hessians",
+    }
+    assert {path.stem for path in LISTS.glob("*.txt")} == set(names)
+    assert "None is wrong." in page
+    for stem, name in names.items():
+        head, *rows = (LISTS / f"{stem}.txt").read_text().splitlines()
+        found = re.match(r"# \w+: (\d+) operators tried, (\d+) passed, (\d+) refused, (\d+) failed", head)
+        tried, passed, refused, failed = map(int, found.groups())
+        assert tried == passed + refused == len(rows) and not failed
+        assert f"{name} {tried}, {passed}, {refused}" in page, head
+
+
+def test_versions():
+    from thunder_norm._versions import TESTED_THUNDER, TESTED_TORCH
+
+    quoted = f"torch {TESTED_TORCH[0]} to {TESTED_TORCH[-1]}"
+    for page in ("README.md", "docs/versions.md"):
+        assert quoted in text_of(page) and f"lightning-thunder {TESTED_THUNDER[0]}" in text_of(page), page

@@ -1,0 +1,221 @@
+"""GRUs and LSTMs with composed sensitivities: against an adversary on whole sequences, and the norm rules of the layers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.rules.movement import composed_programs as programs
+from tests.seeds import seeded
+from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
+from thunder_norm.rules.layers import _recurrent_vertices
+
+F64 = torch.float64
+STEPS, WIDTH, HIDDEN = 4, 3, 5
+LAYERS = {
+    "GRU": (torch.nn.GRU, {}),
+    "GRU without biases": (torch.nn.GRU, {"bias": False}),
+    "GRU of two layers": (torch.nn.GRU, {"num_layers": 2}),
+    "GRU in both directions": (torch.nn.GRU, {"bidirectional": True}),
+    "LSTM": (torch.nn.LSTM, {}),
+    "LSTM of two layers, both directions": (torch.nn.LSTM, {"num_layers": 2, "bidirectional": True}),
+    "LSTM with a projection": (torch.nn.LSTM, {"proj_size": 2}),
+}
+
+
+def model(name: str, scale: float, *, is_last: bool, seed: int = 0):
+    """From [batch, steps * width] to [batch, features], with weights `scale` times torch's."""
+    torch.manual_seed(seeded(seed))
+    kind, options = LAYERS[name]
+    layer = kind(WIDTH, HIDDEN, batch_first=True, **options).double()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.mul_(scale)
+    layer.requires_grad_(False)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        out = layer(x.reshape(*x.shape[:-1], STEPS, WIDTH))[0]
+        return out[..., -1, :] if is_last else out.flatten(-2)
+
+    return run
+
+
+def claimed(f, sensitivity: str) -> float:
+    """From Euclidean length to Euclidean length."""
+    x = with_perturbation(RMSTensor.of(torch.randn(2, STEPS * WIDTH, dtype=F64)))
+    with norm_sensitivity(sensitivity):
+        y = f(x)
+    size = y.shape[-1] if y.elem_dims else 1
+    assert y.elem_dims in ((-1,), (-2, -1))
+    return sensitivities(y, x).item() * math.sqrt(size / (STEPS * WIDTH))
+
+
+def in_both_ways(monkeypatch: pytest.MonkeyPatch):
+    """With all states in one ellipsoid, and as of sequences that are too long for that."""
+    for most in (_recurrent_vertices.LARGEST, 0):
+        monkeypatch.setattr(_recurrent_vertices, "_MOST_AT_ONCE", most)
+        yield most
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("scale", [0.5, 1.5, 4.0])
+def test_no_adversary_is_steeper(name: str, scale: float, monkeypatch: pytest.MonkeyPatch):
+    f = model(name, scale, is_last=True)
+    found = programs.steepest(f, STEPS * WIDTH, 0, steps=60, starts=16)
+    for _ in in_both_ways(monkeypatch):
+        assert found <= claimed(f, "composed") * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "GRU of two layers"])
+def test_it_is_far_below_the_rule_of_the_layer(name: str):
+    f = model(name, 1.0, is_last=True)
+    by_rule = claimed(f, "global")
+    assert claimed(f, "composed") < by_rule / (20 if name == "GRU of two layers" else 3)
+
+
+@pytest.mark.parametrize("name", ["GRU", "GRU in both directions", "LSTM"])
+def test_all_states_are_in_one_ellipsoid(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Of all steps together no adversary is steeper either, and each is where its step has put it."""
+    f = model(name, 1.0, is_last=False)
+    found = programs.steepest(f, STEPS * WIDTH, 0, steps=60, starts=16)
+    for _ in in_both_ways(monkeypatch):
+        assert found <= claimed(f, "composed") * (1 + 1e-9)
+    if name != "GRU in both directions":
+        first = model(name, 1.0, is_last=False)
+        of_first = lambda x: first(x)[..., :HIDDEN]  # noqa: E731
+        assert claimed(of_first, "composed") < claimed(f, "composed") / 2
+
+
+@pytest.mark.parametrize("broken", ["none", "gates", "state"])
+def test_the_adversary_finds_steps_that_claim_too_little(broken: str, monkeypatch: pytest.MonkeyPatch):
+    f = model("GRU", 1.5, is_last=True)
+    slopes = _recurrent_vertices.gru_everywhere
+
+    def less(by: float):
+        return lambda *args: type(found := slopes(*args))(*((low / by, high / by) for low, high in found))
+
+    if broken == "gates":
+        monkeypatch.setattr(_recurrent_vertices, "gru_everywhere", less(20))
+    elif broken == "state":
+        monkeypatch.setattr(_recurrent_vertices, "_affine", lambda x, w, h, v: _affine(x, w * 0, h, v * 0))
+        monkeypatch.setattr(_recurrent_vertices, "gru_everywhere", less(5))
+    found = programs.steepest(f, STEPS * WIDTH, 0, steps=100, starts=16)
+    assert (found > claimed(f, "composed")) == (broken != "none")
+
+
+_affine = _recurrent_vertices._affine
+
+
+def test_a_first_state_that_is_large_counts():
+    torch.manual_seed(seeded(0))
+    layer = torch.nn.LSTM(WIDTH, HIDDEN, batch_first=True).double().requires_grad_(False)
+    states = torch.zeros(1, 1, HIDDEN, dtype=F64), torch.full((1, 1, HIDDEN), 30.0, dtype=F64)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x = x.reshape(-1, STEPS, WIDTH) if x.ndim == 2 else x
+        given = tuple(s.expand(1, x.shape[0], HIDDEN).contiguous() for s in states)
+        return layer(x, given)[1][1][0]
+
+    found = programs.steepest(run, STEPS * WIDTH, 0, steps=60, starts=16)
+    small = claimed(lambda x: layer(x.reshape(-1, STEPS, WIDTH))[1][1][0], "composed")
+    assert found <= claimed(run, "composed") and claimed(run, "composed") > small
+
+
+def test_the_bound_is_differentiable_in_the_weights():
+    torch.manual_seed(seeded(0))
+    layer = torch.nn.GRU(WIDTH, HIDDEN, batch_first=True).double()
+    x = with_perturbation(RMSTensor.of(torch.randn(2, STEPS, WIDTH, dtype=F64), (-2, -1)))
+    with norm_sensitivity("composed"):
+        y = layer(x)[0][:, -1]
+    found = sensitivities(y, x)
+    gradients = torch.autograd.grad(found, [layer.weight_ih_l0, layer.weight_hh_l0])
+    assert all(g.isfinite().all() and g.any() for g in gradients)
+    with torch.no_grad():
+        for p, g in zip((layer.weight_ih_l0, layer.weight_hh_l0), gradients, strict=True):
+            p.sub_(0.02 * g / g.norm())
+    with norm_sensitivity("composed"):
+        y = layer(x)[0][:, -1]
+    assert sensitivities(y, x).item() < found.item()
+
+
+def near(f, point: torch.Tensor, radius: float, dims=(-2, -1)) -> float:
+    """Of the states of a sequence [1, steps, width], from Euclidean length to Euclidean length."""
+    norm, moved = RMSTensor.of(point, dims).norm_size, radius / math.sqrt(point.numel())
+    x = with_perturbation(RMSTensor._wrap(point.clone(), norm + moved, None, dims), moved)
+    with norm_sensitivity("within"):
+        y = f(x)
+    size = math.prod(y.shape[d] for d in y.elem_dims)
+    return sensitivities(y, x).item() * math.sqrt(size / point.numel())
+
+
+def layer(name: str, scale: float):
+    """Sequences to the last state."""
+    torch.manual_seed(seeded(0))
+    kind, options = LAYERS[name]
+    made = kind(WIDTH, HIDDEN, batch_first=True, **options).double()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.mul_(scale)
+    made.requires_grad_(False)
+    return lambda x: made(x)[0][..., -1, :]
+
+
+@pytest.mark.parametrize("name", [n for n in LAYERS if "both" not in n])
+@pytest.mark.parametrize(("radius", "scale"), [(0.03, 1.5), (0.3, 4.0), (1.5, 1.5)])
+def test_no_point_nearby_is_steeper(name: str, radius: float, scale: float, monkeypatch: pytest.MonkeyPatch):
+    f = layer(name, scale)
+    torch.manual_seed(seeded(3))
+    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
+    e, d = (torch.randn(12, STEPS, WIDTH, dtype=F64, requires_grad=True) for _ in range(2))
+    optimizer, found = torch.optim.Adam([e, d], lr=0.1), 0.0
+    for _ in range(25):
+        lengths = [t.flatten(1).norm(dim=1)[:, None, None] for t in (e, d)]
+        z, unit = point + radius * e / lengths[0].clamp(min=1.0), 1e-5 * d / lengths[1]
+        ratio = (f(z + unit) - f(z - unit)).norm(dim=-1) / 2e-5
+        found = max(found, ratio.max().item())
+        optimizer.zero_grad()
+        (-ratio.log().sum()).backward()
+        optimizer.step()
+    for _ in in_both_ways(monkeypatch):
+        for dims in ((-2, -1), (-1,)):
+            assert found <= near(f, point, radius, dims) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM])
+def test_long_sequences_are_not_far_above_short_ones(kind, monkeypatch: pytest.MonkeyPatch):
+    """Weights that forget: what is far back adds nothing, however many steps there are, and the last state is known by itself."""
+    monkeypatch.setattr(_recurrent_vertices, "_MOST_AT_ONCE", 0)
+    torch.manual_seed(seeded(0))
+    made = kind(2, 4, batch_first=True).double().requires_grad_(False)
+    for p in made.parameters():
+        p.mul_(0.1)
+    short, long = (near(lambda x: made(x)[0][:, -1], torch.randn(1, steps, 2, dtype=F64), 0.1) for steps in (4, 16))
+    assert long < 2 * short
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_at_radius_0_it_is_the_jacobian(name: str):
+    f = layer(name, 1.5)
+    torch.manual_seed(seeded(3))
+    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
+    exact = torch.linalg.matrix_norm(torch.func.jacrev(lambda x: f(x[None])[0])(point[0]).flatten(1), 2).item()
+    found = [near(f, point, 0.0, dims) for dims in ((-2, -1), (-1,))]
+    if "both" in name:  # directions meet at the input alone, further back than what is kept together
+        assert exact <= min(found) and found[0] <= 1.5 * exact
+    else:
+        assert found == pytest.approx([exact, exact], rel=1e-3)
+
+
+def test_states_before_the_first_step_count_nearby():
+    torch.manual_seed(seeded(4))
+    lstm = torch.nn.LSTM(WIDTH, HIDDEN, batch_first=True).double().requires_grad_(False)
+    states = torch.randn(1, 1, HIDDEN, dtype=F64), 3 * torch.randn(1, 1, HIDDEN, dtype=F64)
+    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return lstm(x, states)[1][1][0]
+
+    exact = torch.linalg.matrix_norm(torch.func.jacrev(lambda x: run(x[None])[0])(point[0]).flatten(1), 2).item()
+    assert near(run, point, 0.0) == pytest.approx(exact, rel=1e-3)

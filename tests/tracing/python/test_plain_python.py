@@ -1,0 +1,70 @@
+"""Plain Python in traced programs does what it does in eager mode: lists, dicts, callbacks, operators, classes and exceptions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.tracing.python.plain_programs import PROGRAMS
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform
+import thunder
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_does_what_it_does_in_eager_mode(name):
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    jf = thunder.jit(PROGRAMS[name], transforms=[NormTransform()])
+    expected = PROGRAMS[name](x)
+    torch.testing.assert_close(jf(x), expected, rtol=0, atol=0)
+    torch.testing.assert_close(jf(x), expected, rtol=0, atol=0)  # the prologue agrees
+    assert thunder.cache_misses(jf) == 1
+
+
+def test_what_a_callback_reads_is_guarded():
+    class Ranked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.order = {"a": 2, "b": 1}
+
+        def forward(self, x):
+            return x * (3 if sorted(["a", "b"], key=lambda n: self.order[n])[0] == "a" else 5)
+
+    m = Ranked()
+    jm = thunder.jit(m, transforms=[NormTransform()])
+    x = torch.ones(2)
+    assert torch.equal(jm(x), m(x))
+    m.order["b"] = 3
+    assert torch.equal(jm(x), m(x))
+
+
+def test_a_list_of_the_model_that_is_looked_into_is_guarded():
+    class Chosen(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.names = ["a", "b", "a"]
+
+        def forward(self, x):
+            return x * self.names.index("a", 1) + self.names.count("b")
+
+    m = Chosen()
+    jm = thunder.jit(m, transforms=[NormTransform()])
+    x = torch.ones(2)
+    assert torch.equal(jm(x), m(x))
+    m.names[1] = "a"
+    assert torch.equal(jm(x), m(x))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x * {x: 2.0}[x],
+        lambda x: x * len({x, x * 2}),
+        lambda x: x if hash(x) else -x,
+        lambda x: dict.fromkeys([x * 2], x)[x],
+    ],
+)
+def test_tensors_as_keys_are_refused(f):
+    """In eager mode the hash of a tensor is that of an object, which a trace has none of."""
+    with pytest.raises(UnsupportedOpError, match="the hash of a tensor"):
+        thunder.jit(f, transforms=[NormTransform()])(torch.ones(2))
