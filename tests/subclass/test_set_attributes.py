@@ -228,12 +228,12 @@ def data_that_operations_hand_on(x):
     return y, y * 2, x.number
 
 
-@program(lambda: (marked(tag=2, factor=torch.randn(3, 4), names=["a"], by_name={"k": torch.randn(3, 4)}),))
+@program(lambda: (marked(tag=2, factor=torch.randn(3, 4), labels=["a"], by_name={"k": torch.randn(3, 4)}),))
 def set_by_the_caller(x):
-    x.names.append("b")
+    x.labels.append("b")
     x.by_name["z"] = x * 2
     x.tag += 1
-    y = x * x.tag * x.factor + x.by_name["k"] * len(x.names)
+    y = x * x.tag * x.factor + x.by_name["k"] * len(x.labels)
     del x.factor
     return y, hasattr(x, "factor"), hasattr(x, "tag")
 
