@@ -180,6 +180,25 @@ def test_the_layout_of_what_is_computed_is_eager_modes():
         jit(lambda x: x * (x * 2).storage_offset())(torch.ones(2))
 
 
+@pytest.mark.parametrize(
+    "ask", [torch.is_conj, lambda x: x.is_conj(), lambda x: x.imag.is_neg(), torch.is_neg, lambda x: x.real.is_conj()]
+)
+def test_what_torch_has_put_off_of_inputs_is_known_and_of_what_is_computed_refused(ask):
+    def f(x):
+        return x * (2 if ask(x) else 3)
+
+    jf, x = jit(f), torch.randn(3, dtype=torch.complex64)
+    for given in (x, x.conj(), x):
+        try:
+            found = jf(given)
+        except UnsupportedOpError as e:
+            assert "is_neg() of a tensor that is no input" in str(e)
+        else:
+            torch.testing.assert_close(found, f(given))
+    with pytest.raises(UnsupportedOpError, match=r"is_conj\(\) of a tensor that is no input"):
+        jit(lambda x: x * x.conj().is_conj())(x)
+
+
 @pytest.mark.parametrize("is_enabled", [True, False])
 @pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("make", [lambda x: x * 2, lambda x: x.detach() * 2, lambda x: x > 0, lambda x: x])

@@ -24,11 +24,12 @@ from thunder_norm.subclass.interpreting.attributes import address_refused, from_
 from thunder_norm.subclass.interpreting.operations import torch_callable
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
-from thunder_norm.tracing.guarding.layouts import guard_layout
+from thunder_norm.tracing.guarding.layouts import guard_layout, guard_put_off
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
     WrappedValue,
     _interpret_call,
     default_lookaside,
@@ -36,6 +37,7 @@ from thunder.core.interpreter import (
     interpreter_needs_wrap,
     make_opaque,
     unwrap,
+    wrap_const,
 )
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
@@ -75,8 +77,12 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
             return functools.partial(_without_base, real) if real is not None and real._base is None else None
         if args[1].value in _ADDRESSES and from_user():
             return lambda obj, name, *_: do_raise(address_refused(name.value))
+        if args[1].value in _PUT_OFF and from_user():
+            return functools.partial(_asks_put_off, acquisition)
         asked = layout_of_plain if args[1].value in _LAYOUT else _how_stored if args[1].value in _STORED else None
         return functools.partial(asked, acquisition) if asked is not None and from_user() else None
+    if fn in (torch.is_conj, torch.is_neg) and from_user():
+        return functools.partial(_is_put_off, acquisition, fn.__name__)
     if fn is torch.Tensor.requires_grad_:
         return functools.partial(_require_grad, acquisition)
     if fn is torch.Tensor.detach_ or fn is torch.detach_:
@@ -327,3 +333,32 @@ def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: Wr
         return known.is_contiguous(*args, **kwargs)
 
     return wrapped_result(make_opaque(answer), [obj.provenance, name.provenance])
+
+
+_PUT_OFF = ("is_conj", "is_neg")
+
+
+def _asks_put_off(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    found = _is_put_off(acquisition, unwrap(name), obj)
+    return found if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrap_const(make_opaque(lambda: found.value))
+
+
+def _is_put_off(acquisition: Acquisition | None, asked: str, obj: WrappedValue) -> Any:
+    """Called where a program asks whether torch has put off the conjugation of a plain tensor, or its sign: Thunder never does."""
+    real = _real(acquisition, obj)
+    if real is not None:
+        found = getattr(real, asked)()
+        guard_put_off(obj.value, asked, found)
+        return wrap_const(found)
+    if asked == "is_conj" and not dtypes.is_complex_dtype(obj.value.dtype):
+        return wrap_const(False)
+    return do_raise(
+        UnsupportedOpError(
+            with_details(
+                f"{asked}() of a tensor that is no input",
+                at=location_of_user(),
+                why="torch puts off conjugations and signs, and Thunder does not",
+                instead="ask for x.is_complex(), or for what the program knows of x by itself",
+            )
+        )
+    )
