@@ -212,10 +212,13 @@ def _names_again(bsym: BoundSymbol, proxy: TensorProxy) -> bool:
         return False
     if _selects(bsym) == "view":
         return True
-    is_first_alone = [p.name for p in bsym.flat_proxy_args].count(proxy.name) == 1 and {t.name for t in targets(bsym)} == {
-        proxy.name
-    }
-    return is_first_alone and all(isinstance(p, TensorProxy) and p.shape == proxy.shape for p in bsym.flat_proxy_outs)
+    is_given_once = [p.name for p in bsym.flat_proxy_args].count(proxy.name) == 1
+    is_written_alone = {t.name for t in targets(bsym)} == {proxy.name}
+    return (
+        is_given_once
+        and is_written_alone
+        and all(isinstance(p, TensorProxy) and p.shape == proxy.shape for p in bsym.flat_proxy_outs)
+    )
 
 
 def _made_and_used(proxy: TensorProxy) -> tuple[BoundSymbol | None, list[BoundSymbol]]:

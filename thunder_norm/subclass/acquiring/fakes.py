@@ -28,13 +28,14 @@ from thunder.core.symbol import BoundSymbol
 aten = torch.ops.aten
 _BATCH_NORMS = frozenset(
     {
-        *(aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats),
-        *(aten._native_batch_norm_legit_no_training.default, aten._native_batch_norm_legit_functional.default),
-        *(
-            aten._batch_norm_with_update.default,
-            aten._batch_norm_with_update_functional.default,
-            aten._batch_norm_no_update.default,
-        ),
+        aten.native_batch_norm.default,
+        aten._native_batch_norm_legit.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_no_training.default,
+        aten._native_batch_norm_legit_functional.default,
+        aten._batch_norm_with_update.default,
+        aten._batch_norm_with_update_functional.default,
+        aten._batch_norm_no_update.default,
     }
 )
 

@@ -81,7 +81,7 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
             return functools.partial(_asks_put_off, acquisition)
         asked = layout_of_plain if args[1].value in _LAYOUT else _how_stored if args[1].value in _STORED else None
         return functools.partial(asked, acquisition) if asked is not None and from_user() else None
-    if fn in (torch.is_conj, torch.is_neg) and from_user():
+    if (fn is torch.is_conj or fn is torch.is_neg) and from_user():
         return functools.partial(_is_put_off, acquisition, fn.__name__)
     if fn is torch.Tensor.requires_grad_:
         return functools.partial(_require_grad, acquisition)
@@ -358,7 +358,7 @@ def _is_put_off(acquisition: Acquisition | None, asked: str, obj: WrappedValue) 
                 f"{asked}() of a tensor that is no input",
                 at=location_of_user(),
                 why="torch puts off conjugations and signs, and Thunder does not",
-                instead="ask for x.is_complex(), or for what the program knows of x by itself",
+                instead="ask for it outside of the jitted function",
             )
         )
     )
