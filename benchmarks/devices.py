@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,24 @@ class Device:
             torch.cuda.synchronize()
         return sum(e.count for e in profile.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA)
 
+    def peak(self, call: Callable[[], Any], release: Callable[[], Any]) -> int | None:
+        """The most bytes that a call has alive, above those before it, once all is warm; None on CPU.
+
+        `release` frees what a call leaves behind.
+        """
+        if not self.is_cuda:
+            call()
+            return None
+        for _ in range(2):
+            call()
+        release()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
     def describe(self) -> dict[str, Any]:
         """The device and what runs on it: clocks, driver, executors."""
         if not self.is_cuda:
@@ -58,6 +77,7 @@ class Device:
             "multiprocessors": properties.multi_processor_count,
             "capability": f"{properties.major}.{properties.minor}",
             "cuda": torch.version.cuda,
+            "driver": _reading(_driver),
             "clock_MHz": _reading(torch.cuda.clock_rate),
             "power_W": _reading(lambda: torch.cuda.power_draw() / 1e3),
             "temperature_C": _reading(torch.cuda.temperature),
@@ -70,8 +90,13 @@ def _reading(read: Callable[[], Any]) -> Any:
     """A reading of the driver's, None where its Python bindings are not installed."""
     try:
         return read()
-    except (RuntimeError, ModuleNotFoundError, ImportError):
+    except (RuntimeError, ImportError, OSError, subprocess.CalledProcessError):
         return None
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
 
 
 def _nvfuser_version() -> str | None:

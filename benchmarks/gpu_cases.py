@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from torch import nn
 from benchmarks import function_transforms, models
 from benchmarks.devices import Device
 from benchmarks.normed import given_norms
-from thunder_norm import RMSTensor, build_norm_map, normed, transforms
+from thunder_norm import RMSTensor, build_norm_map, executors, normed, transforms
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
 EAGER, THUNDER, REAL, COMPILED = "eager", "thunder.jit", "thunder.jit + NormTransform", "torch.compile"
+OURS_COMPILED = "NormTransform, executors.inductor"
 INPUT_SETS = 4
 
 
@@ -46,62 +48,112 @@ def cycling(f: Callable[[Any], Any], inputs: list[Any]) -> Callable[[], Any]:
     return lambda: f(next(following))
 
 
-def transformers_models(amount: Amount) -> Iterator[tuple[str, Callable[[], nn.Module], Callable[[], torch.Tensor]]]:
-    """GPT-2 small, blocks of a Llama of 1B parameters in bf16, ViT-B; on CPU or quickly, with two small layers."""
+@dataclass(frozen=True)
+class Model:
+    """A model of transformers, and inputs for it."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    example: Callable[[], torch.Tensor]
+
+
+def transformers_models(amount: Amount) -> dict[str, Model]:
+    """Layers of GPT-2 small, of a Llama of 1B parameters in bf16, and of ViT-B; on CPU or quickly, two small ones of each."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageClassification
 
     device, is_quick = amount.device.name, amount.is_quick
-    tokens, batch = (16, 2) if is_quick else (512, 8)
+    layers, tokens, batch = (2, 16, 2) if is_quick else (6, 512, 8)
 
     def ids(vocabulary: int) -> torch.Tensor:
         return torch.randint(0, vocabulary, (batch, tokens), device=device)
 
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
-    gpt2 = GPT2Config(**no_dropout, **({"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 128} if is_quick else {}))
-    yield "GPT-2 small, float32", lambda: GPT2LMHeadModel(gpt2).to(device), lambda: ids(gpt2.vocab_size)
+    small = {"n_embd": 64, "n_head": 4, "vocab_size": 128} if is_quick else {}
+    gpt2 = GPT2Config(n_layer=layers, **no_dropout, **small)
 
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128}
     if not is_quick:
         shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
         shape |= {"vocab_size": 32768}
-    llama = LlamaConfig(**shape, num_hidden_layers=2 if is_quick else 4, use_cache=False)
-    yield (
-        f"Llama, {llama.num_hidden_layers} blocks of 1B, bf16",
-        lambda: LlamaForCausalLM(llama).to(device, torch.bfloat16),
-        lambda: ids(llama.vocab_size),
-    )
+    llama = LlamaConfig(**shape, num_hidden_layers=2, use_cache=False)
 
-    small = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "image_size": 32}
-    vit = ViTConfig(**(small if is_quick else {}), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    yield (
-        "ViT-B, float32",
-        lambda: ViTForImageClassification(vit).to(device),
-        lambda: torch.randn(2 if is_quick else 32, 3, vit.image_size, vit.image_size, device=device),
-    )
+    small = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "image_size": 32} if is_quick else {}
+    vit = ViTConfig(num_hidden_layers=layers, **small, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    images = (2 if is_quick else 32, 3, vit.image_size, vit.image_size)
+    return {
+        "gpt2": Model(
+            f"GPT-2 small, {layers} of its layers, float32",
+            lambda: GPT2LMHeadModel(gpt2).to(device),
+            lambda: ids(gpt2.vocab_size),
+        ),
+        "llama": Model(
+            f"Llama, {llama.num_hidden_layers} blocks of 1B, bf16",
+            lambda: LlamaForCausalLM(llama).to(device, torch.bfloat16),
+            lambda: ids(llama.vocab_size),
+        ),
+        "vit": Model(
+            f"ViT-B, {layers} of its layers, float32",
+            lambda: ViTForImageClassification(vit).to(device),
+            lambda: torch.randn(images, device=device),
+        ),
+    }
 
 
-def real_mode(amount: Amount) -> Iterator[Comparison]:
+def real_mode(key: str, amount: Amount) -> Iterator[Comparison]:
     """Plain tensors: as if the transform were not there."""
-    for name, make, example in transformers_models(amount):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model, inputs = make().eval(), [example() for _ in range(INPUT_SETS)]
-        jitted: dict[str, Callable[[], Any]] = {
-            EAGER: lambda model=model: model,
-            THUNDER: lambda model=model: thunder.jit(model),
-            REAL: lambda model=model: thunder.jit(model, transforms=[NormTransform()]),
-            COMPILED: lambda model=model: torch.compile(model),
+    described = transformers_models(amount)[key]
+    torch.manual_seed(0)
+    model, inputs = described.make().eval(), [described.example() for _ in range(INPUT_SETS)]
+    jitted: dict[str, Callable[[], Any]] = {
+        EAGER: lambda: model,
+        THUNDER: lambda: thunder.jit(model),
+        REAL: lambda: thunder.jit(model, transforms=[NormTransform()]),
+        OURS_COMPILED: lambda: thunder.jit(model, transforms=[NormTransform()], executors=["sdpa", executors.inductor]),
+        COMPILED: lambda: torch.compile(model),
+    }
+    yield Comparison(
+        f"{described.name}: forward", THUNDER, {k: lambda f=f: cycling(torch.no_grad()(f()), inputs) for k, f in jitted.items()}
+    )
+    yield Comparison(
+        f"{described.name}: forward and backward",
+        THUNDER,
+        {k: lambda f=f: cycling(_backward(f()), inputs) for k, f in jitted.items()},
+    )
+
+
+# Thunder's executors by name, in their order; None are its defaults, nvFuser with sdpa and cuDNN where they are installed
+_LISTS: dict[str, Any] = {
+    "defaults": None,
+    "torch": [],
+    "sdpa": ["sdpa"],
+    "cudnn": ["cudnn"],
+    "torchcompile": ["sdpa", "torchcompile"],
+    "inductor": ["sdpa", executors.inductor],
+}
+
+
+def executor_lists(backward: bool, amount: Amount) -> Iterator[Comparison]:
+    """Real mode with one list of executors after the other, each without us and with us; the forward as CUDA graphs too."""
+    from thunder.transforms.cudagraph import CUDAGraphTransform
+
+    described = transformers_models(amount)["llama"]
+    torch.manual_seed(0)
+    model, inputs = described.make().eval(), [described.example() for _ in range(INPUT_SETS)]
+    jitted: dict[str, Callable[[], Any]] = {COMPILED: lambda: torch.compile(model)}
+    for title, chosen in _LISTS.items():
+        for who, given in {"plain": [], "ours": [NormTransform()]}.items():
+            jitted[f"{title}: {who}"] = lambda chosen=chosen, given=given: thunder.jit(model, transforms=given, executors=chosen)
+    what = "forward and backward" if backward else "forward"
+    if amount.device.is_cuda and not backward:
+        jitted |= {
+            f"{COMPILED}, CUDA graphs": lambda: torch.compile(model, mode="reduce-overhead"),
+            "CUDA graphs: plain": lambda: thunder.jit(model, transforms=[CUDAGraphTransform()]),
+            "CUDA graphs: ours": lambda: thunder.jit(model, transforms=[NormTransform(), CUDAGraphTransform()]),
         }
-        yield Comparison(
-            f"{name}: forward",
-            THUNDER,
-            {k: lambda f=f, inputs=inputs: cycling(torch.no_grad()(f()), inputs) for k, f in jitted.items()},
-        )
-        yield Comparison(
-            f"{name}: forward and backward",
-            THUNDER,
-            {k: lambda f=f, inputs=inputs: cycling(_backward(f()), inputs) for k, f in jitted.items()},
-        )
+    around = _backward if backward else torch.no_grad()
+    yield Comparison(
+        f"executors, {described.name}: {what}", COMPILED, {k: lambda f=f: cycling(around(f()), inputs) for k, f in jitted.items()}
+    )
 
 
 def _backward(f: Callable[[Any], Any]) -> Callable[[Any], None]:
@@ -110,23 +162,21 @@ def _backward(f: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 def normed_mode(amount: Amount) -> Iterator[Comparison]:
     """Norms beside the real tensors."""
-    for name, make, example in itertools.islice(transformers_models(amount), 1):
-        torch.manual_seed(0)
-        model, inputs = make().eval(), [example() for _ in range(INPUT_SETS)]
-        candidates: dict[str, Callable[[], Any]] = {
-            "thunder.jit, no norms": lambda model=model: thunder.jit(model),
-            "normed, unit parameters": lambda model=model: normed(
-                thunder.jit(model, transforms=[NormTransform(parameters="unit", mode="typical")])
-            ),
-            "normed, measured parameters": lambda model=model: normed(
-                thunder.jit(model, transforms=[NormTransform(mode="typical")])
-            ),
-        }
-        yield Comparison(
-            f"{name}: forward",
-            "thunder.jit, no norms",
-            {k: lambda f=f, inputs=inputs: cycling(torch.no_grad()(f()), inputs) for k, f in candidates.items()},
-        )
+    described = transformers_models(amount)["gpt2"]
+    torch.manual_seed(0)
+    model, inputs = described.make().eval(), [described.example() for _ in range(INPUT_SETS)]
+    candidates: dict[str, Callable[[], Any]] = {
+        "thunder.jit, no norms": lambda: thunder.jit(model),
+        "normed, unit parameters": lambda: normed(
+            thunder.jit(model, transforms=[NormTransform(parameters="unit", mode="typical")])
+        ),
+        "normed, measured parameters": lambda: normed(thunder.jit(model, transforms=[NormTransform(mode="typical")])),
+    }
+    yield Comparison(
+        f"{described.name}: forward",
+        "thunder.jit, no norms",
+        {k: lambda f=f: cycling(torch.no_grad()(f()), inputs) for k, f in candidates.items()},
+    )
 
 
 def norm_maps(amount: Amount) -> Iterator[Comparison]:
@@ -155,9 +205,8 @@ def wrappers(amount: Amount) -> Iterator[Comparison]:
     from torch.testing._internal.two_tensor import TwoTensor
 
     device = amount.device.name
-    ours, ours_compiled = "SubclassTransform", "SubclassTransform, torch.compile executor"
+    ours, ours_compiled = "SubclassTransform", "SubclassTransform, executors.inductor"
     for depth, width, batch in ((4, 64, 16),) if amount.is_quick else ((4, 1024, 1024), (16, 1024, 1024), (16, 256, 128)):
-        torch._dynamo.reset()
         model = models.mlp(depth, width).to(device)
         made = [
             TwoTensor(torch.randn(batch, width, device=device), torch.randn(batch, width, device=device))
@@ -174,7 +223,7 @@ def wrappers(amount: Amount) -> Iterator[Comparison]:
             EAGER: lambda model=model, made=made: cycling(model, made),
             ours: lambda model=model, made=made: cycling(thunder.jit(model, transforms=[SubclassTransform()]), made),
             ours_compiled: lambda model=model, made=made: cycling(
-                thunder.jit(model, transforms=[SubclassTransform()], executors=["torchcompile"]), made
+                thunder.jit(model, transforms=[SubclassTransform()], executors=[executors.inductor]), made
             ),
             COMPILED: lambda model=model, made=made: cycling(torch.compile(model, fullgraph=True), made),
         }
@@ -183,7 +232,6 @@ def wrappers(amount: Amount) -> Iterator[Comparison]:
             "thunder.jit, by hand",
             {k: lambda make=make: torch.no_grad()(make()) for k, make in candidates.items()},
         )
-    torch._dynamo.reset()
     yield _float8(amount)
 
 
@@ -215,6 +263,13 @@ def _float8(amount: Amount) -> Comparison:
             "SubclassTransform": lambda: call(
                 thunder.jit(convert_to_float8_training(model(), config=config), transforms=[SubclassTransform()])
             ),
+            "SubclassTransform, executors.inductor": lambda: call(
+                thunder.jit(
+                    convert_to_float8_training(model(), config=config),
+                    transforms=[SubclassTransform()],
+                    executors=[executors.inductor],
+                )
+            ),
             COMPILED: lambda: call(torch.compile(convert_to_float8_training(model(), config=config))),
         },
     )
@@ -222,20 +277,20 @@ def _float8(amount: Amount) -> Comparison:
 
 def optimizer(amount: Amount) -> Iterator[Comparison]:
     """One step of ModularOptimizer, of Muon with AdamW for what it does not take, and of AdamW, on GPT-2 small's parameters."""
-    name, make, example = next(transformers_models(amount))
+    described = transformers_models(amount)["gpt2"]
     torch.manual_seed(0)
-    norm = ModularNorm(make(), example(), light=0.1, mode="modula")
+    norm = ModularNorm(described.make(), described.example(), light=0.1, mode="modula")
 
     def with_gradients() -> nn.Module:
-        model = make()
+        model = described.make()
         for p in model.parameters():
             p.grad = torch.randn_like(p)
         return model
 
-    def ours() -> Callable[[], Any]:
+    def ours(method: Any = "newton_schulz") -> Callable[[], Any]:
         for p in norm.model.parameters():
             p.grad = torch.randn_like(p)
-        return ModularOptimizer(norm, lr=1e-3).step
+        return ModularOptimizer(norm, lr=1e-3, method=method).step
 
     def muon() -> Callable[[], Any]:
         parameters = dict(with_gradients().named_parameters())
@@ -247,11 +302,12 @@ def optimizer(amount: Amount) -> Iterator[Comparison]:
         return lambda: [o.step() for o in both]
 
     yield Comparison(
-        f"optimizer step, {name}",
+        f"optimizer step, {described.name}",
         "Muon, AdamW for the rest",
         {
             "Muon, AdamW for the rest": muon,
             "ModularOptimizer": ours,
+            "ModularOptimizer, bf16 products": lambda: ours("newton_schulz_bf16"),
             "AdamW": lambda: torch.optim.AdamW(with_gradients().parameters(), lr=1e-3).step,
         },
     )
@@ -267,7 +323,6 @@ def per_sample_gradients(amount: Amount) -> Iterator[Comparison]:
         model.to(device)
         parameters, loss = function_transforms.loss_of(model)
         for batch in batches:
-            torch._dynamo.reset()
             made = [tuple(t.to(device) for t in function_transforms.samples(batch, shape)) for _ in range(INPUT_SETS)]
 
             def transformed(library: Any, loss: Callable = loss) -> Callable:
@@ -285,13 +340,18 @@ def per_sample_gradients(amount: Amount) -> Iterator[Comparison]:
                     "thunder_norm, torch.compile executor": lambda: call(
                         thunder.jit(transformed(transforms), executors=["torchcompile"])
                     ),
+                    "thunder_norm, executors.inductor": lambda: call(
+                        thunder.jit(transformed(transforms), executors=[executors.inductor])
+                    ),
                     "torch.compile of torch.func": lambda: call(torch.compile(transformed(torch.func), dynamic=False)),
                 },
             )
 
 
 CASES: dict[str, Callable[[Amount], Iterator[Comparison]]] = {
-    "real_mode": real_mode,
+    **{f"real_mode_{key}": functools.partial(real_mode, key) for key in ("gpt2", "llama", "vit")},
+    "executors_forward": functools.partial(executor_lists, False),
+    "executors_backward": functools.partial(executor_lists, True),
     "normed_mode": normed_mode,
     "norm_maps": norm_maps,
     "wrappers": wrappers,

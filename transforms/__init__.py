@@ -13,7 +13,7 @@ from thunder_norm.functions.vmap import vmap
 from thunder_norm.norms.maps.function_of_sizes import function_of_sizes
 from thunder_norm.norms.transform import NormTransform
 from thunder_norm.profiling.flops import register_flop_rule
-from thunder_norm.profiling.roofline import DEVICES, Device, measure_cpu
+from thunder_norm.profiling.roofline import DEVICES, Device, measure_cpu, measure_gpu
 from thunder_norm.profiling.shapes import register_shape_rule
 from thunder_norm.transforms.biases import SplitBiasTransform, split_bias
 from thunder_norm.transforms.checkpointing import CheckpointTransform, checkpoint, checkpoint_functions
@@ -42,6 +42,7 @@ __all__ = [
     "jvp",
     "log",
     "measure_cpu",
+    "measure_gpu",
     "profile",
     "register_batching",
     "register_flatten",

@@ -50,7 +50,7 @@ class Profile(Measured):
         1.0
 
         Args:
-            device: "H200", "A100" (datasheets), "CPU" (measured), or a `Device`, for instance of `measure_cpu`.
+            device: "H200", "H100", "A100" (datasheets), "CPU" (measured), or a `Device`, for instance of `measure_gpu` or `measure_cpu`.
 
         Raises:
             ProfileError: there is no such preset.

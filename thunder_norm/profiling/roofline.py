@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,6 +50,7 @@ class Device:
 
 
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet (SXM; figures with sparsity halved; float32 without TF32)"
+_H100 = "NVIDIA H100 Tensor Core GPU datasheet (80 GB SXM; figures with sparsity halved; float32 without TF32)"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (80 GB SXM; figures without sparsity; float32 without TF32)"
 _CPU = "measured by measure_cpu: 2 cores of an AMD EPYC, torch 2.11.0, other work running"
 
@@ -60,6 +61,13 @@ DEVICES: Mapping[str, Device] = {
          torch.float8_e4m3fn: 1979e12, torch.float8_e5m2: 1979e12, torch.int8: 1979e12},
         4.8e12,
         _H200,
+    ),
+    "H100": Device(
+        "H100",
+        {torch.float64: 67e12, torch.float32: 67e12, torch.bfloat16: 989.5e12, torch.float16: 989.5e12,
+         torch.float8_e4m3fn: 1979e12, torch.float8_e5m2: 1979e12, torch.int8: 1979e12},
+        3.35e12,
+        _H100,
     ),
     "A100": Device(
         "A100",
@@ -164,10 +172,73 @@ def measure_cpu(*, size: int = 1024, repeats: int = 5) -> Device:
     return Device("this CPU", peaks, moved / _fastest(lambda: target.copy_(source), repeats), "measured by measure_cpu")
 
 
-def _fastest(run: object, repeats: int) -> float:
+def measure_gpu(device: str | torch.device = "cuda", *, size: int = 8192, repeats: int = 10) -> Device:
+    """The speeds of a CUDA device: of a matrix product in each dtype that it multiplies, and of a copy of 1 GiB within its memory.
+
+    Products are of random matrices and run as the program's do: those of float32 in TF32 where
+    `torch.backends.cuda.matmul.allow_tf32` is on; those of float8 by `torch._scaled_mm`, of int8 by `torch._int_mm`.
+
+    Args:
+        device: which, if there are several.
+        size: of the square matrices.
+        repeats: the fastest of so many runs counts.
+
+    Raises:
+        ProfileError: size or repeats is not positive, or there is no such device.
+    """
+    if size < 1 or repeats < 1:
+        raise ProfileError(f"size and repeats must be positive, got {size} and {repeats}")
+    where = torch.device(device)
+    if where.type != "cuda" or not torch.cuda.is_available():
+        raise ProfileError(f"measure_gpu needs a CUDA device, got {where}; measure_cpu measures the processor")
+    peaks = {}
+    with torch.cuda.device(where), torch.no_grad():
+        for dtype in _MULTIPLIED:
+            try:
+                peaks[dtype] = 2 * size**3 / _fastest_on_gpu(_product(dtype, size, where), repeats)
+            except RuntimeError:  # a device, or a build of torch, that has no such product
+                continue
+        source = torch.rand(2**28, device=where)
+        target = torch.empty_like(source)
+        moved = 2 * source.numel() * source.element_size()
+        bandwidth = moved / _fastest_on_gpu(lambda: target.copy_(source), repeats)
+        return Device(torch.cuda.get_device_name(where), peaks, bandwidth, "measured by measure_gpu")
+
+
+_MULTIPLIED = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8)
+
+
+def _product(dtype: torch.dtype, size: int, device: torch.device) -> Callable[[], object]:
+    """A product of two random matrices; the second lies in memory by columns, as products of 8 bits ask for."""
+    if dtype is torch.int8:
+        a, b = (torch.randint(-128, 128, (size, size), dtype=dtype, device=device) for _ in range(2))
+        return lambda: torch._int_mm(a, b.mT)
+    if dtype is torch.float8_e4m3fn:
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        one = torch.ones((), device=device)
+        return lambda: torch._scaled_mm(a, b.mT, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    return lambda: a @ b.mT
+
+
+def _fastest_on_gpu(run: Callable[[], object], repeats: int) -> float:
+    """Seconds of the device's, between events."""
+    run()
+    best = float("inf")
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) / 1e3)
+    return best
+
+
+def _fastest(run: Callable[[], object], repeats: int) -> float:
     best = float("inf")
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        run()  # type: ignore[operator]
+        run()
         best = min(best, time.perf_counter() - start)
     return best

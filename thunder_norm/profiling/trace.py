@@ -134,7 +134,7 @@ class _Replay:
 def _context(trace: TraceCtx) -> dict[str, Any]:
     """What the lines of a trace mention besides its variables."""
     imports, called, objects = trace._gather_ctxs()
-    return {**imports, **called, **objects}
+    return {"torch": torch, **imports, **called, **objects}  # every program imports torch, which its lines have dtypes of
 
 
 def _execute(bsym: BoundSymbol, context: dict, env: dict[str, Any]) -> None:

@@ -104,6 +104,24 @@ def _note(symbol: Symbol, made: Made) -> None:
     _symbols[made], _made[symbol] = symbol, made
 
 
+# Products on a GPU that take the second matrix by columns, and say so when there are no data too; proxies have no strides.
+_BY_COLUMNS = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("_scaled_mm", "_scaled_mm_v2") if hasattr(torch.ops.aten, name)
+)
+
+
+def _laid_out(func: Callable) -> Callable:
+    """`func` for what is inferred of it: its arguments lie in memory as it asks for."""
+    if func not in _BY_COLUMNS:
+        return func
+
+    @functools.wraps(func)
+    def called(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return func(a.contiguous(), b.mT.contiguous().mT, *args, **kwargs)
+
+    return called
+
+
 @functools.cache
 def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = None) -> Symbol:
     """One symbol for `func`, that returns the tensors of its result marked in `used`, as a tuple.
@@ -112,7 +130,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     """
     name = _fallback_name(func) + _which(func, used)
     is_index = (func.func if isinstance(func, Sized) else func) is torch.Tensor.__getitem__
-    infer = functools.partial(_infer_once_each, func) if is_effect(func) or is_index else ltorch.meta_adaptor(func)
+    infer = functools.partial(_infer_once_each, func) if is_effect(func) or is_index else ltorch.meta_adaptor(_laid_out(func))
 
     def meta(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
         return _select(tree_flatten(infer(*args, **kwargs))[0], used, TensorProxy)
