@@ -41,7 +41,8 @@ def part(suite: str) -> str:
     if not path.exists():
         return f"Not measured yet; `python -m benchmarks {suite}` does it."
     result = json.loads(path.read_text())
-    return "\n\n".join([_measured(result), *_PARTS[suite](_cases(result["rows"]))])
+    predicted = result.get("predictions", ())
+    return "\n\n".join([_measured(result), *_PARTS[suite](_cases(result["rows"])), *_predicted(_cases(predicted))])
 
 
 def _measured(result: Mapping[str, Any]) -> str:
@@ -51,8 +52,9 @@ def _measured(result: Mapping[str, Any]) -> str:
     method = f" {result['method']}" if "method" in result else ""
     others = "".join(f", {name} {version}" for name, version in result.get("peers", {}).items())
     threads = "one thread" if machine["torch_threads"] == 1 else f"{machine['torch_threads']} threads"
+    on_gpu = f"{machine['device']}, CUDA {machine['cuda']}, driver {machine['driver']}, " if "cuda" in machine else ""
     return (
-        f"Measured by `{result['command']}` at commit {machine['commit']}: {machine['cores']} cores of {machine['cpu']}, "
+        f"Measured by `{result['command']}` at commit {machine['commit']}: {on_gpu}{machine['cores']} cores of {machine['cpu']}, "
         f"{machine['system']}, {threads}, load {machine['load_average'][0]:.1f} at the start; {versions}{others}.{method}"
     )
 
@@ -250,6 +252,26 @@ def _against_a_peer(cases: Cases) -> list[str]:
     return [_table(["", "", "time", "ratio", "rounds"], lines)]
 
 
+def _on_gpu(cases: Cases) -> list[str]:
+    """As `_against_a_peer`, with the kernels that a call launches."""
+    lines = []
+    for case, rows in cases.items():
+        for name, row in rows.items():
+            ratio = "1" if name == _peer(rows) else _ratio(row)
+            lines.append([case, name, _time(row), ratio, str(row["kernels"]), str(row["rounds"])])
+    return [_table(["", "", "time", "ratio", "kernels", "rounds"], lines)]
+
+
+def _predicted(cases: Cases) -> list[str]:
+    """What was said before a program ran, beside what was measured."""
+    lines = [
+        [case, name, f"{row['predicted']:.4g} {row['unit']}", f"{row['measured']:.4g} {row['unit']}", f"{row['ratio']:.3f}"]
+        for case, rows in cases.items()
+        for name, row in rows.items()
+    ]
+    return [_table(["", "", "predicted", "measured", "ratio"], lines)] if lines else []
+
+
 def _function_transforms(cases: Cases) -> list[str]:
     calls = {case.removesuffix(": call"): rows for case, rows in cases.items() if case.endswith(": call")}
     columns = {
@@ -347,6 +369,8 @@ _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "modular": _against_a_peer,
     "orthogonalization": _against_a_peer,
     "function_transforms": _function_transforms,
+    "gpu": _on_gpu,
+    "gpu_busy": _on_gpu,
     "bounds": _bounds,
     "precision": _precision,
     "margins": _margins,

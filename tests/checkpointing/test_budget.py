@@ -57,6 +57,20 @@ def test_the_allocator_keeps_to_the_budget() -> None:
     assert own > (before.peak_bytes - before.resident_bytes) // 3  # and it is the run that was measured
 
 
+def test_segments_that_mention_nothing_of_torch_but_dtypes() -> None:
+    def widened(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = (x[:, None].to(torch.float32)[:, 0].double() @ w).tanh()
+        return x
+
+    x, w = rand(64, 16), rand(16, 16).requires_grad_()
+    plain = thunder.jit(widened)
+    before = profile(plain, x, w, backward=True)
+    budget = before.resident_bytes + (before.peak_bytes - before.resident_bytes) * 9 // 10
+    jf = thunder.jit(widened, transforms=[CheckpointTransform(memory_budget=budget)])
+    assert_same(gradients(jf, x, w), gradients(plain, x, w))
+
+
 def test_a_budget_that_is_enough_or_cannot_be_kept() -> None:
     x, w = rand(8, 4), rand(4, 4).requires_grad_()
     transform = CheckpointTransform(memory_budget=10**9)

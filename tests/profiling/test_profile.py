@@ -26,6 +26,7 @@ from thunder_norm.transforms import (
     NormTransform,
     ProfileTransform,
     measure_cpu,
+    measure_gpu,
     profile,
     register_flop_rule,
     register_shape_rule,
@@ -239,11 +240,18 @@ def test_presets():
         assert device.peak(torch.bfloat16) >= device.peak(torch.float32) >= device.peak(torch.float64)
         assert device.peak(torch.complex64) == device.peak(torch.float32)
     found = profile(nn.Linear(8, 8), torch.ones(2, 8), target="eager")
-    assert found.roofline("H200").seconds < found.roofline("A100").seconds < found.roofline("CPU").seconds
+    assert found.roofline("H200").seconds < found.roofline("H100").seconds < found.roofline("A100").seconds < found.roofline("CPU").seconds
     with pytest.raises(ProfileError, match="no device 'T4'; there are H200"):
         found.roofline("T4")
     with pytest.raises(ProfileError, match="must be positive"):
         Device("none", 0, 1)
+
+
+def test_a_gpu_that_is_not_there_cannot_be_measured():
+    with pytest.raises(ProfileError, match="measure_cpu measures the processor"):
+        measure_gpu("cpu")
+    with pytest.raises(ProfileError, match="positive"):
+        measure_gpu(size=0)
 
 
 def test_the_cpu_can_be_measured():

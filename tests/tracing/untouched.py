@@ -33,6 +33,7 @@ runpy.run_path(str(ROOT / "thunder_norm" / "_thunder.py"))["import_thunder"]()
 
 import thunder  # noqa: E402
 from thunder.core.compile_data import get_compile_data  # noqa: E402, F401 - its module is one of those looked at
+from thunder.transforms import cudagraph  # noqa: E402, F401 - as is this one
 
 warnings.simplefilter("ignore")
 gc.freeze()

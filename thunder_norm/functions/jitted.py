@@ -24,6 +24,7 @@ from thunder_norm.subclass.backward.mutations import check_mutations
 from thunder_norm.subclass.crossing import boundary, boundary_passes
 from thunder_norm.subclass.crossing.broadcast import broadcast_scalars
 from thunder_norm.subclass.crossing.cleanup import without_copies
+from thunder_norm.subclass.crossing.devices import apart_by_device
 from thunder_norm.subclass.crossing.recorded_writes import returning_recorded
 from thunder_norm.subclass.crossing.replaced import returning_current
 from thunder_norm.subclass.crossing.returned_inputs import returning_inputs
@@ -147,7 +148,7 @@ class SubclassTransform(interception.Interpreting):
             if torch.is_grad_enabled():
                 check_mutations(computation)
                 computation = _with_gradients_of_given(with_missing_gradients(computation, executors_list[0]))
-            traces = prologue, broadcast_scalars(computation), epilogue
+            traces = prologue, apart_by_device(broadcast_scalars(computation)), epilogue
             if torch.is_grad_enabled() and not acquisition.is_transformed:
                 traces = boundary_passes.without_inactive(traces, started)
             traces = boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))

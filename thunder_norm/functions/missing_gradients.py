@@ -55,10 +55,12 @@ def with_missing_gradients(trace: TraceCtx, executor: Any, moving: Set[str] | No
         executor: what the gradients are registered with; of the compilation at hand, so that they live as long.
         moving: the names of what is differentiated; None if that may be anything.
     """
-    if not any(_is_concerned(b, moving) or draws_noise(b) for b in trace.bound_symbols):
-        return trace
     new = from_trace(trace)
-    new.bound_symbols = with_gradients(trace.bound_symbols, executor, new, moving)
+    with tracectx(new):  # executors say what they have a gradient for, and may ask for sizes, a symbol (cuDNN's)
+        if not any(_is_concerned(b, moving) or draws_noise(b) for b in trace.bound_symbols):
+            return trace
+        found = with_gradients(trace.bound_symbols, executor, new, moving)
+    new.bound_symbols = found
     return new
 
 

@@ -61,6 +61,10 @@ def _broadcast_operands(bsym: BoundSymbol) -> list[BoundSymbol]:
     def broadcast(a: Any) -> Any:
         if not (isinstance(a, TensorProxy) and utils.is_cpu_scalar_tensor(a)):
             return a
+        if a.device != out.device:  # and the gradient goes back
+            moved = TensorProxy(like=a, device=out.device)
+            added.append(prims.device_put.bind(a, out.device, output=moved))
+            a = moved
         wide = TensorProxy(like=a, shape=out.shape)
         added.append(prims.broadcast_in_dim.bind(a, tuple(out.shape), (), output=wide))
         return wide

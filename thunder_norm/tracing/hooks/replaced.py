@@ -15,10 +15,10 @@ from thunder.core import interpreter
 
 @dataclass
 class Replaced:
-    """The global `name` of a module of Thunder's, which `function` stands in for.
+    """The global `name` of a module of Thunder's, or a method of a class, which `function` stands in for.
 
     Attributes:
-        module: Thunder's.
+        module: Thunder's module, or class.
         name: of the global.
         takes: the parameters of Thunder's own function.
         lines: the upstream lines that call it, as we need it (lightning-thunder 0.2.6).
@@ -26,18 +26,25 @@ class Replaced:
         function: ours.
     """
 
-    module: ModuleType
+    module: ModuleType | type
     name: str
     takes: tuple[str, ...]
     lines: str
     original: Callable
     function: Callable
 
+    @property
+    def place(self) -> str:
+        """Where it is, in words: the module, then the name in it."""
+        if isinstance(self.module, type):
+            return f"{self.module.__module__} {self.module.__qualname__}.{self.name}"
+        return f"{self.module.__name__} {self.name}"
+
 
 REPLACED: list[Replaced] = []
 
 
-def replaces(module: ModuleType, name: str, *takes: str, lines: str) -> Callable[[Callable], Callable]:
+def replaces(module: ModuleType | type, name: str, *takes: str, lines: str) -> Callable[[Callable], Callable]:
     """Have the decorated function stand in for a global of Thunder's from the first use on; see `Replaced`."""
 
     def enter(function: Callable) -> Callable:
@@ -56,7 +63,7 @@ def check_patch_points() -> None:
     for r in REPLACED:
         found = tuple(inspect.signature(r.original).parameters)
         if found != r.takes:
-            raise VersionError(f"{r.module.__name__}.{r.name}, of {r.lines}, takes {found}, expected {r.takes}")
+            raise VersionError(f"{r.place}, of {r.lines}, takes {found}, expected {r.takes}")
 
 
 def install() -> None:
