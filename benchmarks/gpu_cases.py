@@ -108,7 +108,7 @@ def real_mode(key: str, amount: Amount) -> Iterator[Comparison]:
         EAGER: lambda: model,
         THUNDER: lambda: thunder.jit(model),
         REAL: lambda: thunder.jit(model, transforms=[NormTransform()]),
-        OURS_COMPILED: lambda: thunder.jit(model, transforms=[NormTransform()], executors=["sdpa", executors.inductor]),
+        OURS_COMPILED: lambda: thunder.jit(model, transforms=[NormTransform()], executors=[executors.inductor]),
         COMPILED: lambda: torch.compile(model),
     }
     yield Comparison(
@@ -127,8 +127,8 @@ _LISTS: dict[str, Any] = {
     "torch": [],
     "sdpa": ["sdpa"],
     "cudnn": ["cudnn"],
-    "torchcompile": ["sdpa", "torchcompile"],
-    "inductor": ["sdpa", executors.inductor],
+    "torchcompile": ["torchcompile"],
+    "inductor": [executors.inductor],
 }
 
 

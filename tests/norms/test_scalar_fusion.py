@@ -18,6 +18,7 @@ from thunder_norm.norms.maps import scalars
 from thunder_norm.norms.scalar_fusion import as_function_of_floats, fuse_scalars
 from thunder_norm.transforms import NormTransform
 import thunder
+from thunder.core import devices
 
 LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 
@@ -239,3 +240,43 @@ def test_derivatives_of_random_programs(program, points):
         want = torch.autograd.grad(sum(program(*sizes)), sizes, allow_unused=True, materialize_grads=True)
         for g, w in zip(got, want, strict=True):
             torch.testing.assert_close(g, w, rtol=1e-10, atol=1e-12, equal_nan=True)
+
+
+# -- on a GPU: the numbers are the same, and come and go together -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_scalars_of_a_gpu_are_the_same_numbers(name):
+    """As a trace alone: nothing of it is run there."""
+    jitted = thunder.jit(FUNCTIONS[name])
+    a, b = torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.25, dtype=torch.float64)
+    jitted(a, b)
+    trace = thunder.last_traces(jitted)[-1]
+    for bsym in trace.bound_symbols:
+        for p in (*bsym.flat_proxy_args, *bsym.flat_proxy_outs):
+            p._device = devices.to_device("cuda:0")
+    assert fuse_scalars(trace) is trace  # it would wait for the GPU
+    assert all(map(_same_bits, _flat(as_function_of_floats(trace)(0.5, 0.25)), _flat(FUNCTIONS[name](a, b))))
+
+
+def test_what_goes_to_another_device_goes_together():
+    numbers, vector = [torch.tensor(float(i)) for i in range(4)], torch.ones(3)
+    meta, cpu = torch.device("meta"), torch.device("cpu")
+    first, second, stays, none, moved = scalars._moved([*numbers[:3], None, vector], [meta, meta, cpu, meta, meta])
+    assert first._base is second._base is not None and first.is_meta and second.is_meta
+    assert stays is numbers[2] and none is None and moved.is_meta and moved.shape == (3,)
+
+
+def test_a_map_whose_scalars_are_moved_is_the_same_map(monkeypatch):
+    """There is no second device here, and so nothing that moves; outputs and gradients take that way."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 3))
+
+    def found() -> list[torch.Tensor]:
+        norm_map = build_norm_map(model, torch.randn(2, 3))
+        size = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+        y = norm_map(RMSTensor(size)).norm_size
+        return [y, *torch.autograd.grad(y, [size, model[0].weight])]
+
+    expected = found()
+    monkeypatch.setattr(scalars, "_devices", lambda trace: [torch.device("cpu")] * len(trace.bound_symbols[-1].args[0]["output"]))
+    torch.testing.assert_close(found(), expected, rtol=0, atol=0)

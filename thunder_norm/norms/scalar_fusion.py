@@ -95,13 +95,13 @@ _IN_TORCH = {
 def fuse_scalars(trace: TraceCtx) -> TraceCtx:
     """Group the scalar operations of an execution trace into few Python functions; the trace itself if there are none."""
     bsyms = [b for b in trace.bound_symbols if b.sym.id != prims.PrimIDs.DEL]
-    if sum(_expression(b) is not None for b in bsyms) < 2:
+    if sum(map(_is_fused, bsyms)) < 2:
         return trace
     new = from_trace(trace)
     new.bound_symbols = []
     groups = _schedule(bsyms)
     for position, group in enumerate(groups):
-        if len(group) == 1 or _expression(group[0]) is None:
+        if len(group) == 1 or not _is_fused(group[0]):
             new.bound_symbols.extend(group)
         else:
             later = (b for g in groups[position + 1 :] for b in g)
@@ -125,8 +125,8 @@ def _schedule(bsyms: Sequence[BoundSymbol]) -> list[list[BoundSymbol]]:
             id(produced_by[p.name]) in done or produced_by[p.name] is b for p in b.flat_proxy_args if p.name in produced_by
         )
 
-    scalars = [b for b in bsyms if _expression(b) is not None]
-    others = [b for b in bsyms if _expression(b) is None]
+    scalars = [b for b in bsyms if _is_fused(b)]
+    others = [b for b in bsyms if not _is_fused(b)]
     groups: list[list[BoundSymbol]] = []
     while scalars or others:
         while others and is_ready(others[0]):
@@ -143,11 +143,16 @@ def _schedule(bsyms: Sequence[BoundSymbol]) -> list[list[BoundSymbol]]:
     return groups
 
 
+def _is_fused(bsym: BoundSymbol) -> bool:
+    """Whether an operation is arithmetic on the CPU; a GPU would be waited for."""
+    proxies = (*bsym.flat_proxy_args, *bsym.flat_proxy_outs)
+    return _expression(bsym) is not None and all(p.device.devicetype is DeviceType.CPU for p in proxies)
+
+
 def _is_scalar(value: Any) -> bool:
     return (
         isinstance(value, TensorProxy)
         and value.ndim == 0
-        and value.device.devicetype is DeviceType.CPU
         and dtypes.to_torch_dtype(value.dtype) in (torch.float64, torch.bool)
     )
 
@@ -231,7 +236,7 @@ def _source(name: str, group: Sequence[BoundSymbol], inputs: Sequence[TensorProx
 def as_function_of_floats(trace: TraceCtx) -> Callable | None:
     """The whole of an execution trace as a function of Python numbers, or None if it does anything but scalar arithmetic.
 
-    A tensor costs a microsecond to make and another to save for the backward pass; numbers between forward and backward cost
+    Also of scalars on a GPU, where an operation is the launch of a kernel: waiting once for what they are takes less.  A tensor costs a microsecond to make and another to save for the backward pass; numbers between forward and backward cost
     nothing.  The function takes and returns what the trace does, except that collections are tuples.
     """
     lines, scalars = [], []

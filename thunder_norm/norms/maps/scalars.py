@@ -1,7 +1,8 @@
 """Norm arithmetic on numbers: a compiled computation of scalars as Python functions on floats, connected to autograd.
 
 A tensor costs a microsecond to make and another to read.  What a norm map computes are a few hundred numbers, so they become
-tensors at both ends alone; how they lie in the tensors that a call has is the `Layout`.
+tensors at both ends alone; how they lie in the tensors that a call has is the `Layout`.  On a GPU each operation would be a kernel:
+numbers come from there at once, and go back at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ import torch
 
 from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.scalar_fusion import as_function_of_floats
+from thunder.core import devices
+from thunder.core.prims import PrimIDs
+from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 _item = torch.Tensor.item
 
@@ -90,26 +95,43 @@ class FromVectors:
 
 
 class Scalars:
-    """A compiled computation all of whose inputs, outputs and intermediates are numbers."""
+    """A compiled computation all of whose inputs, outputs and intermediates are numbers.
 
-    def __init__(self, forward: Callable, backward: Callable | None):
+    Args:
+        forward: of numbers.
+        backward: of what was saved, and of cotangents; None if nothing is differentiated.
+        devices: where the outputs are; None if no input and no output is on a GPU.
+    """
+
+    def __init__(self, forward: Callable, backward: Callable | None, devices: Sequence[torch.device] | None = None):
         self.forward = forward
         self.backward = backward
+        self.devices = devices
 
     @staticmethod
     def of(entry: Any) -> Scalars | None:
-        """That of Thunder's cache entry, or None if it handles anything but CPU scalars."""
-        forward = as_function_of_floats(entry.computation_traces[-1])
+        """That of Thunder's cache entry, or None if it handles anything but scalars."""
+        trace = entry.computation_traces[-1]
+        forward = as_function_of_floats(trace)
         backward = None if entry.backward_fn is None else as_function_of_floats(entry.backward_traces[-1])
         if forward is None or entry.backward_fn is not None and backward is None:
             return None
-        return Scalars(forward, backward)
+        return Scalars(forward, backward, _devices(trace))
 
     def __call__(self, replay: Replay, layout: Layout, carriers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run on the tensors that carry the inputs, connected to autograd if there is a backward."""
         if self.backward is not None:
             return RunScalars.apply(self, replay, layout, *carriers)
-        return _tensors(self.forward(*layout.values(carriers)))
+        return self.placed(self.forward(*layout.values(self.here(carriers))))
+
+    def here(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The tensors, to be read."""
+        return tensors if self.devices is None else _moved(tensors, [_CPU] * len(tensors))
+
+    def placed(self, values: Sequence[float]) -> Sequence[torch.Tensor]:
+        """The outputs, where they belong."""
+        found = _tensors(values)
+        return found if self.devices is None else tuple(_moved(found, self.devices))
 
 
 class RunScalars(torch.autograd.Function):
@@ -118,11 +140,11 @@ class RunScalars(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scalars: Scalars, replay: Replay, layout: Layout, *carriers: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs for the inputs in `carriers`."""
-        values = layout.values(carriers)
+        values = layout.values(scalars.here(carriers))
         for_autograd, saved = scalars.forward(*values)
         ctx.scalars, ctx.replay, ctx.layout, ctx.saved, ctx.values = scalars, replay, layout, saved, values
         ctx.carriers = carriers  # none of them is an output: no cycle
-        return _tensors(for_autograd["output"])
+        return scalars.placed(for_autograd["output"])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
@@ -131,14 +153,45 @@ class RunScalars(torch.autograd.Function):
         Raises:
             RuntimeError: a graph is asked for, and an input was changed in place meanwhile.
         """
+        scalars, carriers = ctx.scalars, ctx.carriers
         if not torch.is_grad_enabled():
-            found = ctx.scalars.backward(ctx.saved, tuple(map(_item, grads)))
-            return (None, None, None, *ctx.layout.gradients(found, ctx.carriers))
-        if _bits(ctx.layout.values(ctx.carriers)) != _bits(ctx.values):
+            found = ctx.layout.gradients(scalars.backward(ctx.saved, tuple(map(_item, scalars.here(grads)))), carriers)
+            return (None, None, None, *(found if scalars.devices is None else _moved(found, [c.device for c in carriers])))
+        if _bits(ctx.layout.values(scalars.here(carriers))) != _bits(ctx.values):
             raise RuntimeError(
                 "a norm_size was modified by an inplace operation after the norm that is differentiated was computed"
             )
-        return (None, None, None, *ctx.replay.gradients(ctx.carriers, grads, ctx.layout.inputs))
+        return (None, None, None, *ctx.replay.gradients(carriers, grads, ctx.layout.inputs))
+
+
+_CPU = torch.device("cpu")
+
+
+def _devices(trace: TraceCtx) -> Sequence[torch.device] | None:
+    """Where the outputs of a computation are, if not all that it takes and returns is on the CPU."""
+    returned = trace.bound_symbols[-1].args[0]
+    outputs = returned["output"] if isinstance(returned, dict) else returned
+    found = [devices.to_torch_device(p.device) for p in outputs]
+    taken = (p for b in trace.bound_symbols if b.sym.id is PrimIDs.UNPACK_TRIVIAL for p in b.flat_proxy_outs)
+    given = {p.device.devicetype for p in taken if isinstance(p, TensorProxy)}
+    return None if {d.type for d in found} <= {"cpu"} and given <= {devices.DeviceType.CPU} else found
+
+
+def _moved(tensors: Sequence[torch.Tensor | None], places: Sequence[torch.device]) -> list[torch.Tensor | None]:
+    """Tensors on other devices; 0-dim ones that have the same way go together."""
+    found = list(tensors)
+    together: dict[tuple[torch.device, torch.device], list[int]] = {}
+    for i, (t, place) in enumerate(zip(tensors, places, strict=True)):
+        if t is None or t.device == place:
+            continue
+        if t.ndim:
+            found[i] = t.to(place)
+        else:
+            together.setdefault((t.device, place), []).append(i)
+    for (_, place), positions in together.items():
+        for i, t in zip(positions, torch.stack([found[i] for i in positions]).to(place).unbind(), strict=True):
+            found[i] = t
+    return found
 
 
 def _bits(values: Sequence[float]) -> bytes:
