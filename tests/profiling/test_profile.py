@@ -240,7 +240,12 @@ def test_presets():
         assert device.peak(torch.bfloat16) >= device.peak(torch.float32) >= device.peak(torch.float64)
         assert device.peak(torch.complex64) == device.peak(torch.float32)
     found = profile(nn.Linear(8, 8), torch.ones(2, 8), target="eager")
-    assert found.roofline("H200").seconds < found.roofline("H100").seconds < found.roofline("A100").seconds < found.roofline("CPU").seconds
+    assert (
+        found.roofline("H200").seconds
+        < found.roofline("H100").seconds
+        < found.roofline("A100").seconds
+        < found.roofline("CPU").seconds
+    )
     with pytest.raises(ProfileError, match="no device 'T4'; there are H200"):
         found.roofline("T4")
     with pytest.raises(ProfileError, match="must be positive"):

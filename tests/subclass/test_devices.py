@@ -40,7 +40,9 @@ def recorded(program: Callable, *tensors: tuple[str, tuple[int, ...], torch.dtyp
 
 def on(trace: TraceCtx) -> list[tuple[str, list[str]]]:
     """Each operation of a trace, and the devices of its results."""
-    found = [(b.sym.name, [str(p.device.devicetype).split(".")[-1].lower() for p in b.flat_proxy_outs]) for b in trace.bound_symbols]
+    found = [
+        (b.sym.name, [str(p.device.devicetype).split(".")[-1].lower() for p in b.flat_proxy_outs]) for b in trace.bound_symbols
+    ]
     return [(name, where) for name, where in found if name != "python_return"]
 
 
@@ -87,7 +89,9 @@ def test_a_cuda_graph_leaves_norms_on_the_cpu_alone():
     for size in (2.0, 5.0, 3.0):
         y = with_graphs(RMSTensor(size, backing=backing))
         torch.testing.assert_close(y.backing, model(backing))
-        torch.testing.assert_close(y.norm_size, thunder.jit(model, transforms=[NormTransform()])(RMSTensor(size, backing=backing)).norm_size)
+        torch.testing.assert_close(
+            y.norm_size, thunder.jit(model, transforms=[NormTransform()])(RMSTensor(size, backing=backing)).norm_size
+        )
 
 
 @pytest.fixture

@@ -151,9 +151,7 @@ def _is_fused(bsym: BoundSymbol) -> bool:
 
 def _is_scalar(value: Any) -> bool:
     return (
-        isinstance(value, TensorProxy)
-        and value.ndim == 0
-        and dtypes.to_torch_dtype(value.dtype) in (torch.float64, torch.bool)
+        isinstance(value, TensorProxy) and value.ndim == 0 and dtypes.to_torch_dtype(value.dtype) in (torch.float64, torch.bool)
     )
 
 
