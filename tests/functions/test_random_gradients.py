@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+import thunder_norm.transforms as T
 from tests.seeds import seeded
 from thunder_norm.errors import DataDependentError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
@@ -122,3 +123,38 @@ def test_second_derivatives_have_the_numbers_of_the_first(noise: Callable) -> No
 def test_sizes_of_what_is_drawn_are_refused(mask: Callable) -> None:
     with pytest.raises(DataDependentError, match="random numbers"):
         thunder.jit(lambda x: x[mask()], transforms=[SubclassTransform()])(torch.ones(4))
+
+
+DISTRIBUTIONS: dict[str, Callable] = {
+    "normal": lambda x: torch.randn(3),
+    "normal like": torch.randn_like,
+    "integers": lambda x: torch.randint(0, 99, (3,)),
+    "integers like": lambda x: torch.randint_like(x, 99),
+    "permutations": lambda x: torch.randperm(3),
+    "uniform": lambda x: torch.rand(3),
+    "places": lambda x: torch.multinomial(x.exp(), 2)[:1],
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_numbers_of_one_distribution_are_drawn_each_time(name: str) -> None:
+    """As torch draws them: what a function computes twice is computed once, but not what draws."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * (DISTRIBUTIONS[name](x) - DISTRIBUTIONS[name](x))
+
+    x = torch.linspace(0.5, 1.0, 3)
+    found = []
+    for vjp, grad, vmap in ((torch.func.vjp, torch.func.grad, torch.func.vmap), (T.vjp, T.grad, T.vmap)):
+        torch.manual_seed(seeded(0))
+        total = grad(lambda x: function(x).sum())
+        each = vmap(total, randomness="different")(x.expand(2, 3)) if name != "integers like" else None
+        found.append((vjp(function, x)[1](x), total(x), each, torch.rand(1)))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_states_of_samples_are_drawn_from() -> None:
+    """torch reads a state from where its memory begins."""
+    torch.manual_seed(seeded(0))
+    gradients = T.vmap(T.grad(lambda x: (x * torch.randint_like(x, 1 << 20)).sum()), randomness="different")(torch.ones(3, 2))
+    assert len(set(gradients.flatten().tolist())) == 6

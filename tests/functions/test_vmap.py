@@ -16,7 +16,7 @@ from tests.seeds import seeded
 from thunder_norm.errors import DataDependentError, TransformError, TransformTypeError
 from thunder_norm.functions.opaque import fallbacks
 from thunder_norm.functions.registry import batching_rules, register_batching
-from thunder_norm.transforms import grad, vmap
+from thunder_norm.transforms import SubclassTransform, grad, vmap
 import thunder
 from thunder.core.proxies import TensorProxy
 
@@ -199,6 +199,51 @@ def test_dropout_has_the_right_mean_and_masks_of_each_sample():
     assert set(dropped.unique().tolist()) == {0.0, 1 / 0.75}
     assert abs(dropped.mean() - 1) < 0.05
     assert len({tuple(row.tolist()) for row in dropped}) == 64
+
+
+DRAWING = {
+    "dropout": lambda a: F.dropout(a, 0.3),
+    "dropout of what has no batch": lambda a: a * F.dropout(torch.ones(4, 4), 0.3).t(),
+    "dropout1d": lambda a: F.dropout1d(a),
+    "dropout2d": lambda a: F.dropout2d(a[..., None]),
+    "alpha_dropout": lambda a: F.alpha_dropout(a, 0.5, True),
+    "feature_alpha_dropout": lambda a: F.feature_alpha_dropout(a[..., None], 0.5, True),
+    "gumbel_softmax": F.gumbel_softmax,
+    "twice": lambda a: a * (torch.randn(4) - torch.randn(4)),
+    "integers": lambda a: a + torch.randint(0, 9, (4,)),
+    "permutations": lambda a: a[torch.randperm(4)],
+}
+
+
+@pytest.mark.parametrize("randomness", ["different", "same"])
+@pytest.mark.parametrize("name", DRAWING)
+def test_numbers_of_samples_are_those_of_torch(name: str, randomness: str):
+    x = tensor(4, 4, 4).float()
+    dims = (0, 0, 0) if DRAWING[name] is F.gumbel_softmax else (0, -1, 1)  # which torch draws as the whole lies in memory
+    for in_dims, chunk_size in zip(dims, (None, None, 2), strict=True):
+        options = {"in_dims": in_dims, "randomness": randomness, "chunk_size": chunk_size}
+        torch.manual_seed(seeded(0))
+        expected = torch.func.vmap(DRAWING[name], **options)(x), torch.rand(1)
+        torch.manual_seed(seeded(0))
+        torch.testing.assert_close((vmap(DRAWING[name], **options)(x), torch.rand(1)), expected)
+
+
+def test_a_mask_of_dropout_is_drawn_in_the_order_of_the_memory():
+    def function(a: torch.Tensor) -> Any:
+        return torch.native_dropout(a, 0.5, True)
+
+    torch.manual_seed(seeded(0))
+    expected = torch.func.vmap(function, in_dims=1, randomness="different")(X)
+    torch.manual_seed(seeded(0))
+    torch.testing.assert_close(vmap(function, in_dims=1, randomness="different")(X), expected)
+
+
+def test_what_torch_draws_once_is_drawn_for_each_sample_or_refused():
+    """Of a tensor that is the same for all samples."""
+    drawn = thunder.jit(lambda x: torch.vmap(F.gumbel_softmax, randomness="different")(x), transforms=[SubclassTransform()])
+    assert len({tuple(row.tolist()) for row in drawn(torch.ones(4, 5))}) == 4
+    with pytest.raises(TransformError, match="random operation randperm"):
+        vmap(lambda a: a[torch.randperm(4)])(tensor(3, 4))
 
 
 def test_draws_by_weights_of_each_sample():

@@ -102,7 +102,18 @@ def stack(x):
     return x * len(seen)
 
 
-PROGRAMS = (left_by_an_exception, caught_inside, another_is_raised, thrown_and_gone_on, returned, closed, stack)
+def sent(x):
+    def f():
+        y = yield x
+        while y is not None:
+            y = yield y * 2
+
+    it = f()
+    next(it)
+    return it.send(it.send(x) + 1) + it.send(x)
+
+
+PROGRAMS = (sent, left_by_an_exception, caught_inside, another_is_raised, thrown_and_gone_on, returned, closed, stack)
 
 
 @pytest.mark.parametrize("native", ["1", "0"])

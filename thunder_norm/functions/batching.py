@@ -7,14 +7,15 @@ always as its first, or is the same for all samples; what does not depend on a b
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from thunder_norm.errors import DataDependentError, TransformError, with_details
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
 from thunder_norm.functions.programs import Values, flat_proxies, is_bookkeeping, outputs_of
-from thunder_norm.functions.registry import batching_rules, decomposed, missing_rule
+from thunder_norm.functions.registry import batching_rules, decomposed, drawing_rules, missing_rule
 from thunder_norm.tracing.locations import at_line_of, location_of
+from thunder_norm.tracing.torch_functions.random_numbers import draws
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import prims
@@ -25,10 +26,10 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
 Randomness = Literal["error", "different", "same"]
-Draws = dict[str, Any]  # what was drawn once for all samples, by the name of the program's proxy
+Draws = dict[str, Any]  # what was drawn once for all samples, and what draws it, by the names of the program's proxies
 
-# What draws numbers of a shape that is its first argument.
-_DRAWS = frozenset({prims.PrimIDs.UNIFORM, prims.PrimIDs.UNIFORM_PHILOX, prims.PrimIDs.RANDN, prims.PrimIDs.RANDINT})
+# What draws numbers, and at which place among its arguments their shape is.
+_DRAWS = {prims.PrimIDs.UNIFORM: 0, prims.PrimIDs.UNIFORM_PHILOX: 0, prims.PrimIDs.RANDN: 0, prims.PrimIDs.RANDINT: 2}
 
 # What reads a value out of a tensor.
 _READS_VALUES = frozenset({prims.PrimIDs.ITEM})
@@ -219,13 +220,18 @@ class _Program:
                 )
             )
         is_batched = self._is_batched(bsym)
-        if self.randomness == "same" and not is_batched:
+        if (rule := drawing_rules.find(bsym.sym)) is not None:
+            self._draw_by(rule, bsym)
+        elif (parts := self._parts(bsym)) is not None:
+            self.run(parts)
+        elif self.randomness == "same" and not is_batched:
             self._draw_once(bsym)
         elif bsym.subsymbols:
             self.run(bsym.subsymbols)
         elif bsym.sym.id in _DRAWS:
-            shape, *rest = self.values.read(bsym.args)
-            drawn = bsym.sym((self.axis_size, *shape), *rest, **self.values.read(bsym.kwargs))
+            args, place = list(self.values.read(bsym.args)), _DRAWS[bsym.sym.id]
+            args[place] = (self.axis_size, *args[place])
+            drawn = bsym.sym(*args, **self.values.read(bsym.kwargs))
             self._bind(bsym, [drawn], 0)
         elif self.randomness == "different" and self._apply_rule(bsym):
             return
@@ -233,6 +239,23 @@ class _Program:
             self._batch_opaque(bsym)
         else:
             self._draw_from_nothing(bsym)
+
+    def _parts(self, bsym: BoundSymbol) -> list[BoundSymbol] | None:
+        """What it consists of, under the same names in all chunks of a batch."""
+        key = f"parts of {bsym.flat_proxy_outs[0].name}" if bsym.flat_proxy_outs else ""
+        if key not in self.draws:
+            self.draws[key] = decomposed(bsym)
+        return self.draws[key]
+
+    def _draw_by(self, rule: Callable, bsym: BoundSymbol) -> None:
+        (p,) = flat_proxies(bsym.output)
+        if self.randomness == "same" and p.name in self.draws:
+            self.values[p] = self.draws[p.name]
+            return
+        size = None if self.randomness == "same" else self.axis_size
+        drawn = rule(size, self.dim_of(bsym.args[0]), *self.values.read(bsym.args))
+        self._bind(bsym, [drawn], None if size is None else 0)
+        self.draws[p.name] = drawn
 
     def _draw_once(self, bsym: BoundSymbol) -> None:
         outputs = flat_proxies(bsym.output)
@@ -262,7 +285,7 @@ def _is_random(bsym: BoundSymbol) -> bool:
     """Whether an operation, or one it consists of, draws numbers."""
     if bsym.subsymbols:
         return any(map(_is_random, bsym.subsymbols))
-    if _is_random_symbol(bsym.sym) or bsym.sym.id in _DRAWS:
+    if _is_random_symbol(bsym.sym) or draws(bsym):
         return True
     operation = operation_of(bsym) if prims.OpTags.AUTO_REGISTERED in (bsym.sym.tags or ()) else None
     return operation is not None and operation.is_random

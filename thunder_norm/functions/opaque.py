@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import MissingTransformRuleError, with_details
-from thunder_norm.functions import torch_calls, tried_views
+from thunder_norm.functions import drawn_again, torch_calls, tried_views
 from thunder_norm.functions.programs import flat_proxies, is_complex, is_differentiable
 from thunder_norm.functions.registry import VjpRule, missing_rule
 from thunder_norm.functions.thunder_rules import joint_of
@@ -67,7 +67,7 @@ _DERIVATIONS = {
     "jvp": Derivation(torch_calls.run_jvp, torch_calls.meta_jvp),
     "vjp": Derivation(torch_calls.run_vjp, torch_calls.meta_vjp),
     "vmap": Derivation(torch_calls.run_vmap, torch_calls.meta_vmap),
-    "noting": Derivation(torch_calls.run_noting, torch_calls.meta_noting),
+    "noting": Derivation(drawn_again.run_noting, drawn_again.meta_noting),
 }
 _symbols: dict[tuple[str, Operation], Symbol] = {}  # what was derived, by transform and operation
 _operations: dict[Hashable, Operation] = {}  # what was derived, by the id of its symbol
@@ -359,8 +359,8 @@ def _keeps_a_state(bsym: BoundSymbol) -> bool:
 @functools.cache
 def _again(operation: Operation) -> Operation:
     """The same operation with the numbers of a state, which comes first."""
-    run = functools.partial(torch_calls.run_again, operation.run)
-    meta = functools.partial(torch_calls.meta_again, operation.meta)
+    run = functools.partial(drawn_again.run_again, operation.run)
+    meta = functools.partial(drawn_again.meta_again, operation.meta)
     return Operation(f"{operation.name}_again", run, meta, forward=operation.forward)
 
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.functions.programs import anew, flat_program, is_differentiable, is_like, replayed, without_dead_code
 from thunder_norm.tracing.recording import print_without_module, scope
+from thunder_norm.tracing.torch_functions.random_numbers import draws
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
@@ -30,7 +31,6 @@ from thunder.core.trace import get_tracectx
 
 Ids = prims.PrimIDs
 
-_KEPT = {prims.OpTags.DONT_DCE, prims.OpTags.RANDOM_OP}
 _COPIES = frozenset({Ids.SHALLOW_COPY})
 _PRODUCTS = (Ids.MATMUL, ltorch.matmul.id)  # of two matrices, of more rows
 _VIEWS_OF_UNIFORM = frozenset(
@@ -270,7 +270,9 @@ def _same_proxies(a: Any, b: Any) -> bool:
 
 
 def _is_effect(b: BoundSymbol) -> bool:
-    return has_tags(b, _KEPT) or any(_is_effect(s) for s in b.subsymbols) or not b.flat_proxy_outs
+    """Whether it is done once for each time it stands in the program, and even where nobody has its results."""
+    is_kept = not b.flat_proxy_outs or has_tags(b, {prims.OpTags.DONT_DCE}) or draws(b)
+    return is_kept or any(_is_effect(s) for s in b.subsymbols)
 
 
 def _may_stand_for(p: Any, out: Any) -> bool:
@@ -389,7 +391,7 @@ def _symbol(bsym: BoundSymbol, mask: tuple, kept: Sequence[BoundSymbol], argumen
 
 
 def _must_not_run_again(b: BoundSymbol) -> bool:
-    if b.sym.id in _COSTLY or has_tags(b, {prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE}):
+    if b.sym.id in _COSTLY or has_tags(b, {prims.OpTags.DONT_DCE}) or draws(b):
         return True
     if not b.subsymbols and not b.sym.is_prim:
         return True

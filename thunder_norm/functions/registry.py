@@ -137,6 +137,10 @@ batching_rules: Registry[Callable] = Registry("batching")
 # torch would transform wrong.  And torch's formulas for the gradients of those that draw numbers would draw others.
 decompositions: Registry[Callable] = Registry("decomposition")
 
+# How numbers are drawn in a batch: `rule(size, dim, tensor, *args)`, for each of `size` samples, first dimension of the result, or one
+# for all of them if `size` is None; `dim` is 0 where the tensor has the dimension of the batch.
+drawing_rules: Registry[Callable] = Registry("drawing")
+
 
 def decomposed(bsym: BoundSymbol) -> list[BoundSymbol] | None:
     """What an operation consists of, by its own arguments and results; None if it has no decomposition, or none of these arguments."""

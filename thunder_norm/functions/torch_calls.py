@@ -13,14 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from thunder_norm.errors import MissingTransformRuleError, with_details
 from thunder_norm.functions.programs import flat_proxies, is_differentiable
 from thunder_norm.functions.pulled_back import nothing_transforms, pulled_back
 from thunder_norm.subclass.acquiring.aliasing import is_expanded, lies_once
 from thunder_norm.tracing.torch_functions.fake_norms import PositiveDims, quiet
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.trees import flat_tensors, map_tensors
-from thunder.core import devices, dtypes
+from thunder.core import devices
 from thunder.core.proxies import TensorProxy
 
 # -- what a call returns, and what it does to its arguments, found by running it without data ---------------------------
@@ -332,8 +331,16 @@ def run_vmap(
     function, values = _function_of(run, (args, kwargs), batched)
     dims = tuple(in_dims[i] for i in batched)
     token = _num_batches.set(_num_batches.get() + 1)
+    samples = torch.empty(axis_size, 0)  # says how many there are, where numbers are drawn for each of what is the same for all
+
+    def of_sample(_: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = function(*values)[1]
+        if batched or any(map(torch._C._functorch.is_batchedtensor, results)):
+            return results
+        raise RuntimeError("torch has drawn once for all samples")
+
     try:
-        return torch.func.vmap(lambda *values: function(*values)[1], dims, randomness=randomness)(*values)
+        return torch.func.vmap(of_sample, (0, *dims), randomness=randomness)(samples, *values)
     except RuntimeError as e:
         if "random operation" in str(e):
             raise
@@ -344,56 +351,3 @@ def run_vmap(
         return tuple(t.new_empty((0, *t.shape)) for t in sample)
     results = [function(*(v.select(d, i) for v, d in zip(values, dims, strict=True)))[1] for i in range(axis_size)]
     return tuple(torch.stack(column) for column in zip(*results, strict=True))
-
-
-# -- drawn again: what draws numbers, with the state that they are drawn from, and once more from that state --------------------
-
-
-def meta_noting(meta: Callable, args: tuple, kwargs: dict) -> tuple[TensorProxy, Any]:
-    """The proxies of what `run_noting` returns."""
-    first = flat_proxies((args, kwargs))[0]
-    state = _state_of(for_torch(first.device))
-    return TensorProxy(like=first, shape=tuple(state.shape), dtype=dtypes.uint8, device=devices.cpu, requires_grad=False), meta(
-        *args, **kwargs
-    )
-
-
-def run_noting(run: Callable, args: tuple, kwargs: dict) -> tuple[torch.Tensor, Any]:
-    """The state of the generator, and the results."""
-    tensors = flat_tensors((args, kwargs))
-    _refuse_batches(tensors)
-    return _state_of(tensors[0].device), run(*args, **kwargs)
-
-
-def meta_again(meta: Callable, state: TensorProxy, *args: Any, **kwargs: Any) -> Any:
-    """The proxies of what `run_again` returns."""
-    return meta(*args, **kwargs)
-
-
-def run_again(run: Callable, state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The results with the numbers that are drawn from a state; what is drawn later is not disturbed."""
-    tensors = flat_tensors((args, kwargs))
-    _refuse_batches([state, *tensors])
-    device = tensors[0].device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(state, device)
-        else:
-            torch.set_rng_state(state)
-        return run(*args, **kwargs)
-
-
-def _state_of(device: torch.device) -> torch.Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _refuse_batches(tensors: Sequence[torch.Tensor]) -> None:
-    """A batch has no state of each sample."""
-    if any(map(torch._C._functorch.is_batchedtensor, tensors)):
-        raise MissingTransformRuleError(
-            with_details(
-                "the gradient of an operation that draws numbers, in a batch of vmap",
-                why="torch has its numbers from one state, and each sample would need its own",
-                instead="a loop over the samples, or an operation with a rule (dropout, rrelu, gumbel_softmax)",
-            )
-        )

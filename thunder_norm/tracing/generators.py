@@ -13,6 +13,7 @@ from typing import Any
 
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import INTERPRETER_SIGNALS, InterpreterError, InterpreterFrame, PseudoInst, unwrap, wrap_const
+from thunder.core.proxies import Proxy
 
 Handler = tuple[int, int, int, int, bool]  # start, end, target, height of the stack, whether the last instruction is pushed
 
@@ -52,6 +53,8 @@ def _resumed(
         runtimectx.curexc, sent = thrown, {}
         if not is_handled(frame, runtimectx, dis._parse_exception_table(frame.code)):  # type: ignore[attr-defined]
             raise _taken(runtimectx)
+    if isinstance(sent.get("send_value"), Proxy):  # Thunder asks whether what is sent is unequal to its own mark
+        sent = {"send_value": wrap_const(sent["send_value"])}
     try:
         result, status = thunders._run_frame(frame, compilectx, runtimectx, **sent)
     except Exception as e:

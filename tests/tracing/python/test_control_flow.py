@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
@@ -134,6 +135,9 @@ ON_VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
     "any": lambda x: any([x[0] > 0]),
     "index of a list": lambda x: [1, 2, 3][x.argmax()],
     "index of a tuple": lambda x: (1, 2, 3)[x.argmax()],
+    "index of a text": lambda x: ord("abc"[x.argmax()]),
+    "index of bytes": lambda x: b"abc"[x.argmax()] + range(3, 6)[x.argmax()],
+    "length of bytes": lambda x: len(bytes(x.argmax())) + len(bytearray(x.argmax())),
     "mask": lambda x: x[x > 0],
     "slice": lambda x: x[: x.argmax()],
     "nonzero": lambda x: x.nonzero(),
@@ -143,6 +147,7 @@ ON_VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
     "where": lambda x: torch.where(x > 0),
     "tolist": lambda x: x.tolist(),
     "numpy": lambda x: x.numpy(),
+    "a ufunc": lambda x: np.add(x, x),
     "equal": lambda x: x if torch.equal(x, x + 1) else -x,
     "allclose": lambda x: x if torch.allclose(x, x + 1) else -x,
     "alpha": lambda x: torch.add(x, x, alpha=x.max().item()),
@@ -150,7 +155,7 @@ ON_VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 # which no transform follows; the others are followed with those that interpret wrappers: tests/tracing/torch_functions/test_read_values.py
-NEVER_KNOWN = ("sorted", "numpy", "alpha")
+NEVER_KNOWN = ("sorted", "numpy", "a ufunc", "alpha")
 
 
 @pytest.mark.parametrize("name", ON_VALUES)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import enum
 import math
 import operator
 import weakref
@@ -9,7 +12,7 @@ import weakref
 import pytest
 import torch
 
-from thunder_norm.errors import AcquiredAnewWarning
+from thunder_norm.errors import AcquiredAnewWarning, EscapeError
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -110,3 +113,78 @@ def test_what_a_weak_reference_leads_to_is_as_it_is_in_each_call(kept):
     assert torch.equal(jf(x), f(x))
     others.clear()
     assert torch.equal(jf(x), f(x))
+
+
+class _Doubling(type):
+    by = 2
+
+    def __getitem__(cls, n):
+        return cls.by * n
+
+
+class _Doubled(metaclass=_Doubling):
+    def __class_getitem__(cls, n):
+        return 100 * n
+
+
+class _Named(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+def _subscripted(x):
+    try:
+        _Divisor[1]
+    except TypeError as e:
+        return x * _Doubled[3] + _Named["TWO"].value, str(list[int]), str(type[int]), str(e)
+
+
+def test_a_metaclass_is_asked_first_what_a_subscript_of_a_class_is(monkeypatch):
+    x = torch.arange(3.0)
+    jf = thunder.jit(_subscripted, transforms=[SubclassTransform()])
+    for by in (2, 2, 5):
+        monkeypatch.setattr(_Doubling, "by", by)
+        torch.testing.assert_close(jf(x)[0], _subscripted(x)[0])
+        assert jf(x)[1:] == _subscripted(x)[1:]
+    assert thunder.cache_misses(jf) == 2
+
+
+@dataclasses.dataclass
+class _Pair:
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def _copied(x):
+    copied = dataclasses.asdict(_Pair(x, x))
+    copied["first"].add_(1)
+    return copied["second"], x, copy.deepcopy([x * 2]), dataclasses.replace(_Pair(x, x), second=x + 1).second
+
+
+_OF_TENSORS = {
+    "a product": lambda x: math.prod([x[0], x[1]]) + math.prod(x, start=2),
+    "copies": _copied,
+}
+
+
+@pytest.mark.parametrize("name", _OF_TENSORS)
+def test_functions_of_the_standard_library_take_tensors(name):
+    x, f = torch.arange(1.0, 4.0), _OF_TENSORS[name]
+    jf = thunder.jit(lambda x: f(x), transforms=[SubclassTransform()])
+    for given in (x, x + 1):
+        torch.testing.assert_close(jf(given), f(given))
+
+
+def test_copies_that_would_be_leaves_are_refused():
+    for f in (lambda x: copy.deepcopy(x), lambda x: copy.deepcopy(x * 2)):
+        with pytest.raises(EscapeError, match="clone"):
+            thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(2, requires_grad=True))
+
+
+@pytest.mark.parametrize("sign", ["<", "<=", ">", ">="])
+def test_complex_numbers_have_no_order(sign):
+    for source in (f"lambda z: z {sign} z", f"lambda z: z {sign} 1", f"lambda z: 1 {sign} z", f"lambda z: z.real {sign} 1j"):
+        f = eval(source)  # noqa: S307 - of a sign
+        for function in (f, thunder.jit(f, transforms=[SubclassTransform()])):
+            with pytest.raises(NotImplementedError):
+                function(torch.ones(2, dtype=torch.complex64))

@@ -2,7 +2,7 @@
 
 Thunder takes dropout apart into uniform numbers, or has torch run the whole again for its gradient, which draws others.  Here the noise
 is an operation of its own: it takes the tensor for its shape and the order of its memory, has no gradient, and torch draws it as its own
-function does (``ATen/native/Dropout.cpp``).  In a batch of `vmap` it is what it consists of, uniform numbers of each sample.
+function does (``ATen/native/Dropout.cpp``).  A batch of `vmap` has it in one tensor, sample after sample, as ``torch.vmap`` draws it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.functions.registry import decompositions, symbol_id
+from thunder_norm.functions.registry import decompositions, drawing_rules, symbol_id
 from thunder_norm.functions.rules.neural import with_kernel
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 import thunder.torch as ltorch
@@ -27,11 +27,10 @@ _WHOLE = -1  # one number for each element
 
 
 def _draw_kept(like: torch.Tensor, p: float, leading: int, is_mask: bool) -> torch.Tensor:
-    if leading != _WHOLE:
-        noise = like.new_empty(_of_channels(like, leading))
-    else:
-        noise = torch.empty_like(like, dtype=torch.bool if is_mask else None)
-    return noise.bernoulli_(1 - p)
+    dtype = torch.bool if is_mask else None
+    if leading == _WHOLE:
+        return torch.empty_like(like, dtype=dtype).bernoulli_(1 - p)
+    return like.new_empty(_of_channels(like, leading), dtype=dtype).bernoulli_(1 - p)
 
 
 def _of_channels(x: Any, leading: int) -> tuple[int, ...]:
@@ -45,6 +44,25 @@ def dropout_noise(like: TensorProxy, p: float, leading: int, is_mask: bool) -> T
     shape = tuple(like.shape) if leading == _WHOLE else _of_channels(like, leading)
     draws = ltorch.uniform(shape, 0.0, 1.0, device=like.device, dtype=like.dtype)
     return ltorch.to(ltorch.ge(draws, p), dtypes.bool8 if is_mask else like.dtype)
+
+
+def _noise_of_samples(size: int | None, dim: int | None, like: TensorProxy, p: float, leading: int, is_mask: bool) -> TensorProxy:
+    """In the order of the samples whatever that of the memory is; but for masks, which torch draws in the order of the memory."""
+    if is_mask and size is not None and dim is not None:
+        return dropout_noise(like, p, leading, is_mask)
+    leading = like.ndim - (dim is not None) if leading == _WHOLE else leading
+    of_samples = _whose_numbers(size, dim, like)
+    return dropout_noise(of_samples, p, leading if size is None else leading + 1, is_mask)
+
+
+def _whose_numbers(size: int | None, dim: int | None, like: TensorProxy) -> TensorProxy:
+    """A tensor with one entry for each number, from what has all samples (`dim` 0), or what is the same for all."""
+    if size is None:
+        return like if dim is None else like[0]
+    return ltorch.expand(like, (size, *like.shape)) if dim is None else like
+
+
+drawing_rules.add(dropout_noise, _noise_of_samples)
 
 
 def _draw_slopes(x: torch.Tensor, lower: float, upper: float) -> torch.Tensor:
@@ -133,6 +151,39 @@ def _rrelu(
     return ltorch.mul(a, rrelu_noise(_DETACH(a), lower, upper)) if training else NotImplemented
 
 
+# -- softmax((x + noise) / tau) ---------------------------------------------------------------------------------------------
+
+
+def _draw_gumbel(like: torch.Tensor) -> torch.Tensor:
+    return -torch.empty_like(like, memory_format=torch.legacy_contiguous_format).exponential_().log()
+
+
+@with_kernel(_draw_gumbel, draws=True)
+def gumbel_noise(like: TensorProxy) -> TensorProxy:
+    """-log(-log u) for u uniform: the logarithm of what is exponentially distributed, negated."""
+    u = ltorch.uniform(tuple(like.shape), torch.finfo(torch.float32).tiny, 1.0, device=like.device, dtype=torch.float32)
+    return ltorch.to(ltorch.neg(ltorch.log(ltorch.neg(ltorch.log(u)))), like.dtype)
+
+
+def _gumbel_of_samples(size: int | None, dim: int | None, like: TensorProxy) -> TensorProxy:
+    return gumbel_noise(_whose_numbers(size, dim, like))
+
+
+drawing_rules.add(gumbel_noise, _gumbel_of_samples)
+
+
+def _gumbel_softmax(logits: TensorProxy, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> TensorProxy:
+    """hard: the largest is 1, with the gradients of what it would be otherwise (Jang et al., 2017)."""
+    soft = ltorch.softmax(ltorch.true_divide(ltorch.add(logits, gumbel_noise(_DETACH(logits))), tau), dim)
+    if not hard:
+        return soft
+    axis = dim % soft.ndim
+    places = ltorch.arange(soft.shape[axis], device=soft.device)
+    places = ltorch.reshape(places, tuple(n if d == axis else 1 for d, n in enumerate(soft.shape)))
+    largest = ltorch.to(ltorch.eq(places, ltorch.argmax(soft, axis, True)), soft.dtype)
+    return ltorch.add(ltorch.sub(largest, ltorch.detach(soft)), soft)
+
+
 _functional = torch.nn.functional
 _OF: dict[Any, Callable] = {
     ltorch.dropout: _dropout,
@@ -147,6 +198,7 @@ _OF: dict[Any, Callable] = {
     _functional.alpha_dropout: _alpha_dropout,
     _functional.feature_alpha_dropout: _feature_alpha_dropout,
     ltorch.rrelu: _rrelu,
+    _functional.gumbel_softmax: _gumbel_softmax,
 }
 for _operation, _formula in _OF.items():
     decompositions.add(_operation, _formula)

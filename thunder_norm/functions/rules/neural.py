@@ -144,23 +144,6 @@ def _nll_loss_backward(
 decompositions.add(ltorch.nll_loss_backward, _nll_loss_backward)
 
 
-def _gumbel_softmax(logits: TensorProxy, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> TensorProxy:
-    """softmax((logits + g) / tau) for g = -log(-log u), u uniform; hard: the largest is 1, with these gradients (Jang et al., 2017)."""
-    u = ltorch.uniform(tuple(logits.shape), torch.finfo(torch.float32).tiny, 1.0, device=logits.device, dtype=torch.float32)
-    noise = ltorch.to(ltorch.neg(ltorch.log(ltorch.neg(ltorch.log(u)))), logits.dtype)
-    soft = ltorch.softmax(ltorch.true_divide(ltorch.add(logits, noise), tau), dim)
-    if not hard:
-        return soft
-    axis = dim % soft.ndim
-    places = ltorch.arange(soft.shape[axis], device=soft.device)
-    places = ltorch.reshape(places, tuple(n if d == axis else 1 for d, n in enumerate(soft.shape)))
-    largest = ltorch.to(ltorch.eq(places, ltorch.argmax(soft, axis, True)), soft.dtype)
-    return ltorch.add(ltorch.sub(largest, ltorch.detach(soft)), soft)
-
-
-decompositions.add(torch.nn.functional.gumbel_softmax, _gumbel_softmax)
-
-
 # -- tangents ---------------------------------------------------------------------------------------------------------
 
 

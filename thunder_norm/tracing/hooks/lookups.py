@@ -21,6 +21,7 @@ def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     own = _of_user(fn) or lookasides.of_thunder_norm(fn) or torch_semantics.lookaside(fn, args) or lookasides.of_others(fn)
     if own is None and lookasides.is_pythons(fn):
         return default_lookaside(fn, *args, **kwargs)
+    own = own or opaque_functions.refused_method(fn, args)
     found = own or thunders_lookaside(fn, *lookasides.shown_to_thunder(fn, args), **kwargs)
     if own is None and found is not None and type(fn) is types.BuiltinFunctionType:
         return opaque_functions.with_tensors_alone(fn, found)

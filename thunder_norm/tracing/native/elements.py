@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thunder_norm.tracing.guarding import stored
+from thunder_norm.tracing.python.subscripts import subscript
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (
@@ -75,7 +76,6 @@ def note_attribute(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -
 _original_args = thunders.wrap_args_from_list
 _original_kwargs = thunders.wrap_kwargs_from_dict
 _original_globals = thunders.globals_lookup
-_original_subscr = _handlers["BINARY_SUBSCR"]
 _original_store_subscr = _handlers["STORE_SUBSCR"]
 _original_unpack = _handlers["UNPACK_SEQUENCE"]
 _original_list_extend = _handlers["LIST_EXTEND"]
@@ -112,7 +112,7 @@ def _globals(globals_dict: Any, name: Any) -> Any:
 def _subscr(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     found = item(stack.getitem_wrapped(-2), stack.getitem_wrapped(-1).value)
     if found is None:
-        return _original_subscr(inst, stack=stack, **state)
+        return subscript(inst, stack=stack, **state)
     stack.pop_wrapped()
     stack.pop_wrapped()
     return check_and_append(stack, found)

@@ -12,11 +12,14 @@ import sys
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions.torch_arguments import as_pythons, holds_number
+from thunder.core import dtypes
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
@@ -39,6 +42,7 @@ COMPARISONS = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_ORDERS = {"<": (torch.lt, torch.gt), "<=": (torch.le, torch.ge), ">": (torch.gt, torch.lt), ">=": (torch.ge, torch.le)}
 _OPERATION_BITS = 5 if sys.version_info >= (3, 13) else 4 if sys.version_info >= (3, 12) else 0  # beside the operation's number
 _WANTS_BOOL = 16  # from Python 3.13 on
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
@@ -57,6 +61,13 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
         stack.pop_wrapped()
         a, b = as_pythons(a), as_pythons(b)
         result = thunders._interpret_call(COMPARISONS[operation], a, b)
+        return result if result is _EXCEPTION_RAISED else stack.append(result)
+    if operation in _ORDERS and _are_complex(a, b):  # torch's function refuses as torch does
+        stack.pop_wrapped()
+        stack.pop_wrapped()
+        function, reflected = _ORDERS[operation]
+        of_tensor = (function, a, b) if isinstance(a.value, TensorProxy) else (reflected, b, a)
+        result = thunders._interpret_call(*of_tensor)
         return result if result is _EXCEPTION_RAISED else stack.append(result)
     if operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
         stack.pop_wrapped()
@@ -82,6 +93,15 @@ def _is_of_unknown(a: WrappedValue, b: WrappedValue) -> bool:
 def _is_tensor_and_number(tensor: WrappedValue, x: WrappedValue) -> bool:
     """Whether a tensor is compared with a number of NumPy, which torch takes for one of Python, on both sides."""
     return isinstance(tensor.value, TensorProxy) and not isinstance(x.value, tuple | list | slice) and holds_number(x)
+
+
+def _are_complex(*operands: WrappedValue) -> bool:
+    """Whether a tensor is among them, and complex numbers are."""
+    tensors = [x.value for x in operands if isinstance(x.value, TensorProxy)]
+    return bool(tensors) and any(
+        isinstance(x.value, complex) or (isinstance(x.value, TensorProxy) and dtypes.is_complex_dtype(x.value.dtype))
+        for x in operands
+    )
 
 
 def _is_no_operand(x: WrappedValue, tensor: WrappedValue) -> bool:

@@ -6,6 +6,7 @@ Thunder calls these functions natively, so that nothing guards what the methods 
 from __future__ import annotations
 
 import cmath
+import copy
 import functools
 import math
 import operator
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.errors import EscapeError
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.lookasides import look_up
@@ -43,14 +45,18 @@ _OF_ITERABLES = frozenset({math.fsum, math.prod, getattr(math, "sumprod", math.p
 _SEQUENCES = (list, tuple, str, bytes, range)
 _BY_INDEX = frozenset(vars(kind)["__getitem__"] for kind in _SEQUENCES) | {operator.getitem, operator.setitem, list.__setitem__}
 _MATH = frozenset(f for module in (math, cmath) for f in vars(module).values() if isinstance(f, BuiltinFunctionType))
-_WRITTEN_OUT = (math.prod, getattr(math, "sumprod", math.prod))  # of tensors they are tensors
+_BY_NUMBER = {kind.__getitem__ for kind in (str, bytes, bytearray, range)} | {bytes, bytearray}
 _NOT_OF_TENSORS = ("__round__", "__trunc__")  # which have none of their own, and no number is asked for
 _OF_TENSORS = ("__getitem__", "__setitem__")  # of operators of tensors, others ask the object for its reflected method
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
     """What to call instead of `fn`, if it would call such a method of a user's class; None for all others."""
-    if not args or isinstance(fn, FunctionType):
+    if not args:
+        return None
+    if fn is copy.deepcopy and isinstance(args[0].value, TensorProxy):
+        return lambda *given, **named: thunders._interpret_call(_deep_copied, *given, **named)
+    if isinstance(fn, FunctionType):
         return None
     name = look_up(_OF_AN_OBJECT, fn)
     method = None if name is None else _own(type(args[0].value), name)
@@ -59,6 +65,9 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         return lambda *given: thunders._interpret_call(_called, wrap_const(fn), wrap_const(method), *given)
     if name in _NOT_OF_TENSORS and isinstance(args[0].value, TensorProxy) and not hasattr(torch.Tensor, name):
         return lambda *_, **__: thunders.do_raise(TypeError(f"type Tensor doesn't define {name} method"))
+    written = _written_out(fn, (*args, *kwargs.values()))
+    if written is not None:
+        return lambda *given, **named: thunders._interpret_call(written, *given, **named)
     number = _number_for(fn, args)
     if number is not None:
         return lambda *given, **named: thunders._interpret_call(_of_numbers, wrap_const(fn), wrap_const(number), *given, **named)
@@ -77,11 +86,17 @@ def _number_for(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None
 
     Thunder takes it for an operation on tensors, and what it says of random ones for the number.
     """
-    if type(fn) is not BuiltinFunctionType or not any(_is_of_tensors(v) for a in args for v in _parts(a)):
+    if not any(_is_of_tensors(v) for a in args for v in _parts(a)):
         return None
-    if not (fn in _MATH or fn in _OF_INTEGERS) or fn in _WRITTEN_OUT:
+    if look_up(_NUMBERED, fn) is None:
         return None
-    return operator.index if fn in _OF_INTEGERS else complex if fn.__module__ == "cmath" else float
+    return operator.index if fn in _OF_INTEGERS or fn in _BY_NUMBER else complex if fn.__module__ == "cmath" else float
+
+
+def _written_out(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """Products in Python, which of tensors are tensors."""
+    written = look_up(_WRITTEN_OUT, fn)
+    return written if written is not None and any(_is_of_tensors(v) for a in args for v in _parts(a)) else None
 
 
 def is_compared_by_own_method(fn: Any) -> bool:
@@ -154,6 +169,32 @@ def _of_numbers(fn: Callable, number: Callable, *args: Any, **options: Any) -> A
     return fn(*[_numbers_in(number, list(a) if _is_iterated(fn, a) else a) for a in args], **options)
 
 
+def _deep_copied(x: torch.Tensor, memo: dict[int, Any] | None = None, _nil: Any = None) -> torch.Tensor:
+    """Each tensor is copied once, also by ``dataclasses.asdict``."""
+    if x.requires_grad or isinstance(x, torch.nn.Parameter):
+        raise EscapeError(
+            "copy.deepcopy of a parameter, or of a tensor that requires grad: the copy is a leaf of its own, of which a trace makes none; "
+            "use x.clone(), or x.detach().clone()"
+        )
+    memo = {} if memo is None else memo
+    if id(x) not in memo:
+        memo[id(x)] = x.detach().clone()
+    return memo[id(x)]
+
+
+def _product(values: Any, /, *, start: Any = 1) -> Any:
+    for v in values:
+        start = start * v
+    return start
+
+
+def _sum_of_products(p: Any, q: Any, /) -> Any:
+    total = 0
+    for a, b in zip(p, q, strict=True):
+        total = total + a * b
+    return total
+
+
 def _numbers_in(number: Callable, value: Any) -> Any:
     if _is_value_of_tensors(value):
         return number(value)
@@ -195,3 +236,9 @@ def _reflected_of(fn: Callable) -> str:
 @make_opaque
 def _stands_for_number(value: Any, name: str) -> bool:
     return _own(type(value), name) is not None
+
+
+_WRITTEN_OUT: dict[Callable, Callable] = {math.prod: _product}
+if hasattr(math, "sumprod"):
+    _WRITTEN_OUT[math.sumprod] = _sum_of_products
+_NUMBERED = dict.fromkeys((_MATH | _OF_INTEGERS | _BY_NUMBER) - set(_WRITTEN_OUT), True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
@@ -11,6 +13,21 @@ from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
+
+_METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
+_FOLLOWED = sys.stdlib_module_names | {"optree", "torch"}  # which are interpreted or called natively, or are operations
+
+
+def refused_method(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
+    """What refuses a method of a class in C that is given tensors (``np.sin(x)``), for which Thunder looks in no module; None for others."""
+    if type(fn) not in _METHODS or not any(isinstance(v, TensorProxy) for a in args for v in tree_leaves(a.value)):
+        return None
+    owner = fn.__objclass__  # type: ignore[attr-defined]
+    if owner.__module__.partition(".")[0] in _FOLLOWED:
+        return None
+    called = args[0].value if fn.__name__ == "__call__" and hasattr(args[0].value, "__name__") else fn
+    name = f"{owner.__module__}.{called.__name__}" if called is not fn else f"{owner.__module__}.{owner.__name__}.{fn.__name__}"
+    return lambda *_, **__: do_raise(data_dependent(f"what {name}, a function in C that is given it, returns"))
 
 
 def with_tensors_alone(fn: Callable, found: Callable) -> Callable:

@@ -27,10 +27,11 @@ RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})  # draw where the
 
 def draws_numbers(bsym: BoundSymbol) -> bool:
     """Whether an operation draws random numbers, or may."""
-    return _draws(bsym) or any(draws_numbers(s) for s in bsym.subsymbols)
+    return draws(bsym) or any(draws_numbers(s) for s in bsym.subsymbols)
 
 
-def _draws(bsym: BoundSymbol) -> bool:
+def draws(bsym: BoundSymbol) -> bool:
+    """Whether an operation draws random numbers itself, whatever it consists of: Thunder's normal and integer ones have no tag."""
     if bsym.sym.name in RECURRENT:
         return _drops_between_layers(bsym)
     return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or bsym.sym.name in _UNTAGGED or bsym.sym.id == "torch.dropout"
@@ -65,7 +66,7 @@ def _keep(bsym: BoundSymbol) -> None:
 
 def count_draws(bsym: BoundSymbol) -> int:
     """How many operations that draw random numbers an operation consists of."""
-    return sum(map(count_draws, bsym.subsymbols)) or _draws(bsym)
+    return sum(map(count_draws, bsym.subsymbols)) or draws(bsym)
 
 
 def states() -> States:

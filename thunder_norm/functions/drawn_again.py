@@ -1,0 +1,65 @@
+"""Drawn again: what draws numbers, with the state that they are drawn from, and once more from that state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import MissingTransformRuleError, with_details
+from thunder_norm.functions.programs import flat_proxies
+from thunder_norm.tracing.translation import for_torch
+from thunder_norm.trees import flat_tensors
+from thunder.core import devices, dtypes
+from thunder.core.proxies import TensorProxy
+
+
+def meta_noting(meta: Callable, args: tuple, kwargs: dict) -> tuple[TensorProxy, Any]:
+    """The proxies of what `run_noting` returns."""
+    first = flat_proxies((args, kwargs))[0]
+    state = _state_of(for_torch(first.device))
+    return TensorProxy(like=first, shape=tuple(state.shape), dtype=dtypes.uint8, device=devices.cpu, requires_grad=False), meta(
+        *args, **kwargs
+    )
+
+
+def run_noting(run: Callable, args: tuple, kwargs: dict) -> tuple[torch.Tensor, Any]:
+    """The state of the generator, and the results."""
+    tensors = flat_tensors((args, kwargs))
+    _refuse_batches(tensors)
+    return _state_of(tensors[0].device), run(*args, **kwargs)
+
+
+def meta_again(meta: Callable, state: TensorProxy, *args: Any, **kwargs: Any) -> Any:
+    """The proxies of what `run_again` returns."""
+    return meta(*args, **kwargs)
+
+
+def run_again(run: Callable, state: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The results with the numbers that are drawn from a state; what is drawn later is not disturbed."""
+    tensors = flat_tensors((args, kwargs))
+    _refuse_batches([state, *tensors])
+    device = tensors[0].device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state.clone())  # torch reads from where the memory begins, of a view of several states
+        return run(*args, **kwargs)
+
+
+def _state_of(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _refuse_batches(tensors: Sequence[torch.Tensor]) -> None:
+    """A batch has no state of each sample."""
+    if any(map(torch._C._functorch.is_batchedtensor, tensors)):
+        raise MissingTransformRuleError(
+            with_details(
+                "the gradient of an operation that draws numbers, in a batch of vmap",
+                why="torch has its numbers from one state, and each sample would need its own",
+                instead="a loop over the samples, or an operation with a rule (dropout, rrelu, gumbel_softmax)",
+            )
+        )
