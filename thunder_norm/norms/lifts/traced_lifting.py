@@ -21,7 +21,6 @@ from thunder_norm.norms.lifts.lifting import Lifting, Location, Otherwise, unkno
 from thunder_norm.norms.lifts.parameters import Policy, derived_norm, kinds_on_the_way, tied_names
 from thunder_norm.norms.lifts.plain_ranges import PlainRanges
 from thunder_norm.norms.lifts.recorder import NormRecorder
-from thunder_norm.norms.lifts.writes import Writes
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.recording import trace
@@ -46,7 +45,7 @@ class TracedLifting(Lifting):
         self._members: dict[int, tuple[str, str]] | None = None  # the model's, by the identity of tensors
         self.lifted: dict[tuple, NormedTensor] = {}
         self._acquisition = acquisition
-        self._writes = Writes(acquisition.fakes)
+        self._writes = acquisition.writes
         self._plain_ranges = PlainRanges(acquisition, self._writes)
         self._first: dict[str, NormSpec] = {}  # what the first use of each parameter of given size wanted
         self._norm_of: dict[int, torch.Tensor] = {}  # by identity: the tensor that has the same values, and whose norm stands
