@@ -251,6 +251,20 @@ def test_steps_move_as_between_their_jumps_and_without_a_bound_at_one(f, jump, i
         assert sensitivities(call(at_jump), at_jump).item() == math.inf
 
 
+def test_integers_are_taken_to_turn_out_the_same():
+    """An int8 code times its scale moves with the scale; a row that an integer names moves with the table alone."""
+    t, table = data(3, 4), data(9, 2)
+    f = lambda x: (x * 9).round().to(torch.int8).to(D) * x.abs().amax(-1, keepdim=True)  # noqa: E731
+    x = with_perturbation(RMSTensor.of(t))
+    with pytest.raises(NormMismatchError):
+        f(x)
+    with norm_sensitivity("local"):
+        y, rows = f(x), table[(x.sigmoid() * 8).long()]
+        assert sensitivities(y, x).item() >= jacobian_size(f, t, (-1,)) > 1
+        assert measured(y) <= y.norm_size.item() * (1 + 1e-9)
+    assert type(rows) is torch.Tensor
+
+
 # -- every operation of torch's database ----------------------------------------------------------------------------------------
 
 OPS = [op for op in op_db if op.supports_dtype(D, "cpu") and not op.name.startswith(("sparse", "jiterator"))]
