@@ -233,6 +233,38 @@ def test_what_jumps_what_is_drawn_and_what_is_too_large_is_refused():
         assert measured(drawn) <= drawn.norm_size.item() * (1 + 1e-9)
 
 
+STEPS = (
+    (torch.sign, 0.0), (torch.sgn, 0.0), (torch.angle, 0.0), (torch.trunc, 1.0), (torch.floor, 1.0), (torch.ceil, 1.0), (torch.frac, 1.0),
+    (torch.round, 0.5), (lambda t: torch.round(t, decimals=2), 0.125), (lambda t: F.hardshrink(t, 0.1), -0.1), (lambda t: F.threshold(t, 0.3, 2.0), 0.3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("f", "jump"), STEPS, ids=[getattr(f, "__name__", "") for f, _ in STEPS])
+@pytest.mark.parametrize("is_traced", (False, True))
+def test_steps_move_as_between_their_jumps_and_without_a_bound_at_one(f, jump, is_traced):
+    t = data(3, 4)
+    x = with_perturbation(RMSTensor.of(t))
+    at_jump = with_perturbation(RMSTensor.of(torch.cat((t[:2], torch.tensor([[jump, 0.1, 0.2, 0.4]], dtype=D)))))
+    call = thunder.jit(f, transforms=[NormTransform(sensitivity="local")]) if is_traced else f
+    with norm_sensitivity("local"):
+        assert sensitivities(call(x), x).item() == pytest.approx(jacobian_size(f, t, (-1,)), abs=1e-9)
+        assert sensitivities(call(at_jump), at_jump).item() == math.inf
+
+
+def test_integers_are_taken_to_turn_out_the_same():
+    """An int8 code times its scale moves with the scale; a row that an integer names moves with the table alone."""
+    t, table = data(3, 4), data(9, 2)
+    f = lambda x: (x * 9).round().to(torch.int8).to(D) * x.abs().amax(-1, keepdim=True)  # noqa: E731
+    x = with_perturbation(RMSTensor.of(t))
+    with pytest.raises(NormMismatchError):
+        f(x)
+    with norm_sensitivity("local"):
+        y, rows = f(x), table[(x.sigmoid() * 8).long()]
+        assert sensitivities(y, x).item() >= jacobian_size(f, t, (-1,)) > 1
+        assert measured(y) <= y.norm_size.item() * (1 + 1e-9)
+    assert type(rows) is torch.Tensor
+
+
 # -- every operation of torch's database ----------------------------------------------------------------------------------------
 
 OPS = [op for op in op_db if op.supports_dtype(D, "cpu") and not op.name.startswith(("sparse", "jiterator"))]

@@ -1,6 +1,14 @@
 """Models that others wrote, and what becomes of them: `MODELS`."""
 
-from . import transformers_language, transformers_other, transformers_vision, vision_libraries, written, written_more
+from . import (
+    transformers_language,
+    transformers_other,
+    transformers_vision,
+    vision_libraries,
+    written,
+    written_after_papers,
+    written_more,
+)
 from .case import MODELS, Built, Model, built
 
 __all__ = [
@@ -13,5 +21,6 @@ __all__ = [
     "transformers_vision",
     "vision_libraries",
     "written",
+    "written_after_papers",
     "written_more",
 ]

@@ -108,21 +108,51 @@ def test_a_map_of_a_module_that_writes_with_out():
     assert torch.equal(model.r, torch.ones(4))
 
 
-class OneHot(nn.Module):
+class Labelled(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 3)
 
     def forward(self, x, labels):
-        return (self.linear(x) * F.one_hot(labels, 3)).sum(-1)
+        return (self.linear(x) * labels.float()[:, None]).sum(-1)
+
+
+class OneHot(Labelled):
+    def forward(self, x, labels):
+        return (self.linear(x) * F.one_hot(labels, 3).float()).sum(-1)
 
 
 def test_values_of_an_argument_on_meta_that_a_norm_depends_on_are_asked_for():
     """Torch's "Tensor.item() cannot be called on meta tensors" before."""
     torch.manual_seed(seeded(0))
-    labels = torch.randint(0, 3, (2,))
-    for model in (OneHot().to("meta"), OneHot()):
+    labels = torch.randint(1, 3, (2,))
+    for model in (Labelled().to("meta"), Labelled()):
         norm_map = build_norm_map(model, torch.empty(2, 4, device="meta"), labels.to("meta"), parameters="unit")
         with pytest.raises(NormMismatchError, match="depends on the values of"):
             norm_map(RMSTensor(1.0), labels.to("meta"))
         assert norm_map(RMSTensor(1.0), labels).norm_size > 0
+
+
+def test_values_that_all_are_between_two_numbers_are_not_asked_for():
+    torch.manual_seed(seeded(0))
+    labels = torch.randint(0, 3, (2,))
+    norm_map = build_norm_map(OneHot().to("meta"), torch.empty(2, 4, device="meta"), labels.to("meta"), parameters="unit")
+    without, with_data = (norm_map(RMSTensor(1.0), given).norm_size for given in (labels.to("meta"), labels))
+    assert with_data <= without < 2 * with_data
+
+
+MASKED = {
+    "in place of a number": lambda x: x * (x > 0.1).float(),
+    "in the divisor": lambda x: x / (1 + (x > 0).to(x.dtype).sum(-1, keepdim=True)),
+    "of a length": lambda x: x * (x.norm(dim=-1, keepdim=True) < 3).float(),
+    "of two": lambda x: x * ((x > 0) & (x.flip(-1) < 1)).double().float(),
+    "a share": lambda x: x * (x > 0).float().mean(0),
+}
+
+
+@pytest.mark.parametrize("f", MASKED.values(), ids=MASKED)
+def test_masks_of_normed_tensors_are_between_0_and_1(f):
+    torch.manual_seed(seeded(0))
+    bound = build_norm_map(f, torch.empty(3, 5, device="meta"))(RMSTensor(1.0)).norm_size
+    x = RMSTensor.of(F.normalize(torch.randn(50, 3, 5), dim=-1) * 5**0.5)
+    assert 0 < f(x.backing).square().mean(-1).sqrt().max() <= bound * (1 + 1e-6) <= 1 + 1e-5

@@ -8,7 +8,7 @@ from tests.fuzz.program import run, shrunk
 from tests.fuzz.runner import Job, run_job
 from tests.fuzz.writes import NAMES, TARGETS, USES, WRITES, Writing
 from tests.seeds import SHIFT
-from thunder_norm.norms.lifts.writes import Writes
+from thunder_norm.subclass.acquiring.writes import Writes
 from thunder_norm.tracing.shared_memory import aliases
 
 SLICE = 40

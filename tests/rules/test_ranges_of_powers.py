@@ -8,7 +8,9 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, norm_mode
+from thunder_norm.core.known_ranges import range_by_rule
 from thunder_norm.core.ranges import Range
+from thunder_norm.core.registry import normed_op
 
 D = torch.float64
 BASES = {
@@ -40,6 +42,12 @@ def test_the_range_of_a_power_is_right(base, exponent):
     powers = (a.backing**b.backing).nan_to_num(0.0, posinf=float("inf"))
     assert found.low - 1e-9 <= powers.min() and powers.max() <= found.high * (1 + 1e-9)
     assert found.says_something == (base != "signed")
+    by_norms, n = range_by_rule(normed_op(torch.pow), (a, b), {}) or Range(), x.abs().max()
+    low, high = by_norms.least_of(n), by_norms.most_of(n)
+    assert low * (1 - 1e-9) <= powers.min() and powers.max() <= high * (1 + 1e-9)
+    is_positive = base in ("gate", "softplus", "above 1")
+    assert by_norms.is_well_above(0.0) == (low > 0) and (not is_positive or 0 < low <= high < float("inf"))
+    assert not by_norms.is_above(low.item()) or low > by_norms.low
 
 
 def test_weights_that_are_sharpened_have_a_sum():

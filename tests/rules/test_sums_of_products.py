@@ -123,6 +123,8 @@ def test_typical_determinants_are_those_of_multiples_of_orthogonal_matrices():
     w = (3 * q).requires_grad_()
     (gradient,) = torch.autograd.grad(torch.slogdet(w)[1], w)
     assert slope == pytest.approx((gradient * q).sum().item())
+    with norm_mode("typical"):
+        assert moved(lambda w: torch.logdet(w.expand(2, 4, 4)), 3.0, RMSToRMSTensor) == (size, slope)
     with pytest.raises(NormMismatchError):
         moved(lambda w: torch.slogdet(w)[1], 3.0, RMSToRMSTensor)
 

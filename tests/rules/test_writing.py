@@ -58,6 +58,10 @@ CASES = [
     Case("fold, overlapping", lambda a: F.fold(a, (4, 4), 3, padding=1), (x(9, 16, dims=(-2, -1)),), 0.6),
     Case("fold, columns", lambda a: F.fold(a, (4, 4), 2), (x(8, 9),), 0.9),
     Case("fold, entries", lambda a: F.fold(a, (4, 5), (2, 3), dilation=1, stride=(2, 1)), (x(6, 6, kind=INF),)),
+    Case("a row that was not written", lambda a, b: with_entries(a, 1, b)[0], (x(3, 4), v(4))),
+    Case("columns that were not written", lambda a, b: with_entries(a, (..., slice(0, 2)), b)[..., 2:], (x(3, 4), v(3, 2)), 0.8),
+    Case("every other one", lambda a, b: with_entries(a, (..., slice(0, None, 2)), b)[..., 1::2], (x(3, 4), v(3, 2))),
+    Case("rows that were written in part", lambda a, b: with_entries(a, (0, slice(0, 2)), b)[:2, 1:], (x(3, 4), v(2)), 0.5),
     Case("exp of RMS", torch.exp, (x(3, 4),), 0.4),
 ]
 
@@ -85,6 +89,21 @@ def test_values_are_torchs(index):
         y[index] = RMSTensor.of(given) if isinstance(given, torch.Tensor) and given.ndim else given
         assert torch.equal(y.backing, expected)
         assert type(y).of(expected, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-6)
+
+
+def test_what_was_not_written_has_the_norm_that_it_had():
+    """The inverse of ``1 - a``, row by row, as programs of delta rules write it: each row is read before it is written."""
+    torch.manual_seed(seeded(0))
+    t = torch.randn(2, 12, 12, dtype=torch.float64).tril(-1) * 0.1
+    expected, a = t.clone(), 1.0 * with_perturbation(LinfTensor.of(t, ()), 0.01)
+    before = a.norm_size.item(), a.perturbation_size.item()
+    for y in (expected, a):
+        for i in range(1, 12):
+            row, above = y[..., i, :i].clone(), y[..., :i, :i].clone()
+            assert y is expected or (row.norm_size.item(), row.perturbation_size.item()) == before
+            y[..., i, :i] = row + (row.unsqueeze(-1) * above).sum(-2)
+    torch.testing.assert_close(a.backing, expected)
+    assert expected.abs().max() <= a.norm_size == max(a[..., 11, :11].norm_size, a[..., 3:, 1].norm_size)
 
 
 def test_zeros_filled_by_slices_have_the_norm_of_what_fills_them():

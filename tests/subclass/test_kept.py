@@ -63,6 +63,21 @@ def test_what_was_changed_in_place_since_then_is_refused(change):
         jit(f)(Remembering(torch.randn(3)), torch.randn(3))
 
 
+@pytest.mark.parametrize("change", [lambda c: c.add_(1), lambda c: c[:2].mul_(3), lambda c: c.view(3, 1).copy_(c[:, None] + 1)])
+def test_what_something_else_was_changed_since_then_is_what_it_was(change):
+    x, y, z = (torch.randn(3) for _ in range(3))
+
+    def f(a, b, c):
+        states = c.clone()
+        product = a * b
+        change(states)
+        return -product, states
+
+    (got, states), (want, expected) = jit(f)(Remembering(x), y, z), f(Remembering(x), y, z)
+    torch.testing.assert_close(got.inner, want.inner)
+    torch.testing.assert_close(states, expected)
+
+
 @pytest.mark.parametrize("kind", [RMSTensor, L1Tensor, L2Tensor], ids=lambda k: k.__name__)
 @pytest.mark.parametrize(
     "f",

@@ -226,6 +226,18 @@ class Range:
             return Range(0.0, 0.0)
         return self.image(lambda x: c * x, lambda x: x * c)
 
+    def to_the(self, exponent: Range) -> Range:
+        """Of powers of what is not negative: they rise, or fall, in the base as in the exponent, and are largest and least at ends of both."""
+        found = [_power(x, p) for x in (self.low, self.high) for p in (exponent.low, exponent.high)]
+        ends = [r() for r in (self._low_end, self._high_end, exponent._low_end, exponent._high_end)]
+        if not self.is_above(0.0):
+            return Range(min(found), max(found))
+        are_finite = self.is_below(math.inf) and exponent.is_below(math.inf) and exponent.is_above(-math.inf)
+        low, high = min(found), max(found)
+        least = _end(lambda *e: _smallest(_powers(*e)), are_finite and low == 0, *ends)
+        most = _end(lambda *e: -_smallest([-x for x in _powers(*e)]), are_finite and high == math.inf, *ends)
+        return Range(low, high, least=least, most=most)
+
     def between(self, low: float, high: float) -> Range:
         """Of a number brought between two others."""
         found = self.image(lambda x: min(max(x, low), high), lambda x: x.clamp(min=low, max=high))
@@ -363,6 +375,18 @@ def nearest(x: float, dtype: torch.dtype) -> float:
     step = max(math.ldexp(info.eps, math.frexp(x)[1] - 1), info.tiny * info.eps)
     found = round(x / step) * step
     return math.copysign(math.inf, x) if abs(found) > info.max else found
+
+
+def _power(x: float, p: float) -> float:
+    """x^p, x not negative."""
+    try:
+        return x**p if x or p >= 0 else math.inf
+    except OverflowError:
+        return math.inf
+
+
+def _powers(a: torch.Tensor, b: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> list[torch.Tensor]:
+    return [x**e for x in (a, b) for e in (p, q)]
 
 
 def _product(a: float, b: float) -> float:

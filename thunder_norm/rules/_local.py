@@ -67,3 +67,9 @@ def softmax(x: NormedTensor, dim: int, of_negative: bool, distance: float) -> tu
 def slope(x: NormedTensor, derivative: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Largest ``|f'|`` at an entry: the Jacobian of a function of each entry is diagonal."""
     return derivative(data(x)).abs().amax().to(NORM_DTYPE)
+
+
+def beside_jumps(x: NormedTensor, slope: float, distance: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The slope of a function of each entry between its jumps, `distance` away from the nearest one; infinite where an entry is at one."""
+    is_at_jump = (distance(data(x)) == 0).any()
+    return torch.where(is_at_jump, math.inf, slope).to(NORM_DTYPE)

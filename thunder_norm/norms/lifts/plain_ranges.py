@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_map
 from thunder_norm.core.known_ranges import range_by_rule
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import NormedOp, find_op
-from thunder_norm.norms.lifts.writes import Writes
 from thunder_norm.op_names import op_key
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.writes import Writes
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import NumberProxy, TensorProxy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import conversions
+from thunder_norm.core.kinds import LinfTensor
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, with_details
@@ -19,7 +21,6 @@ from thunder_norm.norms.lifts.lifting import Lifting, Location, Otherwise, unkno
 from thunder_norm.norms.lifts.parameters import Policy, derived_norm, kinds_on_the_way, tied_names
 from thunder_norm.norms.lifts.plain_ranges import PlainRanges
 from thunder_norm.norms.lifts.recorder import NormRecorder
-from thunder_norm.norms.lifts.writes import Writes
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.recording import trace
@@ -44,7 +45,7 @@ class TracedLifting(Lifting):
         self._members: dict[int, tuple[str, str]] | None = None  # the model's, by the identity of tensors
         self.lifted: dict[tuple, NormedTensor] = {}
         self._acquisition = acquisition
-        self._writes = Writes(acquisition.fakes)
+        self._writes = acquisition.writes
         self._plain_ranges = PlainRanges(acquisition, self._writes)
         self._first: dict[str, NormSpec] = {}  # what the first use of each parameter of given size wanted
         self._norm_of: dict[int, torch.Tensor] = {}  # by identity: the tensor that has the same values, and whose norm stands
@@ -194,6 +195,9 @@ class TracedLifting(Lifting):
     def _new_lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         size = self.size_of(t)
         if size == "measured":
+            by_range = self._by_range(t, kind, dims)
+            if by_range is not None:
+                return recorder.hoist_norm(trace.OperationId(kind, "within"), lambda: by_range)
             return recorder.hoist_norm(trace.OperationId(kind, "of"), lambda: kind.of(t, dims))
         if size == "derived":
             for source in self.far_before(t):
@@ -215,6 +219,33 @@ class TracedLifting(Lifting):
                 instead="add it, or build the norm map with parameters='measured' or 'unit'",
             )
         )
+
+    def _by_range(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor | None:
+        """A tensor that a norm map has no values of, by the numbers that all its entries are between: ``(x > 0).float()`` of a normed x."""
+        if self._acquisition.sizes.are_known or not self._is_without_values(t):
+            return None
+        found = self.range_of(t)
+        if found is None or math.isinf(found.largest_modulus):
+            return None
+        with contextlib.suppress(NormMismatchError):
+            return conversions.convert(NormSpec(LinfTensor, ()).around(t, found.largest_modulus), kind, dims)
+        return None
+
+    def _is_without_values(self, t: torch.Tensor) -> bool:
+        """Whether it was made of a NormedTensor's entries, or of a tensor on the meta device that no operation has made."""
+        proxy = self._acquisition.fakes.proxy_of(t)
+        if proxy is None:
+            return False
+        needed = {proxy.name: proxy}
+        for bsym in reversed(get_jit_ctx().computation_trace.bound_symbols):
+            if any(p.name in needed for p in bsym.flat_proxy_outs):
+                if bsym.sym is trace.FLATTEN:
+                    return True
+                for p in bsym.flat_proxy_outs:
+                    needed.pop(p.name, None)
+                needed |= {p.name: p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)}
+        given = [self._acquisition.fakes.real_input(p) for p in needed.values()]
+        return any(g is not None and g.is_meta for g in given)
 
     def _leaf(
         self, recorder: NormRecorder, t: torch.Tensor, name: str, own: NormSpec, kind: type[NormedTensor], dims: tuple[int, ...]

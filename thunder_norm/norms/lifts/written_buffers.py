@@ -15,7 +15,8 @@ from thunder_norm.core.in_place import refused
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.norms.lifts.lifting import Lifting
-from thunder_norm.norms.lifts.written_parameters import has_memory, sharing_memory, values_after, write_of
+from thunder_norm.norms.lifts.written_parameters import sharing_memory, values_after, write_of
+from thunder_norm.subclass.acquiring.writes import has_memory
 from thunder_norm.trees import map_tensors
 
 

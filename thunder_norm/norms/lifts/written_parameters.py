@@ -18,6 +18,7 @@ from thunder_norm.core.views import Layout, Run, ways_through
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.op_names import op_name
 from thunder_norm.rules.layout.writing import with_entries
+from thunder_norm.subclass.acquiring.writes import has_memory
 
 # They change how a tensor is seen, not what is in the memory that it shares.
 _OF_SHAPES = frozenset("t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ resize_ resize_as_ detach_ as_strided_".split())
@@ -68,11 +69,6 @@ def sharing_memory(target: torch.Tensor, known: Iterable[torch.Tensor]) -> list[
     storage = target.untyped_storage()._cdata
     found = (t for t in known if t is not target and has_memory(t) and t.untyped_storage()._cdata == storage)
     return list({id(t): t for t in found}.values())
-
-
-def has_memory(t: torch.Tensor) -> bool:
-    """Whether a tensor has a storage that can be asked for."""
-    return t.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def values_after(

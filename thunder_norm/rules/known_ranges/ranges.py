@@ -201,25 +201,13 @@ normed_op(torch.clamp_max).register_range(
 def _power(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     base, exponent = of(argument(args, kwargs, 0, "input", "self")) or _ANY, argument(args, kwargs, 1, "exponent")
     if isinstance(exponent, torch.Tensor):
-        return _between_powers(base, of(exponent) or _ANY)
+        return base.to_the(of(exponent) or _ANY) if base.low >= 0 else None
     if not isinstance(exponent, int | float) or exponent == 0:
         return None
     if exponent < 0:
         inverse = base.inverse()
         return None if inverse is None else raised(inverse, -exponent)
     return raised(base, exponent)
-
-
-def _between_powers(base: Range, exponent: Range) -> Known:
-    """Of powers of what is not negative, which rise, or fall, in the base as in the exponent: at the ends of both."""
-    if not base.low >= 0:
-        return None
-    found = [_raised_any(x, p) for x in (base.low, base.high) for p in (exponent.low, exponent.high)]
-    return Range(min(found), max(found))
-
-
-def _raised_any(x: float, p: float) -> float:
-    return math.inf if x == 0 and p < 0 else _raised(x, p)
 
 
 def raised(r: Range, p: float) -> Known:

@@ -9,6 +9,7 @@ import torch
 
 from thunder_norm.core.context import current_environment, current_mode
 from thunder_norm.core.kinds import RMSToRMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
@@ -23,22 +24,24 @@ _PRECISION |= {torch.complex128: 53, torch.complex64: 24, torch.complex32: 11}
 def cast(x: NormedTensor, dtype: torch.dtype | None, **ignored: Any) -> NormedTensor | None:
     """The result of x as another dtype; as bools, which are its comparison with 0, it is plain.
 
-    So are integers where sizes are typical ones, which are of the data at hand: they name entries of a table, and nothing moves with them.
+    So are integers where claims are about the data at hand, and where sizes are typical ones: as comparisons they are taken to turn out
+    the same, and nothing moves with them.
 
     Raises:
-        NormMismatchError: the dtype is that of integers, in mode "bound".
+        NormMismatchError: the dtype is that of integers, in mode "bound", for all tensors of a norm.
     """
     dtype = torch_dtype(dtype)
     if dtype == torch.bool:
         return None
     is_integer = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
-    if is_integer and current_mode() != "bound":
+    if is_integer and (current_mode() != "bound" or is_local(x)):
         return None
     source, target = _PRECISION.get(x.dtype), _PRECISION.get(x.dtype if dtype is None else dtype)
     sensitivity = {"input": 1, **ignored}
     if target is None:
         raise NormMismatchError(
-            f"a tensor of {dtype} is not covered by a norm: rounding to it has no useful bound; mode='typical' takes it as it is at the data"
+            f"a tensor of {dtype} is not covered by a norm: rounding to it has no useful bound; norm_report's default, at the "
+            "data, and mode='typical' take it as it is there"
         )
     if source is None or target >= source:
         return like(x, x.norm_size, sensitivity=sensitivity)
@@ -61,8 +64,8 @@ def to(input: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor | None:
                  (attained to 0.998; an operator: u sqrt(min(in, out)))
     Sensitivity: 1 in exact arithmetic
     Source:      IEEE rounding to nearest, in the normal range
-    Bools are plain, as those of ``x != 0`` are, and so are integers in modes "typical" and "modula".  Raises NormMismatchError for
-    integers in mode "bound".
+    Bools are plain, as those of ``x != 0`` are, and so are integers in modes "typical" and "modula", and at the data.  Raises
+    NormMismatchError for integers in mode "bound" elsewhere.
     """
     return cast(input, _dtype_among((*args, *kwargs.values())))
 

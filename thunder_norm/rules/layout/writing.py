@@ -12,7 +12,9 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.in_place import functional_of
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import Number, annotated, as_kind, maximum, refined, rms, root_sum_squares, scalar, times
+from thunder_norm.rules.layout.untouched import region_of, with_region_written
 
 # For each dimension of the tensor which positions are named: a number or a slice.
 _Items = list[int | slice]
@@ -94,7 +96,7 @@ def copied(input: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -
     return with_entries.body(input, ..., src)
 
 
-def _written(input: RMSTensor, index: Any, value: RMSTensor | Number, name: str) -> RMSTensor:
+def _written(input: RMSTensor, index: Any, value: RMSTensor | Number, name: str) -> NormedTensor:
     """The rule of `with_entries`; `name` is that of the value."""
     v: RMSTensor = value if isinstance(value, RMSTensor) else LinfTensor(scalar(math.fabs(value), input.norm_size), elem_dims=())
     found = _items(input.shape, index)
@@ -113,11 +115,13 @@ def _written(input: RMSTensor, index: Any, value: RMSTensor | Number, name: str)
         return rms(size, dims, sensitivity=_moves(value, 0.0, c, name))
     share = math.prod(counts[d] for d in dims) / max(ed.numel(input.shape, dims), 1)
     if not dims or share == 1:  # each element of the norm is written as a whole, or not at all
-        return rms(maximum([input.norm_size, size]), dims, sensitivity=_moves(value, 1.0, c, name))
-    # of a tensor known by its largest entry, what is not written has its share only
-    stays, comes = math.sqrt(1 - share) if isinstance(input, LinfTensor) else 1.0, math.sqrt(share)
-    combined = root_sum_squares(times(input.norm_size, stays), size * comes)
-    return rms(combined, dims, sensitivity=_moves(value, stays, c * comes, name))
+        result = rms(maximum([input.norm_size, size]), dims, sensitivity=_moves(value, 1.0, c, name))
+    else:
+        # of a tensor known by its largest entry, what is not written has its share only
+        stays, comes = math.sqrt(1 - share) if isinstance(input, LinfTensor) else 1.0, math.sqrt(share)
+        combined = root_sum_squares(times(input.norm_size, stays), size * comes)
+        result = rms(combined, dims, sensitivity=_moves(value, stays, c * comes, name))
+    return with_region_written(result, input, region_of(input.shape, items))
 
 
 def _whole_dims(input: torch.Tensor, index: Any) -> tuple[int, ...]:
@@ -160,7 +164,7 @@ def _moves(value: RMSTensor | Number, of_input: float, of_value: float, name: st
 
 
 @with_entries.register_norm
-def _with_entries(input: RMSTensor, index: Any, value: RMSTensor | int | float) -> RMSTensor:
+def _with_entries(input: RMSTensor, index: Any, value: RMSTensor | int | float) -> NormedTensor:
     """x with v in the place of some entries: w of the N that the norm runs over.
 
     Value:       sqrt(n^2 + (w / N) v^2), v over the same dimensions (approached: x elsewhere); max(n, v) from the largest entry, and where
@@ -177,6 +181,6 @@ with_entries.register_norm(annotated(_with_entries, index=torch.Tensor | list[to
 
 
 @copied.register_norm
-def _copied(input: RMSTensor, src: RMSTensor, non_blocking: bool = False) -> RMSTensor:
+def _copied(input: RMSTensor, src: RMSTensor, non_blocking: bool = False) -> NormedTensor:
     """v in the place of x.  Value |v|, sensitivity 0 to x and 1 to v; v is broadcast to x's shape."""
     return _written(input, ..., src, "src")

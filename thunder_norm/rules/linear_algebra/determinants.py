@@ -21,7 +21,7 @@ _TINY = 1e-30
 
 
 def _is_typical(args: dict[str, Any]) -> bool:
-    return current_mode() != "bound" and current_sensitivity() == "global" and args["input"].ndim == 2
+    return current_mode() != "bound" and current_sensitivity() == "global"
 
 
 def _logdet(x: NormedTensor) -> RMSTensor:

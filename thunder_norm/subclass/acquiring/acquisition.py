@@ -26,6 +26,7 @@ from thunder_norm.subclass.acquiring.fakes import Fakes, Wrappers
 from thunder_norm.subclass.acquiring.integer_values import IntegerValues
 from thunder_norm.subclass.acquiring.refused import Refused
 from thunder_norm.subclass.acquiring.tape import Tape
+from thunder_norm.subclass.acquiring.writes import Writes
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.shared_memory.views import RECORDED, makes_view
@@ -112,6 +113,7 @@ class Acquisition:
         self.watches = False  # whether every call of the program must be looked at: there may be wrappers, or norms
         self.fakes = Fakes(self._watch)
         self.wrappers = Wrappers()
+        self.writes = Writes(self.fakes)
         self.integers = IntegerValues(self.fakes)
         self.sizes = DataSizes(self.fakes)
         self.autograd = Autograd(self.fakes)
@@ -327,6 +329,10 @@ class Acquisition:
         """Whether the program changed a plain tensor in place so far: its proxy stands for another value since then."""
         trace = self.finished_trace if self.is_finished else get_jit_ctx().computation_trace
         return trace is None or any(_is_inplace_op(b) for b in trace.bound_symbols)
+
+    def has_changed(self, t: torch.Tensor) -> bool:
+        """Whether it changed one in whose memory the tensor may be that a fake stands for."""
+        return self.has_changed_plain() and (self.is_finished or self.writes.into(t) > 0)
 
     def has_changed_integers(self) -> bool:
         """Whether one of these has no floating-point numbers: what was known of its values does not hold any more."""

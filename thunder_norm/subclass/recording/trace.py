@@ -243,9 +243,8 @@ def _made_before(acquisition: Acquisition, log: Sequence[Recorded], outputs: Seq
             if id(t) in known or acquisition.fakes.proxy_of(t) is not None or id(t) not in acquisition.autograd.made_by:
                 continue
             maker, used_then = acquisition.autograd.made_by[id(t)]
-            is_changed = (
-                any(acquisition.fakes.proxy_of(i) is not used_then[id(i)] for i in maker.inputs)
-                or acquisition.has_changed_plain()
+            is_changed = any(
+                acquisition.fakes.proxy_of(i) is not used_then[id(i)] or acquisition.has_changed(i) for i in maker.inputs
             )
             if not (is_changed or maker.is_in_place or is_kept(maker.func)):
                 known.update(id(o) for o in maker.outputs)

@@ -1,4 +1,4 @@
-"""What a traced program has written into the memory of plain tensors so far: a norm that was measured before is another one now."""
+"""What a traced program has written into the memory of plain tensors so far: what was computed of them before is another number now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterator
 
 import torch
 
-from thunder_norm.norms.lifts.written_parameters import has_memory
 from thunder_norm.subclass.acquiring.fakes import Fakes
 from thunder_norm.tracing.shared_memory import aliases
 from thunder_norm.tracing.shared_memory.views import RETURNING_SELF, makes_view
@@ -75,6 +74,11 @@ class Writes:
         while node in self._parent:
             node = self._parent[node]
         return node
+
+
+def has_memory(t: torch.Tensor) -> bool:
+    """Whether a tensor has a storage that can be asked for."""
+    return t.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def _of_fake(t: torch.Tensor) -> Iterator[Hashable]:
