@@ -46,6 +46,12 @@ def _has_method(value: Any, name: str) -> bool:
     return name not in (getattr(value, "__dict__", None) or ())
 
 
+def unbound(method: WrappedValue) -> tuple[WrappedValue, WrappedValue]:
+    """The function of a method, and what it is called with first."""
+    function = thunders.wrap_attribute(method.value.__func__, method, wrap_const("__func__"))
+    return function, thunders.wrap_attribute(method.value.__self__, method, wrap_const("__self__"))
+
+
 def _call_method(obj: WrappedValue, name: str, *args: WrappedValue) -> Any:
     """``obj.name(*args)`` as the interpreter does it."""
     method = thunders._interpret_call(getattr, obj, wrap_const(name))
@@ -54,8 +60,7 @@ def _call_method(obj: WrappedValue, name: str, *args: WrappedValue) -> Any:
     if getattr(method.value, "__self__", _nothing) is obj.value:
         thunders.populate_attribute_wrapper(method, "__self__", obj)
     if type(method.value) is MethodType:
-        function = thunders._interpret_call(getattr, method, wrap_const("__func__"))
-        owner = thunders._interpret_call(getattr, method, wrap_const("__self__"))
+        function, owner = unbound(method)
         return _handed_on(thunders._interpret_call(function, owner, *args))
     return _handed_on(thunders._interpret_call(method, *args))
 
