@@ -21,6 +21,7 @@ from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.acquiring.effects import OfOperator, is_effect
 from thunder_norm.subclass.acquiring.functional_forms import WITHOUT_HISTORY, rewritten
 from thunder_norm.subclass.acquiring.sized import Sized
+from thunder_norm.tracing.inferred import Inferred
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
@@ -114,17 +115,10 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     name = _fallback_name(func) + _which(func, used)
     is_index = (func.func if isinstance(func, Sized) else func) is torch.Tensor.__getitem__
     infer = functools.partial(_infer_once_each, func) if is_effect(func) or is_index else ltorch.meta_adaptor(func)
-
-    known: dict[Any, list[dict[str, Any]]] = {}
+    infer = Inferred(infer) if _is_torchs_or_ours(func) else infer
 
     def meta(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
-        asked = _described(func, args, kwargs)
-        if asked is not None and asked in known:
-            return _select([TensorProxy(**what) for what in known[asked]], used, TensorProxy)
-        results = tree_flatten(infer(*args, **kwargs))[0]
-        if asked is not None and all(type(p) is TensorProxy for p in results):
-            known[asked] = [_what_is_known(p) for p in results]
-        return _select(results, used, TensorProxy)
+        return _select(tree_flatten(infer(*args, **kwargs))[0], used, TensorProxy)
 
     def run(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         if kwargs or not _PLAIN.issuperset(map(type, args)):
@@ -232,23 +226,11 @@ def _effect_vjp(
     return [g if (g := gradients.pop(p.name, None)) is not None else ltorch.zeros_like(p) for p in inputs]
 
 
-def _described(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """All that the shapes, dtypes and devices of the results follow from; None where that may be anything.
-
-    What a user's operator says of its results may be another in each call.
-    """
-    is_ours = getattr(func, "__module__", "").partition(".")[0] == "thunder_norm" and isinstance(func, FunctionType)
-    if not is_ours or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return None
-    leaves, spec = tree_flatten((args, kwargs))
-    if not all(type(v) is TensorProxy or type(v) in _PLAIN for v in leaves):
-        return None
-    given = tuple(tuple(_what_is_known(v).items()) if isinstance(v, TensorProxy) else (type(v), v) for v in leaves)
-    return given, spec, torch.is_grad_enabled(), torch.get_default_dtype()
-
-
-def _what_is_known(p: TensorProxy) -> dict[str, Any]:
-    return {"shape": tuple(p.shape), "device": p.device, "dtype": p.dtype, "requires_grad": p.requires_grad}
+def _is_torchs_or_ours(func: Callable) -> bool:
+    """Whether nobody else says what its results are."""
+    if isinstance(func, torch._ops.OpOverload):
+        return func.namespace == "aten"
+    return isinstance(func, FunctionType) and func.__module__.partition(".")[0] == "thunder_norm"
 
 
 def _infer_once_each(func: Callable, *args: Any, **kwargs: Any) -> Any:

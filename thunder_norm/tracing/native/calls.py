@@ -16,7 +16,16 @@ from thunder_norm.tracing.native.inner import native_of, unbound
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
-from thunder.core.interpreter import InterpreterStack, WrappedValue, check_and_append, do_raise, is_opaque, unwrap, wrap_const
+from thunder.core.interpreter import (
+    InterpreterStack,
+    Py_NULL,
+    WrappedValue,
+    check_and_append,
+    do_raise,
+    is_opaque,
+    unwrap,
+    wrap_const,
+)
 from thunder.core.proxies import Proxy
 
 _handlers = thunders._default_opcode_handler_map
@@ -109,6 +118,18 @@ def _contents(cell: CellType) -> Any:
         return _nothing
 
 
+def _load_method(obj: WrappedValue, name: WrappedValue, stack: InterpreterStack) -> Any:
+    method = thunders._interpret_call(getattr, obj, name)
+    if method is _EXCEPTION_RAISED:
+        return method
+    if getattr(method.value, "__self__", _nothing) is obj.value:
+        thunders.populate_attribute_wrapper(method, "__self__", obj)
+    first, second = unbound(method) if type(method.value) is MethodType else (wrap_const(Py_NULL()), method)
+    stack.append(first)
+    stack.append(second)
+    return None
+
+
 def _call_dispatch(compilectx: Any, runtimectx: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
     if fn is getattr:  # there always is a lookaside
         lookaside = compilectx.lookaside(fn, *args)
@@ -140,5 +161,12 @@ REPLACEMENTS = (
         ()
         if sys.version_info < (3, 11)  # other places of variables
         else (Replacement(_handlers, "LOAD_DEREF", _load_deref, "_load_deref_handler: _interpret_call(getattr, cell, ...)"),)
+    ),
+    *(
+        ()
+        if sys.version_info >= (3, 13)  # another order on the stack
+        else (
+            Replacement(thunders, "load_method_helper", _load_method, "load_method_helper: _interpret_call(getattr, meth, ...)"),
+        )
     ),
 )
