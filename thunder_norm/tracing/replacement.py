@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import threading
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,12 @@ class Replacement:
     lines: str
     original: Any = field(init=False)
     is_builtin: bool = field(init=False)
+    _set: Callable[[Any, Any], None] = field(init=False)
 
     def __post_init__(self) -> None:
+        # once: an abstract class is slow to ask, and some hundred are put in place for each compilation
+        is_table = isinstance(self.owner, MutableMapping)
+        self._set = self.owner.__setitem__ if is_table else functools.partial(setattr, self.owner)
         self.is_builtin = isinstance(self.owner, ModuleType) and self.name not in vars(self.owner)
         self.original = getattr(builtins, self.name) if self.is_builtin else self._current()
 
@@ -35,22 +40,16 @@ class Replacement:
             return self.owner[self.name]
         return vars(self.owner)[self.name]
 
-    def _set(self, value: Any) -> None:
-        if isinstance(self.owner, MutableMapping):
-            self.owner[self.name] = value
-        else:
-            setattr(self.owner, self.name, value)
-
     def put(self) -> None:
         """Let the native function stand in."""
-        self._set(self.native)
+        self._set(self.name, self.native)
 
     def take_back(self) -> None:
         """Let Thunder's own function stand there again."""
         if self.is_builtin:
             delattr(self.owner, self.name)
         else:
-            self._set(self.original)
+            self._set(self.name, self.original)
 
 
 class Replacements:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.acquiring.effects import OfOperator, is_effect
 from thunder_norm.subclass.acquiring.functional_forms import WITHOUT_HISTORY, rewritten
 from thunder_norm.subclass.acquiring.sized import Sized
+from thunder_norm.tracing.inferred import Inferred
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
@@ -131,6 +133,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     name = _fallback_name(func) + _which(func, used)
     is_index = (func.func if isinstance(func, Sized) else func) is torch.Tensor.__getitem__
     infer = functools.partial(_infer_once_each, func) if is_effect(func) or is_index else ltorch.meta_adaptor(_laid_out(func))
+    infer = Inferred(infer) if _is_torchs_or_ours(func) else infer
 
     def meta(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
         return _select(tree_flatten(infer(*args, **kwargs))[0], used, TensorProxy)
@@ -239,6 +242,13 @@ def _effect_vjp(
     gradients = dict(zip(written, (of.get(p.name) for p in results[1:]), strict=True))
     # `pop`: gradients to a tensor that was given twice add up
     return [g if (g := gradients.pop(p.name, None)) is not None else ltorch.zeros_like(p) for p in inputs]
+
+
+def _is_torchs_or_ours(func: Callable) -> bool:
+    """Whether nobody else says what its results are."""
+    if isinstance(func, torch._ops.OpOverload):
+        return func.namespace == "aten"
+    return isinstance(func, FunctionType) and func.__module__.partition(".")[0] == "thunder_norm"
 
 
 def _infer_once_each(func: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -76,6 +76,10 @@ def _lookaside(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
 
 def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     asked = leader()
+    if fn is getattr and asked is not None:  # more than half of all calls, of which most below have nothing to say
+        guards.note_call(fn, args)
+        autocast.note_call()
+        return attributes.lookaside(fn, args) or asked.lookaside(fn, args, kwargs)
     if special_methods.is_compared_by_own_method(fn):
         return None  # its ``__call__`` is interpreted
     if asked is not None:
@@ -84,11 +88,8 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         guards.note_call(fn, args)
         questions.note_asked(fn, args)
         autocast.note_call()
-        about_python = attributes.lookaside(fn, args)
-        if fn is getattr:  # more than half of all calls, of which the others below have nothing to say
-            return about_python or asked.lookaside(fn, args, kwargs)
         about_python = (
-            about_python
+            attributes.lookaside(fn, args)
             or standard_library.lookaside(fn)
             or cached_calls.lookaside(fn, args, kwargs)
             or derived.lookaside(fn, args)

@@ -24,7 +24,6 @@ from thunder.transforms import autodiff
 _original_swap = BoundSymbol.from_bsym_swap_proxies
 _FIELDS = frozenset(f.name for f in dataclasses.fields(BoundSymbol) if f.name not in ("tags", "_line_no"))
 _PROPERTIES = {name: v for name, v in vars(BoundSymbol).items() if isinstance(v, functools.cached_property)}
-_FIELDS_AND_FOUND = _FIELDS | frozenset(_PROPERTIES) - {"rhs"}
 # What arguments and results are found out from does not change with these.
 _BESIDE = frozenset({"header", "source_filename", "source_positions", "_call_ctx", "_import_ctx", "_object_ctx", "_executor"})
 _MAKES_NOTHING = frozenset({prims.PrimIDs.COMMENT, prims.PrimIDs.PRINT, prims.PrimIDs.RETURN})
@@ -32,17 +31,19 @@ _MAKES_NOTHING = frozenset({prims.PrimIDs.COMMENT, prims.PrimIDs.PRINT, prims.Pr
 
 def from_bsym(self: BoundSymbol, **changes: Any) -> BoundSymbol:
     """A copy with these changes; what was found out of arguments and results is kept where they are."""
-    new, state = object.__new__(BoundSymbol), self.__dict__
-    kept = _FIELDS_AND_FOUND if _BESIDE.issuperset(changes) else _FIELDS
-    to = new.__dict__
-    for name, value in state.items():
-        if name in kept:
-            to[name] = value
-    to.update(changes)
-    to["args"] = tuple(to["args"])
+    new = object.__new__(BoundSymbol)
+    if _BESIDE.issuperset(changes):
+        to = self.__dict__ | changes
+        to.pop("rhs", None)
+        to["_line_no"] = None
+    else:
+        to = {name: value for name, value in self.__dict__.items() if name in _FIELDS} | changes
+        to.setdefault("_line_no", None)
+    new.__dict__ = to
+    if type(to["args"]) is not tuple:
+        to["args"] = tuple(to["args"])
     if "tags" not in changes:
         to["tags"] = self.tags.copy()
-    to.setdefault("_line_no", None)
     if new.sym._bind_postprocess:
         new.sym._bind_postprocess(new)
     return new
@@ -234,12 +235,11 @@ def _without_repeated_numbers(bsyms: Iterable[BoundSymbol]) -> list[BoundSymbol]
 
     new = []
     for bsym in bsyms:
-        if all(isinstance(x, NumberProxy) and x.name in seen for x in bsym.flat_outs):
+        results = bsym.flat_outs
+        numbers = [x for x in results if isinstance(x, NumberProxy)]
+        if len(numbers) == len(results) and all(x.name in seen for x in numbers):
             continue
-        if any(isinstance(x, NumberProxy) for x in bsym.flat_outs):
-            new.append(bsym.from_bsym(output=tree_map(kept, bsym.output)))
-        else:
-            new.append(bsym.from_bsym())
+        new.append(bsym.from_bsym(output=tree_map(kept, bsym.output)) if numbers else bsym.from_bsym())
     return new
 
 

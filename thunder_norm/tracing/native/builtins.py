@@ -50,7 +50,8 @@ def _len(obj: WrappedValue) -> Any:
 _KNOW_THEIR_TRUTH = (type(None), int, float)
 
 
-def _bool(x: WrappedValue) -> Any:
+def truth(x: WrappedValue) -> WrappedValue | None:
+    """``bool(x)`` of what no class of the program's has a say in; None of anything else."""
     value = x.value
     if value is True or value is False:
         return x
@@ -60,8 +61,13 @@ def _bool(x: WrappedValue) -> Any:
     if kind in _LENGTHS:
         x.track_items()
     elif kind is not str:
-        return _original_bool(x)
+        return None
     return wrap(bool(value), provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=[]))
+
+
+def _bool(x: WrappedValue) -> Any:
+    found = truth(x)
+    return _original_bool(x) if found is None else found
 
 
 def _contains(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:

@@ -1,24 +1,40 @@
-"""Attributes, and calls of bound methods."""
+"""Attributes, variables of closures, and calls of bound methods."""
 
 from __future__ import annotations
 
-from types import MethodType
+import sys
+from types import CellType, MethodType
 from typing import Any
 
 import torch
 
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.native.builtins import truth
 from thunder_norm.tracing.native.elements import note_attribute
-from thunder_norm.tracing.native.inner import native_of
+from thunder_norm.tracing.native.inner import native_of, unbound
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterStack, WrappedValue, do_raise, is_opaque, unwrap, wrap_const
+from thunder.core import jit_ext
+from thunder.core.interpreter import (
+    InterpreterStack,
+    Py_NULL,
+    WrappedValue,
+    check_and_append,
+    do_raise,
+    is_opaque,
+    unwrap,
+    wrap_const,
+)
 from thunder.core.proxies import Proxy
 
 _handlers = thunders._default_opcode_handler_map
 _lookasides = thunders._default_lookaside_map
 _original_getattribute = thunders._object_getattribute_lookaside
+_of_jit = jit_ext._general_jit_lookaside_map
 _original_dispatch = thunders._call_dispatch
+_original_load_deref = _handlers["LOAD_DEREF"]
+_EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _nothing = object()
 
 
@@ -44,7 +60,7 @@ def _getattribute(obj: Any, name: Any) -> Any:
             return _got(get, found, uobj, kind)
     own = obj.attribute_wrappers.get("__dict__")
     if own is None:
-        own = thunders._interpret_call(getattr, obj, wrap_const("__dict__"), wrap_const(_nothing))
+        own = _attributes(obj)
     if own.value is not _nothing:
         if type(own.value) is not dict:
             return _original_getattribute(obj, name)
@@ -54,6 +70,15 @@ def _getattribute(obj: Any, name: Any) -> Any:
     if get is not _nothing:
         return _got(get, found, uobj, kind)
     return found if found is not _nothing else do_raise(AttributeError(uname))
+
+
+def _attributes(obj: WrappedValue) -> Any:
+    """``obj.__dict__``, or _nothing if it has none."""
+    held = getattr(obj.value, "__dict__", _nothing)
+    if type(held) is not dict:
+        return thunders._interpret_call(getattr, obj, wrap_const("__dict__"), wrap_const(_nothing))
+    guards.note_attribute(obj, "__dict__")
+    return thunders.wrap_attribute(held, obj, wrap_const("__dict__"))
 
 
 def _got(get: Any, descriptor: Any, obj: Any, kind: type) -> Any:
@@ -78,15 +103,45 @@ def _store_attr(inst: Any, /, stack: InterpreterStack, co: Any, **state: Any) ->
     return thunders.check_signal(thunders._interpret_call(setattr, obj, name, value))
 
 
+def _load_deref(inst: Any, /, stack: InterpreterStack, frame: Any, **state: Any) -> Any:
+    cell = frame.localsplus[inst.arg]
+    known = cell.attribute_wrappers.get("cell_contents") if type(unwrap(cell)) is CellType else None
+    if known is not None and (known.value is (held := _contents(cell.value)) or known.original_value is held):
+        return check_and_append(stack, thunders.load_deref_callback(known, frame.get_localsplus_name(inst.arg)))
+    return _original_load_deref(inst, stack=stack, frame=frame, **state)
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it has none
+        return _nothing
+
+
+def _load_method(obj: WrappedValue, name: WrappedValue, stack: InterpreterStack) -> Any:
+    method = thunders._interpret_call(getattr, obj, name)
+    if method is _EXCEPTION_RAISED:
+        return method
+    if getattr(method.value, "__self__", _nothing) is obj.value:
+        thunders.populate_attribute_wrapper(method, "__self__", obj)
+    first, second = unbound(method) if type(method.value) is MethodType else (wrap_const(Py_NULL()), method)
+    stack.append(first)
+    stack.append(second)
+    return None
+
+
 def _call_dispatch(compilectx: Any, runtimectx: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if fn is getattr:  # there always is a lookaside
+        lookaside = compilectx.lookaside(fn, *args)
+        return lookaside if lookaside is _EXCEPTION_RAISED else lookaside(*args)
+    if fn is bool and _of_jit.get(bool) is jit_ext._general_jit_bool_lookaside and (answer := truth(args[0])) is not None:
+        return answer
     called = unwrap(fn)
     if type(called) is not MethodType or hasattr(called, "__thunder_interpreter_orig_fn"):
         inner = native_of(called)
         found = None if inner is None else inner(called, *args, **kwargs)
         return _original_dispatch(compilectx, runtimectx, fn, *args, **kwargs) if found is None else found
-    method = fn if isinstance(fn, WrappedValue) else wrap_const(fn)
-    function = thunders._interpret_call(getattr, method, wrap_const("__func__"))
-    owner = thunders._interpret_call(getattr, method, wrap_const("__self__"))
+    function, owner = unbound(fn if isinstance(fn, WrappedValue) else wrap_const(fn))
     return thunders._interpret_call(function, owner, *args, **kwargs)
 
 
@@ -96,5 +151,22 @@ REPLACEMENTS = (
     ),
     Replacement(_lookasides, setattr, _setattr, "`lambda typ, o, n, v: typ.__setattr__(o, n, v)` in _setattr_lookaside"),
     Replacement(_handlers, "STORE_ATTR", _store_attr, "impl in _store_attr_handler"),
-    Replacement(thunders, "_call_dispatch", _call_dispatch, "_impl for bound methods"),
+    Replacement(
+        thunders,
+        "_call_dispatch",
+        _call_dispatch,
+        "_impl for bound methods; getattr and bool, which the interpreter itself calls, without a wrapper of theirs",
+    ),
+    *(
+        ()
+        if sys.version_info < (3, 11)  # other places of variables
+        else (Replacement(_handlers, "LOAD_DEREF", _load_deref, "_load_deref_handler: _interpret_call(getattr, cell, ...)"),)
+    ),
+    *(
+        ()
+        if sys.version_info >= (3, 13)  # another order on the stack
+        else (
+            Replacement(thunders, "load_method_helper", _load_method, "load_method_helper: _interpret_call(getattr, meth, ...)"),
+        )
+    ),
 )

@@ -5,6 +5,7 @@ Each native one returns None, before it has done anything that shows, where only
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import functools
 from collections.abc import Callable, Iterator
@@ -12,8 +13,10 @@ from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any
 
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
-from thunder_norm.tracing.native.elements import handed_on, item, items
+from thunder_norm.tracing.guarding.ways import path_of
+from thunder_norm.tracing.native.elements import handed_on, item, items, note_attribute
 from thunder_norm.tracing.native.flattening import flatten
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
@@ -23,6 +26,8 @@ from thunder.torch.experimental import dtensor_torch_and_prims
 from thunder.torch.experimental.dtensor_proxy import DTensorProxy
 
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
+_VIEWS = (thunders.MappingKeysView, thunders.MappingValuesWrapper, thunders.MappingItemsWrapper)
+_ITERATORS = (thunders.MappingValuesIterator, thunders.MappingItemsIterator)
 _METHODS = (FunctionType, MethodDescriptorType, WrapperDescriptorType)
 _nothing = object()
 
@@ -46,6 +51,12 @@ def _has_method(value: Any, name: str) -> bool:
     return name not in (getattr(value, "__dict__", None) or ())
 
 
+def unbound(method: WrappedValue) -> tuple[WrappedValue, WrappedValue]:
+    """The function of a method, and what it is called with first."""
+    function = thunders.wrap_attribute(method.value.__func__, method, wrap_const("__func__"))
+    return function, thunders.wrap_attribute(method.value.__self__, method, wrap_const("__self__"))
+
+
 def _call_method(obj: WrappedValue, name: str, *args: WrappedValue) -> Any:
     """``obj.name(*args)`` as the interpreter does it."""
     method = thunders._interpret_call(getattr, obj, wrap_const(name))
@@ -54,8 +65,7 @@ def _call_method(obj: WrappedValue, name: str, *args: WrappedValue) -> Any:
     if getattr(method.value, "__self__", _nothing) is obj.value:
         thunders.populate_attribute_wrapper(method, "__self__", obj)
     if type(method.value) is MethodType:
-        function = thunders._interpret_call(getattr, method, wrap_const("__func__"))
-        owner = thunders._interpret_call(getattr, method, wrap_const("__self__"))
+        function, owner = unbound(method)
         return _handed_on(thunders._interpret_call(function, owner, *args))
     return _handed_on(thunders._interpret_call(method, *args))
 
@@ -144,6 +154,55 @@ def _out_of_place(
     return do_raise(TypeError(f"unsupported operand type(s) for {symbol.value}: {kinds}"))
 
 
+# -- views of mappings --------------------------------------------------------------------------------------------------
+
+
+def _set(obj: WrappedValue, name: str, value: WrappedValue) -> None:
+    """``obj.name = value`` of an object of Thunder's that has just been made."""
+    setattr(obj.value, name, value.value)
+    note_attribute(obj, wrap_const(name), value)
+
+
+def _make_view(fn: Any, view: WrappedValue, mapping: WrappedValue) -> Any:
+    _set(view, "_mapping", mapping)
+    return wrap_const(None)
+
+
+def _make_iterator(fn: Any, iterator: WrappedValue, mapping: WrappedValue, *is_reversed: WrappedValue) -> Any:
+    """What iterates over the values or the items of a mapping, by its keys."""
+    if is_reversed:
+        return None
+    _set(iterator, "_mapping", mapping)
+    is_of_values = fn.__code__ is thunders.MappingValuesIterator.__init__.__code__
+    keys = thunders._interpret_call(iter, mapping) if is_of_values else _call_method(mapping, "__iter__")
+    if keys is _EXCEPTION_RAISED:
+        return keys
+    _set(iterator, "_key_iter", keys)
+    return wrap_const(None)
+
+
+def _iter_of_values(fn: Any, view: WrappedValue) -> Any:
+    mapping = thunders._interpret_call(getattr, view, wrap_const("_mapping"))
+    return _handed_on(thunders._interpret_call(wrap_const(thunders.MappingValuesIterator), mapping))
+
+
+def _iter_of_items(fn: Any, view: WrappedValue) -> Any:
+    mapping = thunders._interpret_call(getattr, view, wrap_const("_mapping"))
+    return _handed_on(thunders._interpret_call(wrap_const(thunders.MappingItemsIterator), mapping))
+
+
+def _iter_of_keys(fn: Any, mapping: WrappedValue) -> Any:
+    keys = _call_method(mapping, "keys")
+    return keys if keys is _EXCEPTION_RAISED else _call_method(keys, "__iter__")
+
+
+def _got(fn: Any, mapping: WrappedValue, key: WrappedValue) -> Any:
+    """``mapping[key]`` of `dict.get`, which notes that it asks for the key."""
+    if type(mapping.value) is dict and type(key.value) is str and key.value not in mapping.value:
+        return do_raise(KeyError(key.value))
+    return _element(fn, mapping, key)
+
+
 # -- elements, cells, calls ---------------------------------------------------------------------------------------------
 
 
@@ -154,6 +213,22 @@ def _element(fn: Any, container: WrappedValue, key: WrappedValue) -> Any:
 
 def _contents(fn: Any, cell: WrappedValue) -> Any:
     return _handed_on(thunders._interpret_call(getattr, cell, wrap_const("cell_contents")))
+
+
+def _fields(fn: Any, obj: WrappedValue) -> Any:
+    """``dataclasses.fields`` of an object that the program has made; one of its inputs has guards of what is looked at."""
+    if path_of(obj.provenance) is not None or type(getattr(obj.value, "__dataclass_fields__", None)) is not dict:
+        return None
+    known = thunders._interpret_call(getattr, obj, wrap_const("__dataclass_fields__"))
+    found = []
+    for name, field in known.value.items():
+        wrapped = item(known, name)
+        if wrapped is None:
+            return None
+        guards.note_attribute(wrapped, "_field_type")
+        if field._field_type is dataclasses._FIELD:  # type: ignore[attr-defined]
+            found.append(wrapped)
+    return _handed_on(thunders.wrapped_build_tuple(found))
 
 
 def _make_cell(fn: Any, *contents: WrappedValue) -> Any:
@@ -238,12 +313,20 @@ def _natives() -> dict[int, Callable]:
         _inside(thunders._len_lookaside, "impl"): _len,
         _inside(thunders._iter_lookaside, "nosentinel_impl"): _iter,
         _inside(thunders._next_lookaside, "impl"): _next,
+        _inside(thunders._tuple_new_provenance_tracking_lookaside, "<lambda>", "__next__"): _next,
         _inside(thunders._for_iter_handler, "_next_impl"): _next_of_loop,
+        **{view.__init__.__code__: _make_view for view in _VIEWS},
+        **{iterator.__init__.__code__: _make_iterator for iterator in _ITERATORS},
+        thunders.MappingValuesWrapper.__iter__.__code__: _iter_of_values,
+        thunders.MappingItemsWrapper.__iter__.__code__: _iter_of_items,
+        _inside(thunders.MutMappingWrapperMethods.__iter__, "impl"): _iter_of_keys,
+        _inside(thunders.MutMappingWrapperMethods.get, "<lambda>"): _got,
         thunders.MappingValuesIterator.__next__.__code__: _next_of_values,
         thunders.MappingItemsIterator.__next__.__code__: _next_of_items,
         _inside(thunders._contains_op_handler, "impl"): _contains,
         _inside(thunders._binary_op, "outofplace_impl"): _out_of_place,
         _inside(thunders._setup_frame_and_run_python_function, "<lambda>", "__getitem__"): _element,
+        dataclasses.fields.__code__: _fields,
         _inside(thunders.partial_call_lookaside, "partial_call_impl"): _partial,
         _inside(dtensor_torch_and_prims.dispatch_to_impl, "wrapper"): _dispatched,
     }

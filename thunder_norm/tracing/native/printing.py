@@ -16,7 +16,7 @@ _original_to_printable = codeutils.to_printable
 
 
 def _stands_for_itself(x: Any) -> bool:
-    return isinstance(x, ProxyInterface) or type(x) in _LITERALS
+    return type(x) in _LITERALS or isinstance(x, ProxyInterface)
 
 
 def _to_printable(trace: Any, x: Any, *, import_ctx: dict | None = None, object_ctx: dict | None = None) -> Any:

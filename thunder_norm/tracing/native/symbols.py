@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from thunder_norm.tracing.inferred import Inferred
 from thunder_norm.tracing.native.flattening import leaves_of
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import symbol as thunders
 from thunder.core.compile_data import get_compile_data
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.prims import OpTags
+from thunder.core.proxies import Proxy, ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
@@ -17,40 +20,54 @@ _original_bind = Symbol.bind
 
 
 def _call(self: Symbol, *args: Any, **kwargs: Any) -> Any:
-    """Thunder's own where there is more to it: autocast, gradients that are off, proxies of other classes than tensors."""
+    """Thunder's own where there is more to it: autocast, proxies of other classes than tensors."""
     trace, compiled, meta = get_tracectx(), get_compile_data(), self.meta
-    if (
-        type(trace) is not TraceCtx
-        or trace._complete
-        or compiled is None
-        or meta is None
-        or not compiled.is_grad_enabled
-        or compiled.autocast_stack.stack
-    ):
+    if type(trace) is not TraceCtx or trace._complete or compiled is None or meta is None or compiled.autocast_stack.stack:
         return _original_call(self, *args, **kwargs)
     scopes = trace.scopes
+    given: list[Any] | None = []
+    if not self.is_prim or not compiled.is_grad_enabled:
+        given = leaves_of((*args, *kwargs.values()))
+        if given is None:
+            return _original_call(self, *args, **kwargs)
     if self.is_prim:
         if scopes[-1] is None:  # inside a primitive, whose operations are not written
             return meta(*args, **kwargs)
+        if self.tags and OpTags.AUTO_REGISTERED in self.tags:
+            meta = _inferred(self)
         subsymbols: list[BoundSymbol] = []
         scopes.append(None)  # type: ignore[arg-type]
         result = meta(*args, **kwargs)
         scopes.pop()
     else:
-        given = leaves_of((*args, *kwargs.values()))
-        if given is None:
-            return _original_call(self, *args, **kwargs)
         subsymbols = []
         scopes.append(subsymbols)
         result = meta(*args, **kwargs)
         result = _with_copies(result, [x for x in given if isinstance(x, Proxy)])
         scopes.pop()
+    if not compiled.is_grad_enabled:
+        _detach(result, {x.name for x in given if isinstance(x, TensorProxy)})
     bound = _bound if Symbol.bind is _original_bind else Symbol.bind
     scope = scopes[-1]
     if scope is None:
         raise AssertionError(f"A symbol {self} was called while processing a primitive")
     scope.append(bound(self, *args, **kwargs, output=result, subsymbols=subsymbols))
     return result
+
+
+@functools.cache
+def _inferred(operation: Symbol) -> Inferred:
+    """What torch says of the results of an operation that Thunder has registered by its name alone."""
+    assert operation.meta is not None
+    return Inferred(operation.meta)
+
+
+def _detach(result: Any, given: set[str]) -> None:
+    """Have gradients take what an operation made for constants: it ran where none are recorded."""
+    made = leaves_of((result,))
+    for x in thunders.tree_flatten(result)[0] if made is None else made:
+        if isinstance(x, TensorProxy) and x.name not in given:
+            x.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
 
 
 def _with_copies(result: Any, given: list[Proxy]) -> Any:
@@ -98,5 +115,10 @@ def _bound(self: Symbol, *args: Any, output: Any, subsymbols: list[BoundSymbol],
 
 
 REPLACEMENTS = (
-    Replacement(Symbol, "__call__", _call, "Symbol.__call__, which flattens arguments and results of each operation"),
+    Replacement(
+        Symbol,
+        "__call__",
+        _call,
+        "Symbol.__call__, which flattens arguments and results of each operation; meta_adaptor, which runs torch for each",
+    ),
 )

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import BuiltinFunctionType, CellType, FunctionType, MethodDescriptorType
 from typing import Any
 
 from thunder_norm.tracing.guarding import stored
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
+from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_CALLBACKS, InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue
 
 _compile_ctx = thunders._interpretercompilectx.get
 _runtime_ctx = thunders._interpreterruntimectx.get
 _CONSTANT = PseudoInst.CONSTANT
 _CALLBACK = "_thunder_norm_wrap_callback"
+# Of a constant of these the callback says that it is none of the program's inputs, and nothing else: no way leads to it
+_PLAIN = frozenset(
+    (str, int, float, bool, type(None), tuple, list, dict, object, type, BuiltinFunctionType, FunctionType, MethodDescriptorType)
+) | {CellType}
 
 
 def _post_init(self: ProvenanceRecord) -> None:
@@ -64,6 +70,11 @@ def _wrapped_init(self: WrappedValue, value: Any, /, *, provenance: ProvenanceRe
     self.provenance = provenance
     if provenance.inst is _CONSTANT:
         provenance.value = value
+        if type(value) in _PLAIN and jit_ext._jit_ctx.get(None) is not None:
+            provenance.ext_flag |= jit_ext.EXT_FLAG_IS_PROXY_DERIVED
+            if type(value) is not str:
+                _runtime_ctx().cache_wrapper(self)
+            return
     _runtime_ctx().cache_wrapper(self)
     ctx = _compile_ctx()
     try:
