@@ -31,6 +31,7 @@ PROGRAMS = {
     "writes": 5000,
     "wrapper_writes": 5000,
     "bounds": 5000,
+    "networks": 2000,
     "real": 5000,
 }
 

@@ -221,11 +221,11 @@ def _steepest(
         jacobian = torch.autograd.functional.jacobian(f, at)
         if not isinstance(jacobian, torch.Tensor) or not jacobian.isfinite().all():
             continue
-        largest = max(largest, _operator_norm(jacobian, ball, out, generator))
+        largest = max(largest, operator_norm(jacobian, ball, out, generator))
     return largest
 
 
-def _operator_norm(jacobian: torch.Tensor, ball: Ball, out: NormedTensor, generator: torch.Generator) -> float:
+def operator_norm(jacobian: torch.Tensor, ball: Ball, out: NormedTensor, generator: torch.Generator) -> float:
     """What power iteration finds of max |J u| over |u| = 1, in these norms."""
     flat, best = jacobian.reshape(-1, math.prod(ball.shape)), 0.0
     for _ in range(3):

@@ -33,6 +33,8 @@ each program is drawn from its subject, the seed and its number alone.
   one memory: results, what inputs hold and who sees it, histories and gradients, against eager mode.
 - **bounds**: operations on norms: an adversary ascends in float64 to exceed the norm, and how far results move for all inputs, at the data,
   and near them.
+- **networks**: whole networks on norms (perceptrons, attention, convolutions, recurrent and graph layers, normalizations, gates): an adversary ascends
+  over pairs of inputs and over Jacobians.
 - **real**: modules on plain tensors, with contexts, Python, dtypes, views and writes: what two or three calls return and leave behind, against
   eager mode.
 

@@ -5,39 +5,36 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from thunder_norm.core import by_data, in_place
+from thunder_norm.core import by_data, conversions, in_place
 from thunder_norm.core.bodies import is_composite, python_body
-from thunder_norm.core.composed import Call, compose, is_composed
+from thunder_norm.core.composed import Call, compose, is_composed, moves
 from thunder_norm.core.context import (
     Environment,
     current_environment,
-    current_mode,
     lift,
-    measured,
     perturbations_recorded,
     run_operation,
     run_real,
 )
 from thunder_norm.core.eager_calls import note_operation
-from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.known_ranges import no_larger, range_by_rule
-from thunder_norm.core.local import at_data, is_within
-from thunder_norm.core.nonfinite import BEYOND_FLOATS, Followed, bounded, of_floats, settled, spoiled
-from thunder_norm.core.perturbations import Rest, moving_sizes, numbers_given, perturbation_of, recorded
+from thunder_norm.core.local import at_data, away, from_data, is_from_data, is_within
+from thunder_norm.core.nonfinite import BEYOND_FLOATS, Followed, of_floats
+from thunder_norm.core.perturbations import Rest
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.refused_calls import check_finalized, check_not_batched, missing_rule
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, key_of
+from thunder_norm.core.results import attach, handing_on, normed_in, track_aliases
 from thunder_norm.core.running import Runner, run_by
-from thunder_norm.core.tensors import NormedTensor, describe, describe_call, has_norm
-from thunder_norm.core.within import keep_near
+from thunder_norm.core.tensors import NormedTensor, describe_call, has_norm
+from thunder_norm.core.within import keep_near, stay_away
 from thunder_norm.errors import (
     JumpError,
     MissingNormRuleError,
@@ -224,7 +221,7 @@ def _by_data(func: Callable, args: tuple, kwargs: dict) -> Any:
         raise
     for y in flat_tensors(out):
         if isinstance(y, NormedTensor):
-            _track_aliases(y, y.backing, args, kwargs)
+            track_aliases(y, y.backing, args, kwargs)
     return out
 
 
@@ -244,15 +241,22 @@ def _without_norm(func: Callable, args: tuple, kwargs: dict, call: Callable[[tup
     return None if any(map(has_norm, flat_tensors(out))) else out
 
 
-def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func: Callable, args: tuple, kwargs: dict) -> Any:
-    """Run this rule of `op` on the norms of arguments that fit it, and the operation on the backings."""
-    if type(current_environment()) is Environment:  # neither traced nor analysed
+def apply_rule(
+    op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func: Callable, args: tuple, kwargs: dict, made: Any = None
+) -> Any:
+    """Run this rule of `op` on the norms of arguments that fit it, and the operation on the backings.
+
+    Where that has run, `made` is what it made of them: its rule runs once more, and nobody is told.
+    """
+    is_told = made is None
+    if is_told and type(current_environment()) is Environment:  # neither traced nor analysed
         note_operation()
     try:
         given = dict(bound.arguments)
         with perturbations_recorded():
             prepared = rule.prepare(bound)
-            current_environment().note_call(op, rule, (args, kwargs), given, prepared.arguments)
+            if is_told:
+                current_environment().note_call(op, rule, (args, kwargs), given, prepared.arguments)
             sizes = list(_sizes(prepared))
             with Followed(n for _, n in sizes) as followed:
                 result = rule.run(prepared)
@@ -268,28 +272,52 @@ def apply_rule(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, func
     body = func.body if isinstance(func, NormedOp) else func
     # a custom op's body is a program, not one operation: it is run as it is
     call = body if isinstance(func, NormedOp) else lambda *a, **k: run_operation(body, a, k)
-    real = call(*unwrap(args), **unwrap(kwargs))
+    real = call(*unwrap(args), **unwrap(kwargs)) if made is None else made
     found = range_by_rule(op, args, kwargs)
     with perturbations_recorded():
-        result = no_larger(op, _handing_on(result, prepared, sizes, followed), found, getattr(real, "dtype", None))
-        out = _attach(op, rule, prepared, result, real, args, kwargs)
+        result = no_larger(op, handing_on(result, prepared, sizes, followed), found, getattr(real, "dtype", None))
+        out = attach(op, rule, prepared, result, real, args, kwargs)
         if op.fact_rule is not None and isinstance(out, NormedTensor):
             out._facts = of_floats(op.fact_rule, prepared.args, prepared.kwargs, out)
         if is_composed():
-            compose(op.movement_rule, Call(args, kwargs, given, _normed(out), body), Rest(op, rule, prepared, _normed(result)))
+            compose(
+                op.movement_rule, Call(args, kwargs, given, normed_in(out), body), Rest(op, rule, prepared, normed_in(result))
+            )
     if op.range_rule is not None:
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
                 x._range = None if found is None else found.rounded(x.dtype)
+    if is_within() and not is_from_data():
+        _follow_away(op, func, args, kwargs, real, normed_in(out))
     with perturbations_recorded():
-        for x in _normed(out):
+        for x in normed_in(out):
             if is_within():
                 keep_near(x)
-            current_environment().note(op.body, x)
+            if is_told:
+                current_environment().note(op.body, x)
     if op.sums_rule is not None and isinstance(out, NormedTensor):
         args, kwargs = at_data((args, kwargs))
         out._sums = of_floats(op.sums_rule, args, kwargs, out)
     return out
+
+
+def _follow_away(op: NormedOp, func: Callable, args: tuple, kwargs: dict, made: Any, results: Sequence[NormedTensor]) -> None:
+    """Let results be known as they move away from the data alone, as well: by the rule for arguments that do."""
+    if not any(map(moves, results)):
+        return
+    args, kwargs = map_tensors(lambda x: away(x) if isinstance(x, NormedTensor) else x, (args, kwargs))
+    with from_data():
+        try:
+            rule = op.find(args, kwargs)
+            found = [] if rule is None else normed_in(apply_rule(op, *rule, func, args, kwargs, made))
+        except NormMismatchError:  # no rule for these: they move no further than by those for any two points
+            return
+    if len(found) != len(results):
+        return
+    for y, other in zip(results, found, strict=True):
+        if not moves(y) or not moves(other) or conversions.factor(other, type(y), y.elem_dims) is None:
+            continue
+        stay_away(y, conversions.convert(other, type(y), y.elem_dims))
 
 
 def _sizes(bound: inspect.BoundArguments) -> Iterator[tuple[str, torch.Tensor]]:
@@ -300,97 +328,9 @@ def _sizes(bound: inspect.BoundArguments) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, v.norm_size
 
 
-def _handing_on(result: Any, bound: inspect.BoundArguments, sizes: Sequence[tuple[str, torch.Tensor]], followed: Followed) -> Any:
-    """A rule's result whose norms are NaN if, and only if, an argument's is whose values matter (its sensitivity is not 0)."""
-    if isinstance(result, list | tuple):
-        return [_handing_on(r, bound, sizes, followed) for r in result]
-    if isinstance(result, NormedTensor):
-        sensitivity = result._sensitivity or {}
-        for name, n in sizes:
-            constant = sensitivity.get(name)
-            matters = not (isinstance(constant, int | float) and constant == 0)
-            if matters and not followed.makes_nan(n, result.norm_size):
-                result.norm_size = spoiled(result.norm_size, n)
-        result.norm_size = settled(result.norm_size, numbers_given(bound))
-    return result
-
-
-def _of_any_size(real: Any, bound: inspect.BoundArguments) -> Any:
-    """One of several results, of which the rule says nothing (the statistics of a normalization): plain it would be a constant."""
-    arguments = _normed(list(bound.arguments.values()))
-    if not isinstance(real, torch.Tensor) or not has_norm(real) or not real.numel() or not arguments:
-        return real
-    unknown = recorded(torch.full_like(arguments[0].norm_size, math.inf))
-    moves = any(x.perturbation_size is not None for x in arguments)
-    return LinfTensor._wrap(real, unknown, unknown.clone() if moves else None, ())
-
-
-def _size_of_nothing(result: NormedTensor, real: torch.Tensor, bound: inspect.BoundArguments) -> torch.Tensor:
-    """A rule's size for its result; the norm that this has where it has entries and no argument of a norm has any: then they are constants.
-
-    A formula for the mean of something, or the largest, says nothing of these, and torch's may be no number.
-    """
-    arguments = _normed(list(bound.arguments.values()))
-    if not arguments or any(x.numel() for x in arguments) or not real.numel() or real.is_meta:
-        return result.norm_size
-    return measured(type(result), real, result.elem_dims).norm_size
-
-
 def unwrap(tree: Any) -> Any:
     """The same structure with every NormedTensor replaced by its backing."""
     return map_tensors(lambda v: v.backing if isinstance(v, NormedTensor) else v, tree)
-
-
-def _attach(
-    op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: Any, real: Any, args: tuple, kwargs: dict
-) -> Any:
-    """Give each NormedTensor of a rule's result its backing and its perturbation_size."""
-    if isinstance(result, list | tuple):
-        if not isinstance(real, list | tuple) or len(real) != len(result):
-            raise NormMismatchError(f"norm rule for {op.__qualname__} returned {len(result)} results, the operation did not")
-        attached = [
-            _of_any_size(r, bound) if n is None else _attach(op, rule, bound, n, r, args, kwargs)
-            for n, r in zip(result, real, strict=True)
-        ]
-        # lists, tuples, and torch.return_types with their fields
-        return type(real)(attached)
-    if not isinstance(result, NormedTensor):
-        return real if result is None else result
-    if not isinstance(real, torch.Tensor):
-        raise NormMismatchError(f"norm rule for {op.__qualname__} returned a norm for {describe(real)}")
-    size = recorded(_size_of_nothing(result, real, bound))
-    # a rule that knows where all of its arguments come from may state the result's movement itself
-    perturbation = perturbation_of(op, rule, bound, result) if result.perturbation_size is None else result.perturbation_size
-    if perturbation is not None:
-        perturbation = settled(perturbation, (*numbers_given(bound), *moving_sizes(bound)))
-    if current_mode() == "modula":
-        size = bounded(1.0, size)
-    kind = type(result)
-    if kind is RMSTensor and result.elem_dims == ():
-        kind = LinfTensor
-    out = kind._wrap(real, size, perturbation, result.elem_dims)
-    out._facts = result._facts
-    _track_aliases(out, real, args, kwargs)
-    return out
-
-
-def _normed(tree: Any) -> list[NormedTensor]:
-    return [x for x in flat_tensors(tree) if isinstance(x, NormedTensor)]
-
-
-def _track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: dict) -> None:
-    storage = _storage_id(real)
-    for other in flat_tensors((args, kwargs)):
-        if isinstance(other, NormedTensor) and _storage_id(other.backing) == storage:
-            together = [*other._aliases, *out._aliases] or [weakref.ref(other)]
-            together.append(weakref.ref(out))
-            for x in (ref() for ref in together):
-                if x is not None:
-                    x._aliases = together
-
-
-def _storage_id(t: torch.Tensor) -> int:
-    return t.untyped_storage()._cdata
 
 
 run_by(Runner(torch_function, torch_dispatch, run_real, runs_model))

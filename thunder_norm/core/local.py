@@ -74,6 +74,11 @@ def is_from_data() -> bool:
     return is_within() and _from_data.get()
 
 
+def away(x: NormedTensor) -> NormedTensor:
+    """x as it moves away from the data alone, inside "within": how far, is less than any two points near it are apart by their constant."""
+    return x if x._away is None else x._away
+
+
 def distances(*inputs: NormedTensor) -> tuple[float, ...] | None:
     """How far from the data at hand, each in its own norm, claims are to hold; None if they are to for all tensors of a norm.
 
@@ -84,7 +89,7 @@ def distances(*inputs: NormedTensor) -> tuple[float, ...] | None:
         return (0.0,) * len(inputs)
     if not is_within():
         return None
-    found = tuple(_distance(x) for x in inputs)
+    found = tuple(_distance(away(x)) for x in inputs)
     return None if any(d is None for d in found) else tuple(d for d in found if d is not None)
 
 

@@ -36,10 +36,16 @@ def around(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor,
     """
     rows = values(x.backing.detach()).reshape(-1, spread.parts[0].size)
     moved = torch.zeros(rows.shape[1], dtype=torch.float64)
-    for part in spread.parts:
+    for part in away_from_data(x, spread).parts:
         moved = moved + part.ellipsoid.entries * values(part.root.size.detach())
     largest = rows.abs().amax() if rows.numel() else torch.zeros((), dtype=torch.float64)
     return rows, moved * 1e-9 + 1000 * torch.finfo(x.backing.dtype).eps * largest, moved
+
+
+def away_from_data(x: NormedTensor, spread: Spread) -> Spread:
+    """How x moves away from the data alone: `spread`, or what is known of that by itself, for the same features."""
+    found = None if x._away is None else spread_of(x._away)
+    return spread if found is None or found.ndim != spread.ndim else found
 
 
 def moved(spread: Spread, groups: torch.Tensor | None = None) -> torch.Tensor:
@@ -62,6 +68,22 @@ def keep_near(y: NormedTensor) -> None:
     if by_entry is not None:
         known = y._range or Range()
         y._range = replace(known, low=max(known.low, by_entry[0]), high=min(known.high, by_entry[1]))
+
+
+def stay_away(y: NormedTensor, other: NormedTensor) -> None:
+    """Let y be known to move away from the data as `other` does, of the same kind, and no further than its norm there and the largest near it.
+
+    That says how far it is from the data, and no constant: of what moves less it does not say that y is as much nearer.
+    """
+    if is_complex(y) or distances(y) is None or y.perturbation_size is None or other.perturbation_size is None:
+        return
+    measured = type(y).measure(y.backing.detach(), y.elem_dims).detach().to(NORM_DTYPE)
+    furthest = (measured + other.norm_size.detach()) * (1 + 1e-6)
+    if furthest < other.perturbation_size:
+        other.perturbation_size, other._spread = furthest, None
+        keep_near(other)
+    if other.perturbation_size.item() <= y.perturbation_size.item():
+        y._away = other
 
 
 def _entries(y: NormedTensor, distance: float) -> tuple[float, float] | None:

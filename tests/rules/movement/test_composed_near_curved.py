@@ -239,3 +239,17 @@ def test_a_single_key_is_all_that_is_seen():
         y = F.scaled_dot_product_attention(*tokens)
         found = [sensitivities(y, t).item() for t in tokens]
     assert found == pytest.approx([0.0, 0.0, 1.0], abs=1e-9)
+
+
+def test_normalizations_of_a_transformer_are_as_near_to_the_data_as_constants_from_there_say():
+    torch.manual_seed(seeded(0))
+    layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True).double().eval()
+    x, radius = torch.randn(1, 6, 16, dtype=torch.float64), 0.03
+    with norm_sensitivity("within"):
+        given = with_perturbation(RMSTensor(RMSTensor.of(x, (-2, -1)).norm_size + radius, backing=x, elem_dims=(-2, -1)), radius)
+        bound = sensitivities(layer(given), given).item()
+    steepest = torch.linalg.matrix_norm(torch.func.jacrev(layer)(x).reshape(96, 96), 2).item()
+    for step in torch.randn(20, 1, 6, 16, dtype=torch.float64):
+        step *= radius / step.square().mean().sqrt()
+        assert (layer(x + step) - layer(x - step)).norm() <= bound * (2 * step).norm()
+    assert steepest <= bound <= 20 * steepest  # hundreds of times as much where constants say how far results are from the data

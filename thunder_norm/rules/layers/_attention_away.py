@@ -189,7 +189,12 @@ class Rows:
         """The largest ``|b_j|``."""
         n = torch.arange(len(self.p))
         queries = torch.linalg.eigvalsh(self.query.by_token[n, :, n])[..., -1].clamp(min=0).sqrt()
-        return self.scale * queries[:, None] * self.moved_apart(self.key) * ROUNDED
+        return queries[:, None] * self.by_queries
+
+    @functools.cached_property
+    def by_queries(self) -> torch.Tensor:
+        """How much ``|b_j|`` grows with the length that the row's query moves."""
+        return self.scale * self.moved_apart(self.key) * ROUNDED
 
     def moved_apart(self, t: Moving) -> torch.Tensor:
         """How far keys or values move at most, less their mean by the weights, [rows, keys]."""

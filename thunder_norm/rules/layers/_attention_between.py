@@ -55,6 +55,17 @@ class Between(Rows):
         wide, of_products, of_values = p * width * apart, p * (slope + width) * apart * b, p * off * (e + shifted)
         length = self.of_first(damped / 2) + self.together(wide, self.form(wide).sqrt())
         length += self.together(of_products, of_products.sum(-1).sqrt()) + self.together(of_values, of_values.sum(-1).sqrt())
-        length += norm_of((2 * p * b * (off * apart + (1 + off) * (e + shifted))).sum(-1))
-        length += norm_of((p * (slope * b + width * most) * e).sum(-1))
+        length += 2 * self.of_products_alone(p * (off * apart + (1 + off) * (e + shifted)))
+        length += self.of_products_alone(p * slope * e) + norm_of((p * width * most * e).sum(-1))
         return Remainder(within, length * ROUNDED, damped.reshape(*self.weights.shape[:-1], 1))
+
+    def of_products_alone(self, factors: torch.Tensor) -> float:
+        """The length of ``s sum_j f_j (q . k_j)`` of all rows, q the move of a query and k_j of keys: one is at e, and of it d in the other's place.
+
+        A row has at most its query's length times ``s sum_j f_j |k_j|``; all queries move together no further than the longest of their ellipsoid.
+        """
+        together = (
+            torch.linalg.eigvalsh(self.query.cov)[-1].clamp(min=0).sqrt().item()
+            * (factors * self.by_queries).sum(-1).amax().item()
+        )
+        return min(norm_of((factors * self.products).sum(-1)), together * ROUNDED)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
-from thunder_norm.core.local import distances
+from thunder_norm.core.local import distances, is_from_data
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -64,7 +64,10 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
     Value:        n / g(n^2), n = |x|            (concave in the mean square, hence also for a mean over several groups)
     Sensitivity:  1 / g(0), 1 / sqrt(eps) mostly (the Jacobian (I - x x^T g' / (N r g)) / g at x = 0); 1 / g(l^2) for the least RMS l that
                   a group can have (`least_length`): that is what counts where g(0) = 0
-    Local:        1 / g(r^2) of the group with the smallest mean square r^2 of the data (centred if x is), less how far it moves inside "within"
+    Local:        1 / g(r^2) of the group with the smallest mean square r^2 of the data (centred if x is), less how far it moves inside "within";
+                  of moves away from the data itself no more than 2 / g(r^2) at the data, however far they go: with z at the data
+                  |x / g(x) - z / g(z)| <= |x - z| / g(z) + |x| |1 / g(x) - 1 / g(z)|, and g is 1-Lipschitz in the RMS, which is at most g
+                  (Dunkl and Williams 1964, "A simple norm inequality", for g = |x|)
     Mode "typical": E[1 / r^2] = N' / ((N' - 2) n^2) of a Gaussian with N' degrees of freedom.  Mode "modula": 1.
     Raises NormMismatchError where eps < 0.  Where g(0) = 0 the claims are about groups that are not 0: of those that are the result is NaN.
     """
@@ -88,6 +91,8 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
     elif (near := distances(input)) is not None:
         length = divisor.at(smallest_mean_square(input, dims, is_centred, groups, *near))
         lipschitz = 1 / (length.clamp(min=shortest) if near[0] else length)
+        if is_from_data():
+            lipschitz = torch.minimum(lipschitz, 2 / divisor.at(smallest_mean_square(input, dims, is_centred, groups, 0.0)))
     return rms(size, elem_dims, sensitivity={"input": lipschitz})
 
 
@@ -360,7 +365,8 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
 
     input: L2 over `dim`;  output: the same
     Value:        min(1, |x| / eps)
-    Sensitivity:  1 / eps    (attained below eps: projection onto a ball, scaled);  local: 1 / max(|x|, eps), x the shortest;
+    Sensitivity:  1 / eps    (attained below eps: projection onto a ball, scaled);  local: 1 / max(|x|, eps), x the shortest, twice
+                  that at most for moves away from the data (`normalized`);
                   1 / max(l, eps) for the least length l that x can have (`least_length`): that is what counts where eps = 0
     Mode "typical": that of a Gaussian's length, as in `normalized`.  Mode "modula": 1.
     Raises NormMismatchError for other p, and for eps < 0.
@@ -379,4 +385,6 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
     elif (near := distances(input)) is not None and dims:
         shortest = data(input).square().sum(dims).sqrt().amin().to(value.dtype) - c * near[0]
         lipschitz = 1 / shortest.clamp(min=max(eps, least) if near[0] else eps)
+        if is_from_data():
+            lipschitz = torch.minimum(lipschitz, 2 / (shortest + c * near[0]).clamp(min=eps))
     return L2Tensor(value, elem_dims=dims, sensitivity={"input": c * lipschitz})

@@ -21,10 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from thunder_norm.core.composed import LARGEST, Call, Made, Root, Spread, Term, Vertex, is_fixed, moves, spread_of, values
 from thunder_norm.core.ellipsoids import Dense, Ellipsoid, sum_of
-from thunder_norm.core.local import is_from_data, is_within
+from thunder_norm.core.local import from_data, is_from_data, is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.core.within import moved
+from thunder_norm.core.within import away_from_data, moved
 from thunder_norm.trees import flat_tensors
 
 Found = Sequence[Made | None] | None
@@ -104,6 +104,14 @@ class Together:
         return Ellipsoid.of(functools.reduce(torch.add, (e.cov * ((e.scale / scale) ** 2 / c) for e, c in found)), scale)
 
 
+def points_near(*tensors: NormedTensor) -> tuple[Ellipsoid, ...] | None:
+    """Ellipsoids of all that these are away from the data; None where that is not known by numbers."""
+    spreads = [away_from_data(x, near(x)) for x in tensors]
+    with from_data():
+        by = Together.of([v for s in spreads for v in s.parts])
+        return None if by is None else tuple(by.within(s.parts) for s in spreads)
+
+
 def linear(moving: Sequence[NormedTensor], f: Function) -> tuple[Term, ...] | None:
     """The Jacobian of f at the data, of at most as many results as a row may have; None if it has no derivative there."""
     at = {id(x): values(x.backing.detach()).clone().requires_grad_() for x in moving}
@@ -171,7 +179,7 @@ def _of_logits(call: Call, f: Callable[..., torch.Tensor], curvature: Callable[[
     moving = one_sample(call, [x])
     if moving is None or not isinstance(dim, int) or not x.ndim:
         return None
-    r = moved(near(x), groups_of(x, (dim - x.ndim if dim >= 0 else dim,))).detach().item()
+    r = moved(away_from_data(x, near(x)), groups_of(x, (dim - x.ndim if dim >= 0 else dim,))).detach().item()
     # of two logits the difference moves by at most sqrt(2) r
     largest = values(x.backing.detach()).softmax(dim).amax().item() * math.exp(min(math.sqrt(2) * r, 700.0))
     return by_jacobian(call, moving, lambda plain: f(plain(x), dim), curvature(x.shape[dim], largest) * r * moved(near(x)))
@@ -188,8 +196,8 @@ def matrix_product(call: Call, a: Any, b: Any) -> Found:
     moving = one_sample(call, [a, b])
     if moving is None or not (moves(a) and moves(b)):
         return None
-    of_a, of_b = moved(near(a)), moved(near(b))
-    besides = of_a.detach() * of_b + of_b.detach() * of_a
+    at_a, at_b = (moved(away_from_data(x, near(x))).detach() for x in (a, b))
+    besides = at_a * moved(near(b)) + at_b * moved(near(a))
     return by_jacobian(call, moving, lambda plain: plain(a) @ plain(b), besides)
 
 
@@ -197,7 +205,7 @@ def entrywise(call: Call, a: Any, b: Any) -> Found:
     """The same entry by entry: ``e_a d_b + d_a e_b``, or ``d_a d_b`` of moves away from the data alone.
 
     With ``e_a = A u`` and ``d_b = B w``, u and w of at most unit length, ``e_a d_b`` is linear in ``u w^T``: in the ellipsoid of ``A A^T o B B^T``, entry by
-    entry.  Broadcast, an entry is there as often as it is used.
+    entry; of e it is that of moves away from the data, which is less than that of two points.  Broadcast, an entry is there as often as it is used.
     """
     moving = one_sample(call, [a, b])
     if moving is None or not (moves(a) and moves(b)):
@@ -207,18 +215,24 @@ def entrywise(call: Call, a: Any, b: Any) -> Found:
     def run(plain: Callable[[Any], Any]) -> torch.Tensor:
         return plain(a) * plain(b)
 
-    entries = [moved(near(x), torch.arange(x.numel())[:, None]).detach() for x in (a, b)]
+    entries = [moved(away_from_data(x, near(x)), torch.arange(x.numel())[:, None]).detach() for x in (a, b)]
     lengths = [moved(near(x)) * math.sqrt(y.numel() / x.numel()) for x in (a, b)]
     besides = entries[0] * lengths[1] + entries[1] * lengths[0]
     by = Together.of([v for x in moving for v in near(x).parts])
     if by is None or y.numel() > LARGEST:
         return by_jacobian(call, moving, run, besides)
-    within = [by.within(near(x).parts) for x in (a, b)]
     index = [torch.arange(x.numel()).reshape(x.shape).expand(y.shape).flatten() for x in (a, b)]
-    cov = math.prod(e.cov.detach()[i][:, i] for e, i in zip(within, index, strict=True))
-    assert isinstance(cov, torch.Tensor)
-    scale = within[0].scale * within[1].scale * (1 if is_from_data() else 2)
-    of_both = Ellipsoid.of(cov + torch.diag(1e-12 * cov.diagonal()), scale)
+
+    def product(of_a: Ellipsoid, of_b: Ellipsoid) -> Ellipsoid:
+        cov = of_a.cov.detach()[index[0]][:, index[0]] * of_b.cov.detach()[index[1]][:, index[1]]
+        return Ellipsoid.of(cov + torch.diag(1e-12 * cov.diagonal()), of_a.scale * of_b.scale)
+
+    of_a, of_b = (by.within(near(x).parts) for x in (a, b))
+    if is_from_data():
+        of_both = product(of_a, of_b)
+    else:
+        at_a, at_b = points_near(a, b) or (of_a, of_b)
+        of_both = sum_of(product(at_a, of_b), product(of_a, at_b))
     if not of_both.length.item() * by.reached.item() <= besides.item() * (0.5 if is_from_data() else 1.0) * (1 + 1e-9):
         return by_jacobian(call, moving, run, besides)
     return made_of(call, moving, run, [(of_both, by.reached)])
@@ -233,7 +247,7 @@ def glu(call: Call) -> Found:
         return None
     dim = dim - x.ndim if dim >= 0 else dim
     first, second = torch.arange(x.numel()).reshape(x.shape).chunk(2, dim)
-    r = moved(near(x), torch.stack([first.flatten(), second.flatten()], 1)).detach().item()
+    r = moved(away_from_data(x, near(x)), torch.stack([first.flatten(), second.flatten()], 1)).detach().item()
     largest = values(x.backing.detach()).chunk(2, dim)[0].abs().amax().item() + r
     rate = (0.25 + largest * math.sqrt(3) / 18) * (1 + 1e-9)
     return by_jacobian(call, moving, lambda plain: F.glu(plain(x), dim), rate * r * moved(near(x)))

@@ -1,0 +1,108 @@
+"""What becomes of a rule's results: they get the backings that the operation made, and say how far they move."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder_norm.core.context import current_mode, measured
+from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.nonfinite import Followed, bounded, settled, spoiled
+from thunder_norm.core.perturbations import moving_sizes, numbers_given, perturbation_of, recorded
+from thunder_norm.core.registry import NormedOp, NormRule
+from thunder_norm.core.tensors import NormedTensor, describe, has_norm
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.trees import flat_tensors
+
+
+def handing_on(result: Any, bound: inspect.BoundArguments, sizes: Sequence[tuple[str, torch.Tensor]], followed: Followed) -> Any:
+    """A rule's result whose norms are NaN if, and only if, an argument's is whose values matter (its sensitivity is not 0)."""
+    if isinstance(result, list | tuple):
+        return [handing_on(r, bound, sizes, followed) for r in result]
+    if isinstance(result, NormedTensor):
+        sensitivity = result._sensitivity or {}
+        for name, n in sizes:
+            constant = sensitivity.get(name)
+            matters = not (isinstance(constant, int | float) and constant == 0)
+            if matters and not followed.makes_nan(n, result.norm_size):
+                result.norm_size = spoiled(result.norm_size, n)
+        result.norm_size = settled(result.norm_size, numbers_given(bound))
+    return result
+
+
+def attach(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: Any, real: Any, args: tuple, kwargs: dict) -> Any:
+    """Give each NormedTensor of a rule's result its backing and its perturbation_size."""
+    if isinstance(result, list | tuple):
+        if not isinstance(real, list | tuple) or len(real) != len(result):
+            raise NormMismatchError(f"norm rule for {op.__qualname__} returned {len(result)} results, the operation did not")
+        attached = [
+            _of_any_size(r, bound) if n is None else attach(op, rule, bound, n, r, args, kwargs)
+            for n, r in zip(result, real, strict=True)
+        ]
+        # lists, tuples, and torch.return_types with their fields
+        return type(real)(attached)
+    if not isinstance(result, NormedTensor):
+        return real if result is None else result
+    if not isinstance(real, torch.Tensor):
+        raise NormMismatchError(f"norm rule for {op.__qualname__} returned a norm for {describe(real)}")
+    size = recorded(_size_of_nothing(result, real, bound))
+    # a rule that knows where all of its arguments come from may state the result's movement itself
+    perturbation = perturbation_of(op, rule, bound, result) if result.perturbation_size is None else result.perturbation_size
+    if perturbation is not None:
+        perturbation = settled(perturbation, (*numbers_given(bound), *moving_sizes(bound)))
+    if current_mode() == "modula":
+        size = bounded(1.0, size)
+    kind = type(result)
+    if kind is RMSTensor and result.elem_dims == ():
+        kind = LinfTensor
+    out = kind._wrap(real, size, perturbation, result.elem_dims)
+    out._facts = result._facts
+    track_aliases(out, real, args, kwargs)
+    return out
+
+
+def _of_any_size(real: Any, bound: inspect.BoundArguments) -> Any:
+    """One of several results, of which the rule says nothing (the statistics of a normalization): plain it would be a constant."""
+    arguments = normed_in(list(bound.arguments.values()))
+    if not isinstance(real, torch.Tensor) or not has_norm(real) or not real.numel() or not arguments:
+        return real
+    unknown = recorded(torch.full_like(arguments[0].norm_size, math.inf))
+    moves = any(x.perturbation_size is not None for x in arguments)
+    return LinfTensor._wrap(real, unknown, unknown.clone() if moves else None, ())
+
+
+def _size_of_nothing(result: NormedTensor, real: torch.Tensor, bound: inspect.BoundArguments) -> torch.Tensor:
+    """A rule's size for its result; the norm that this has where it has entries and no argument of a norm has any: then they are constants.
+
+    A formula for the mean of something, or the largest, says nothing of these, and torch's may be no number.
+    """
+    arguments = normed_in(list(bound.arguments.values()))
+    if not arguments or any(x.numel() for x in arguments) or not real.numel() or real.is_meta:
+        return result.norm_size
+    return measured(type(result), real, result.elem_dims).norm_size
+
+
+def normed_in(tree: Any) -> list[NormedTensor]:
+    """The normed tensors of a structure."""
+    return [x for x in flat_tensors(tree) if isinstance(x, NormedTensor)]
+
+
+def track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: dict) -> None:
+    """Note which arguments a result shares its storage with."""
+    storage = _storage_id(real)
+    for other in flat_tensors((args, kwargs)):
+        if isinstance(other, NormedTensor) and _storage_id(other.backing) == storage:
+            together = [*other._aliases, *out._aliases] or [weakref.ref(other)]
+            together.append(weakref.ref(out))
+            for x in (ref() for ref in together):
+                if x is not None:
+                    x._aliases = together
+
+
+def _storage_id(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
