@@ -346,6 +346,7 @@ _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "profile": _profile,
     "modular": _against_a_peer,
     "orthogonalization": _against_a_peer,
+    "optimizer_steps": _against_a_peer,
     "function_transforms": _function_transforms,
     "bounds": _bounds,
     "precision": _precision,
