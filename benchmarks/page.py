@@ -368,6 +368,7 @@ _PARTS: dict[str, Callable[[Cases], list[str]]] = {
     "profile": _profile,
     "modular": _against_a_peer,
     "orthogonalization": _against_a_peer,
+    "optimizer_steps": _against_a_peer,
     "function_transforms": _function_transforms,
     "gpu": _on_gpu,
     "gpu_busy": _on_gpu,

@@ -39,11 +39,11 @@ class Logits(TorchFunctionMode):
 def logits_of(model: nn.Module, *args: Any) -> torch.Tensor:
     """Logits [heads, batch, tokens, tokens] of the one attention; -inf where a mask hides them."""
     with torch.no_grad(), Logits() as seen:
-        if isinstance(model, Torch):
-            seen.seen.append(model.logits(*args))  # torch does not tell what it calls inside
+        if isinstance(model, Torch | WrittenOut):
+            seen.seen.append(model.logits(*args))  # torch does not tell what it calls inside, nor is there a softmax to see
         else:
             model(*args)
-    found = seen.seen[0]
+    found = next(t for t in seen.seen if t.ndim > 2)  # others are of routers
     found = found.unflatten(0, (len(args[0]), -1)) if found.ndim == 3 else found
     return torch.where(found < -1e30, -math.inf, found).transpose(0, 1)
 
@@ -68,6 +68,35 @@ class ByHand(nn.Module):
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
         y = (self.rotated(q) @ self.rotated(k).mT / self.width**0.5).softmax(-1) @ v
         return y.transpose(1, 2).flatten(-2)
+
+
+class WrittenOut(ByHand):
+    """A softmax as exponentials over their sum.
+
+    Args:
+        is_shifted: by the largest logit of each row, as who fears overflows does.
+        is_late: divided by the sums after the values.
+        is_log: the exponential of a logarithm.
+    """
+
+    def __init__(self, is_shifted=True, is_late=False, is_log=False):
+        super().__init__()
+        self.is_shifted, self.is_late, self.is_log = is_shifted, is_late, is_log
+
+    def logits(self, x):
+        q, k, _ = self.qkv(x).split(self.sizes, -1)
+        q, k = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in (q, k))
+        logits = self.rotated(q) @ self.rotated(k).repeat_interleave(2, 1).mT / self.width**0.5
+        return logits.masked_fill(torch.ones(logits.shape[-2:], device=x.device).triu(1).bool(), -math.inf)
+
+    def forward(self, x):
+        logits, v = self.logits(x), self.qkv(x).split(self.sizes, -1)[2].unflatten(-1, (-1, self.width)).transpose(1, 2)
+        v = v.repeat_interleave(2, 1)
+        if self.is_log:
+            return (logits - logits.logsumexp(-1, keepdim=True)).exp() @ v
+        e = torch.exp(logits - logits.amax(-1, keepdim=True) if self.is_shifted else logits)
+        sums = e.sum(-1, keepdim=True)
+        return (e @ v) / sums if self.is_late else (e / sums) @ v
 
 
 class KeysAreValues(ByHand):

@@ -11,6 +11,9 @@ from torch import nn
 
 from tests.seeds import seeded
 
+# of `Model`: the axes of a unit's entries; those that are not named take whole steps
+UNITS = {"table.weight": (1,), "conv.bias": (0,), "norm.weight": (), "norm.bias": (0,), "head.weight": (1,), "head.bias": (0,)}
+
 
 class Model(nn.Module):
     """A table, a kernel, operators of two shapes, biases and gains; unused parameters and frozen ones."""
@@ -60,3 +63,15 @@ def lmo(name: str, d: np.ndarray) -> np.ndarray:
         return np.sign(d)
     size = np.sqrt((d**2).mean(-1, keepdims=True))  # rows of tables, biases
     return np.divide(d, size, out=np.zeros_like(d), where=size > 0)
+
+
+def project(name: str, w: np.ndarray) -> np.ndarray:
+    """To the nearest of norm at most 1, of the parameters of `Model`, from the definitions, in numpy."""
+    if name == "conv.weight":
+        return np.stack([project("one.weight", w[:, :, k] * w.shape[2]) / w.shape[2] for k in range(w.shape[2])], -1)
+    if name in ("one.weight", "two.weight", "head.weight"):
+        u, s, vh = np.linalg.svd(w, full_matrices=False)
+        return u * np.minimum(s, math.sqrt(w.shape[0] / w.shape[1])) @ vh
+    if name == "norm.weight":
+        return np.clip(w, -1, 1)
+    return w / np.maximum(np.sqrt((w**2).mean(-1, keepdims=True)), 1)

@@ -12,13 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.modular.optimized import backward, lmo, made, values
+from tests.modular.optimized import UNITS, backward, lmo, made, values
 from tests.seeds import seeded
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import ModularNorm, ModularOptimizer, find_roles
-
-# of `Model`: the axes of a unit's entries; those that are not named take whole steps
-UNITS = {"table.weight": (1,), "conv.bias": (0,), "norm.weight": (), "norm.bias": (0,), "head.weight": (1,), "head.bias": (0,)}
 
 
 @pytest.mark.parametrize(("momentum", "nesterov", "decay"), [(0.0, False, 0.8), (0.9, False, 0.95), (0.7, True, 0.8)])

@@ -88,6 +88,27 @@ def test_parameters_frozen_and_unfrozen_later():
         optimizer.step()
 
 
+@pytest.mark.parametrize("copied", [lambda x: x, copy.deepcopy], ids=["", "copied"])
+def test_what_trains_later_is_not_silently_left_behind(copied):
+    model, i = made()
+    norm = ModularNorm(model, i, mode="typical")
+    model.one.weight.requires_grad_(False)
+    model, norm, of_all = copied((model, norm, ModularOptimizer(norm, lr=0.1)))
+    of_some = ModularOptimizer(norm, lr=0.1, params=[p for p in model.parameters() if p.requires_grad])
+    backward(model, i)
+    of_all.step()
+    model.one.weight.requires_grad_(True)
+    backward(model, i)
+    before = values(model)
+    with pytest.raises(NormMismatchError, match=r"'one.weight' was frozen when the optimizer was made, which does not move it"):
+        of_all.step()
+    assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+    of_some.step()  # it was told what to move
+    of_all.add_param_group({"params": [model.one.weight]})
+    of_all.step()
+    assert not torch.equal(model.one.weight, before["one.weight"])
+
+
 def test_parameters_that_are_not_the_models_are_refused():
     model, i = made()
     optimizer = ModularOptimizer(model, i, lr=0.1, params=[model.one.weight])

@@ -118,7 +118,7 @@ def test_the_count_of_products_is_the_one_that_is_minimized(m, n):
     def flops(is_on_itself: bool) -> int:
         with pytest.MonkeyPatch.context() as patch, FlopCounterMode(display=False) as counter:
             patch.setattr(orthogonal, "_is_on_itself", lambda x: is_on_itself)
-            patch.setattr(orthogonal, "_BLOCK", 1000)
+            patch.setattr(orthogonal, "_BLOCKS_OF_OTHERS", (1000, 2))
             orthogonalize(torch.randn(m, n))
         return counter.get_total_flops()
 
@@ -156,7 +156,7 @@ def test_where_products_of_float32_are_rounded_no_gram_matrix_is_relied_on(spect
 
 
 @pytest.mark.parametrize("spectrum", ["gaussian", "one large", "half small", "equal"])
-@pytest.mark.parametrize("shape", [(16, 64), (64, 64), (64, 16)])
+@pytest.mark.parametrize("shape", [(80, 96), (72, 300), (300, 72), (512, 512)])
 def test_products_in_bfloat16_are_within_one_per_cent(spectrum, shape):
     m = min(shape)
     s = SPECTRA[spectrum](m).clamp(min=0.01)
@@ -165,6 +165,13 @@ def test_products_in_bfloat16_are_within_one_per_cent(spectrum, shape):
     found = torch.linalg.svdvals(orthogonalize(g.float(), "newton_schulz_bf16").to(D))
     assert found[-1 if (s / s.norm()).min() >= 0.01 else 0] >= 0.99 and found[0] <= 1.01
     assert (orthogonalize(g.float(), "newton_schulz_bf16") - orthogonalize(g.float())).norm() > 0  # it is another way
+
+
+def test_small_matrices_on_a_cpu_are_no_coarser_in_bfloat16_than_without():
+    g = torch.randn(3, 64, 200)
+    before = g.clone()
+    found = [orthogonalize(g, method, 0.5) for method in ("newton_schulz", "newton_schulz_bf16")]
+    assert torch.equal(*found) and torch.equal(g, before)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own, in forward mode

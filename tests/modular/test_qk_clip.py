@@ -22,10 +22,11 @@ from tests.modular.attention_models import (
     QueriesAreKeys,
     Reparametrized,
     Torch,
+    WrittenOut,
     logits_of,
 )
 from tests.modular.modular_models import TOKENS, D
-from tests.modular.test_roles import _GROUPED, _MLA, _NAMES, _SMALL
+from tests.modular.test_roles import _GROUPED, _MLA, _MOE, _NAMES, _SMALL
 from tests.seeds import seeded
 from thunder_norm.modular import QKClip
 
@@ -99,6 +100,11 @@ OTHERS = {
     "1 + gains, biases": Of(lambda: Gained(per_head=True, bias=True, offset=1.0), r"(gains|biases).0", kept="gains.1"),
     "Qwen3": Of(_hf("Qwen3ForCausalLM", "Qwen3Config", _GROUPED, head_dim=4), _OF_NORMS, together=4, args=(TOKENS,)),
     "Gemma 3": Of(_hf("Gemma3ForCausalLM", "Gemma3TextConfig", _GROUPED, head_dim=4), _OF_NORMS, together=4, args=(TOKENS,)),
+    "exponentials over their sum": Of(lambda: WrittenOut(is_shifted=False), _QKV),
+    "shifted exponentials": Of(WrittenOut, _QKV),
+    "values over sums of exponentials": Of(lambda: WrittenOut(is_late=True), _QKV),
+    "exponentials of logarithms": Of(lambda: WrittenOut(is_log=True), _QKV),
+    "JetMoE": Of(_hf("JetMoeForCausalLM", "JetMoeConfig", _MOE), "experts.input_linear|kv_proj", args=(TOKENS,)),
     "OLMo 2": Of(_hf("Olmo2ForCausalLM", "Olmo2Config", _GROUPED), "q_norm", args=(TOKENS,)),
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -207,6 +208,17 @@ class Mixed(ByHand):
         return t + 1
 
 
+class Partly(nn.Module):
+    """As Llama 4: queries and keys are normalized without gains in some layers, and not at all in others."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.between, self.two = Normalized(), nn.Linear(24, 6), ByHand()
+
+    def forward(self, x):
+        return self.two(self.between(self.one(x)))
+
+
 X = torch.randn(2, 5, 6)
 
 
@@ -229,6 +241,30 @@ X = torch.randn(2, 5, 6)
 def test_attentions_that_cannot_be_clipped_are_refused(make, says):
     with pytest.raises(NormMismatchError, match=says):
         QKClip(make(), X)
+
+
+def test_heads_that_nothing_scales_stay_and_are_refused_when_they_exceed_tau():
+    torch.manual_seed(seeded(0))
+    model = Partly().to(D)
+    with torch.no_grad():
+        model.two.qkv.weight.mul_(30)
+    x = X.to(D)
+    with torch.no_grad(), Logits() as seen:
+        model(x)
+    largest = [t.amax((0, 2, 3)) for t in seen.seen]
+    clip = QKClip(model, x, tau=1.01 * largest[0].amax().item())
+    assert clip.fixed == tuple(f"one.qkv.weight, head {h}" for h in range(4)) and clip.num_heads == 8
+    torch.testing.assert_close(clip.largest_logits(x), torch.cat(largest))
+    assert largest[1].amax() > clip.tau
+    clip.step_(x)
+    with torch.no_grad(), Logits() as after:
+        model(x)
+    torch.testing.assert_close(after.seen[0], seen.seen[0])
+    torch.testing.assert_close(after.seen[1], seen.seen[1] * (clip.tau / largest[1]).clamp(max=1).view(-1, 1, 1))
+    clip.tau, before = 0.99 * largest[0].amax().item(), copy.deepcopy(model.state_dict())
+    with pytest.raises(NormMismatchError, match=r"exceed tau = .*, and nothing scales them: one.qkv.weight, head \d"):
+        clip.step_(x)
+    assert all(torch.equal(t, before[k]) for k, t in model.state_dict().items())
 
 
 def test_arguments_out_of_their_range_are_refused():

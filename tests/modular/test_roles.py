@@ -55,6 +55,8 @@ def _blocks(roles: list[str], indices: list[list[int]], heads: list[int | None])
 _QKV = ["query", "key", "value"]
 _MLA = {"q_lora_rank": 6, "kv_lora_rank": 5, "qk_rope_head_dim": 4, "qk_nope_head_dim": 3, "v_head_dim": 2, "n_routed_experts": 4}
 _MLA |= {"moe_intermediate_size": 12, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "num_key_value_heads": 4}
+_MOE = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 1, "num_key_value_heads": 2, "kv_channels": 4}
+_MOE |= {"intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 1}
 KNOWN = {
     "GPT-2": Known("GPT2LMHeadModel", "GPT2Config", _NAMES, "transformer.h.0.attn.c_attn.weight",
         _blocks(_QKV, _interleaved([16, 16, 16], 1), [4, 4, 4]), axis=1),
@@ -80,8 +82,13 @@ KNOWN = {
         "model.layers.0.mlp.experts.gate_up_proj", _blocks(["gate", "gated"], _interleaved([24, 24], 1), [None, None]), axis=1),
     "gpt-oss's experts": Known("GptOssForCausalLM", "GptOssConfig", _GROUPED | {"num_local_experts": 4, "head_dim": 4},
         "model.layers.0.mlp.experts.gate_up_proj", _blocks(["gate", "gate"], _interleaved([1, 1], 24), [None, None]), axis=2),
+    "JetMoE": Known("JetMoeForCausalLM", "JetMoeConfig", _MOE, "model.layers.0.self_attention.kv_proj.weight",
+        _blocks(["key", "value"], _interleaved([8, 8], 1), [2, 2])),
+    "JetMoE's queries": Known("JetMoeForCausalLM", "JetMoeConfig", _MOE | {"num_experts_per_tok": 2},
+        "model.layers.0.self_attention.experts.input_linear.weight", _blocks(["query"], _interleaved([8], 1), [2]), axis=1),
     "Mamba": Known("MambaForCausalLM", "MambaConfig", _SMALL | {"state_size": 3, "time_step_rank": 2},
-        "backbone.layers.0.mixer.in_proj.weight", _blocks(["", "gate"], _interleaved([32, 32], 1), [None, None])),
+        "backbone.layers.0.mixer.in_proj.weight",  # a function of the first half multiplies the state's inputs
+        _blocks(["gate", "gate"], _interleaved([32, 32], 1), [None, None])),
 }  # fmt: skip
 
 
@@ -268,6 +275,26 @@ def test_convolutions_know_their_groups():
         ("convolution", 1), ("convolution", 2), ("depthwise", 8), ("convolution", 2)
     ]  # fmt: skip
     assert roles["scale"].role == "gain"
+
+
+@pytest.mark.parametrize("multiple", [1, 2])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_convolution_of_each_channel_by_itself_leaves_channels_where_they_are(multiple, device):
+    class Net(nn.Module):  # as Restormer's, and Mamba's
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = nn.Conv2d(4, 24, 1), nn.Linear(8 * multiple, 3)
+            self.each = nn.Conv2d(24, 24 * multiple, 3, padding=1, groups=24)
+
+        def forward(self, x):
+            q, k, v = (t.flatten(2) for t in self.each(self.qkv(x)).chunk(3, 1))
+            return self.out(((nn.functional.normalize(q) @ nn.functional.normalize(k).mT).softmax(-1) @ v).mT)
+
+    roles = find_roles(Net().to(device), torch.randn(2, 4, 5, 5, device=device))
+    for name, size in (("qkv.weight", 8), ("qkv.bias", 8), ("each.bias", 8 * multiple)):
+        assert [(b.role, b.start, b.size) for b in roles[name].blocks] == [
+            ("query", 0, size), ("key", size, size), ("value", 2 * size, size)
+        ]  # fmt: skip
 
 
 def test_heads_and_ties_are_known_by_what_takes_them():

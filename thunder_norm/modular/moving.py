@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -17,6 +17,8 @@ from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchErro
 from thunder_norm.model_state.shards import local, placed
 from thunder_norm.modular.duality import Ball
 from thunder_norm.modular.wrappers import unwrapped
+
+OnBadGradient = Literal["error", "skip"]
 
 
 class Moving(NamedTuple):
@@ -56,6 +58,37 @@ class Gradients:
     still: list[torch.Tensor]
     missing: list[str]
     nonfinite: list[str]
+
+    def check_missing(self, choice: OnBadGradient) -> None:
+        """Refuse a step without a gradient of each parameter, unless they are to be skipped.
+
+        Raises:
+            GradientError: one is missing.
+        """
+        if self.missing and choice == "error":
+            raise GradientError(
+                with_details(
+                    f"no gradient for {', '.join(map(repr, self.missing[:4]))}" if self.moving else "no parameter has a gradient",
+                    instead="missing_grads='skip' leaves parameters alone that a loss did not reach"
+                    if self.moving
+                    else "call backward() on a loss before step(); an optimizer made before fully_shard(model) has the parameters of then",
+                )
+            )
+
+    def are_finite(self, choice: OnBadGradient) -> bool:
+        """Whether a step can be taken.
+
+        Raises:
+            GradientError: it cannot, and is not to be skipped.
+        """
+        if self.nonfinite and choice == "error":
+            raise GradientError(
+                with_details(
+                    f"gradients with entries that are NaN or infinite: {', '.join(map(repr, self.nonfinite[:4]))}",
+                    instead="nonfinite_grads='skip' leaves such steps out",
+                )
+            )
+        return not self.nonfinite
 
 
 _INSTEAD = {
@@ -182,6 +215,26 @@ def check_gradient(name: str, g: torch.Tensor) -> None:
         raise GradientError(
             f"the gradient of {name!r} is sparse ({g.layout}): its norm is over whole rows, so it must be dense (sparse=False)"
         )
+
+
+def check_unfrozen(frozen: Iterable[tuple[str, torch.Tensor]], groups: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse to leave behind what was frozen when an optimizer of all parameters was made, and trains now.
+
+    Args:
+        frozen: (name, parameter) of those that were.
+        groups: of the optimizer.
+
+    Raises:
+        NormMismatchError: one of them has a gradient, and is in no group.
+    """
+    for name, p in frozen:
+        if p.requires_grad and p.grad is not None and not any(p is other for group in groups for other in group["params"]):
+            raise NormMismatchError(
+                with_details(
+                    f"{name!r} was frozen when the optimizer was made, which does not move it, and has a gradient now",
+                    instead="make a new optimizer when parameters begin to train; where another one moves it, give this one params=[...]",
+                )
+            )
 
 
 def smoothed(group: Mapping[str, Any], gradients: list[torch.Tensor], past: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from thunder_norm.core.context import Mode
 from thunder_norm.core.tensors import describe
-from thunder_norm.errors import GradientError, NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.model_state.shards import check_placement, is_spread, local, placed, reshard
 from thunder_norm.modular.block_balls import Blocks
 from thunder_norm.modular.distributed import Spread
@@ -19,12 +19,14 @@ from thunder_norm.modular.masses import ATTENTION, LIGHT
 from thunder_norm.modular.moving import (
     Gradients,
     Moving,
+    OnBadGradient,
     check_choice,
     check_decay,
     check_foreign_options,
     check_gradient,
     check_options,
     check_saved,
+    check_unfrozen,
     momentum_buffer,
     projections,
     restore_momentum,
@@ -35,8 +37,6 @@ from thunder_norm.modular.noise import Adaptation, adapt, adapt_everywhere, rest
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.steepest import Batches, nearest, nonfinite, steepest_batch, steepest_steps
-
-OnBadGradient = Literal["error", "skip"]
 
 
 class ModularOptimizer(torch.optim.Optimizer):
@@ -156,8 +156,10 @@ class ModularOptimizer(torch.optim.Optimizer):
             self.norm.process_group = process_group  # so that replicas also start from the same
         reshard(self.norm.model)
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
+        self._frozen: list[tuple[str, torch.Tensor]] = []  # which would be moved otherwise
         if params is None:
             params = [(name, p) for name, p in self.norm.model.named_parameters() if p.requires_grad]
+            self._frozen = [(name, p) for name, p in self.norm.model.named_parameters() if not p.requires_grad]
         defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "project": project}
         defaults["noise_adaptation"] = noise_adaptation
         super().__init__(params, defaults)
@@ -220,8 +222,8 @@ class ModularOptimizer(torch.optim.Optimizer):
                 loss = closure()
         with torch.no_grad():
             found = self._gradients_everywhere() if self._is_spread else self._gradients()
-            self._check_missing(found)
-            if not self._is_finite(found):
+            found.check_missing(self.missing_grads)
+            if not found.are_finite(self.nonfinite_grads):
                 self.skipped_steps += 1
                 return loss
             for p in found.still:
@@ -258,6 +260,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                 else:
                     still.append(p)
             check_decay(moving[first:])
+        check_unfrozen(self._frozen, self.param_groups)
         return Gradients(moving, still, missing, nonfinite({m.name: m.gradient for m in moving}))
 
     def _gradients_everywhere(self) -> Gradients:
@@ -280,30 +283,6 @@ class ModularOptimizer(torch.optim.Optimizer):
 
     def _unit_dims(self, name: str, group: Mapping[str, Any]) -> tuple[int, ...] | None:
         return None if group["noise_adaptation"] is None else unit_dims(self.norm.balls[name], self.norm.roles[name])
-
-    def _check_missing(self, found: Gradients) -> None:
-        if found.missing and self.missing_grads == "error":
-            raise GradientError(
-                with_details(
-                    f"no gradient for {', '.join(map(repr, found.missing[:4]))}"
-                    if found.moving
-                    else "no parameter has a gradient",
-                    instead="missing_grads='skip' leaves parameters alone that a loss did not reach"
-                    if found.moving
-                    else "call backward() on a loss before step(); an optimizer made before fully_shard(model) has the parameters of then",
-                )
-            )
-
-    def _is_finite(self, found: Gradients) -> bool:
-        bad = found.nonfinite
-        if bad and self.nonfinite_grads == "error":
-            raise GradientError(
-                with_details(
-                    f"gradients with entries that are NaN or infinite: {', '.join(map(repr, bad[:4]))}",
-                    instead="nonfinite_grads='skip' leaves such steps out",
-                )
-            )
-        return not bad
 
     def _move(self, moving: list[Moving], states: list[dict[str, Any]]) -> None:
         """Move parameters of one ball, shape and group.
@@ -386,13 +365,14 @@ class ModularOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # without the process group, which cannot be copied: a copy is of one process, where nothing is sharded
-        kept = ("norm", "missing_grads", "nonfinite_grads", "method", "skipped_steps")
+        kept = ("norm", "missing_grads", "nonfinite_grads", "method", "skipped_steps", "_frozen")
         return super().__getstate__() | {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("noise_adaptation", None)  # pickled before there was any
+        self.__dict__.setdefault("_frozen", [])  # the same
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
         self._spread, self._batches = None, Batches()
         self._is_spread = any(is_spread(p) for group in self.param_groups for p in group["params"])

@@ -33,8 +33,9 @@ _QUINTICS = (
 _FEW = 64  # rows up to which calls take longer than the products that are saved, and in which what a step makes small would drown
 _SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
 _LARGE = 2**15  # entries of a matrix of which several leave a CPU's cache before they are multiplied again
-_BLOCK = 64  # rows of a block that is worth a product of its own, on a CPU, where there are
-_BLOCKS = 4  # as many: of fewer the calls take longer than the products that are saved
+# rows of a block that is worth a product of its own, on a CPU, where there are as many: of fewer the calls take longer than the products that are saved
+_BLOCKS = {torch.bfloat16: (256, 2)}
+_BLOCKS_OF_OTHERS = 64, 4
 
 
 def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size: float = 1.0) -> torch.Tensor:
@@ -45,7 +46,7 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
         method: "newton_schulz": matrix products alone; singular values come out up to 0.5 % too small, more if they were below 0.004 of
             the Frobenius norm (as "newton_schulz_bf16" where torch may round products of float32); differentiable.  "newton_schulz_bf16": the same with products in bfloat16, many times faster on
             devices with instructions for it (and slower on others); within 1 %, for those that were above 0.01; complex matrices, which
-            bfloat16 has none of, as "newton_schulz".  "svd": exact.
+            bfloat16 has none of, and on a CPU those of at most 64 rows or columns as "newton_schulz".  "svd": exact.
         size: the singular values of the result.
 
     Raises:
@@ -61,7 +62,7 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
     is_turned = x.stride(-2) == 1  # by rows in memory, and so is the result
     x = x.mT if is_turned else x
     shape, x = x.shape, x.flatten(0, -3) if x.ndim > 2 else x
-    dtype = torch.bfloat16 if method == "newton_schulz_bf16" and not x.is_complex() else x.dtype
+    dtype = torch.bfloat16 if method == "newton_schulz_bf16" and _is_faster_in_bfloat16(x) else x.dtype
     steps = _on_itself if dtype != x.dtype or (torch.is_grad_enabled() and x.requires_grad) or _is_on_itself(x) else _on_gram
     if x.ndim > 2 and dtype == x.dtype and goes_alone(x):
         x = torch.stack([steps(one, size, dtype) for one in x])
@@ -88,6 +89,11 @@ def at_least_float32(t: torch.Tensor) -> torch.Tensor:
     return t.float() if t.dtype.itemsize < 4 else t
 
 
+def _is_faster_in_bfloat16(x: torch.Tensor) -> bool:
+    """Whether bfloat16 can hold x and its products take less time, which they do not where they are small, on a CPU whose units know it too."""
+    return not x.is_complex() and (x.device.type != "cpu" or min(x.shape[-2:]) > _FEW)
+
+
 def _is_on_itself(x: torch.Tensor) -> bool:
     """Whether steps are taken on x itself: of few rows (or columns), where that has no more multiplications, and where a Gram matrix has not its bits."""
     m, n = sorted(x.shape[-2:])
@@ -103,14 +109,14 @@ def _is_rounded(x: torch.Tensor) -> bool:
 
 
 def _on_itself(x: torch.Tensor, size: float, dtype: torch.dtype) -> torch.Tensor:
-    """Each step on x, three products; differentiable."""
-    whole = x.dtype
-    x = (x / _length(x)).to(dtype)
+    """Each step on x, three products; differentiable, and in the memory of x where nobody wants derivatives."""
+    whole, length = x.dtype, _length(x)
+    x = (x / length if torch.is_grad_enabled() and x.requires_grad else x.div_(length)).to(dtype)
     for k, (a, b, c) in enumerate(_QUINTICS):
         gram = _symmetric(*_of_gram(x))
-        times = size if k == len(_QUINTICS) - 1 and dtype == whole else 1.0
+        times = size if k == len(_QUINTICS) - 1 else 1.0
         x = _sum(x, *_in_order(_symmetric(gram, gram, gram, b, c), x), beta=a * times, alpha=times)
-    return x if dtype == whole else x.to(whole) * size
+    return x.to(whole)
 
 
 def _on_gram(x: torch.Tensor, size: float, dtype: torch.dtype) -> torch.Tensor:
@@ -172,8 +178,9 @@ def _symmetric(
     With `is_exact` then symmetric to the last bit: where products of products are multiplied, what is not grows.
     """
     m = x.shape[-2]
-    blocks = m // _BLOCK
-    if blocks < _BLOCKS or x.device.type != "cpu" or x.ndim > 2 or x.requires_grad:
+    rows, least = _BLOCKS.get(x.dtype, _BLOCKS_OF_OTHERS)
+    blocks = m // rows
+    if blocks < least or x.device.type != "cpu" or x.ndim > 2 or x.requires_grad:
         return _product(x, y) if plus is None else _sum(plus, x, y, beta, alpha)
     found = x.new_empty(m, m) if plus is None else plus.clone()
     edges = [round(m * i / blocks) for i in range(blocks + 1)]

@@ -74,11 +74,13 @@ class QKClip:
         tau: as given; it may be changed.
         alpha: as given.
         num_heads: how many different heads there are.
+        fixed: the names of those that nothing scales: queries and keys that are normalized without gains (as Llama 4's in layers with
+            rotary embeddings), clamped, or have constants added.  They stay what they are, and a step is refused if one exceeds tau.
 
     Raises:
-        NormMismatchError: no attention is found (kernels of one's own are not looked into), its heads are not known, they cannot be scaled
-            (queries and keys that are normalized without gains, rows that are used elsewhere), tau or alpha is out of its range, or
-            parameters are sharded.
+        NormMismatchError: no attention is found (kernels of one's own are not looked into), its heads are not known, none can be scaled
+            (queries and keys that are normalized without gains), or some not without others (rows that are used elsewhere), tau or alpha
+            is out of its range, or parameters are sharded.
 
     Source: Kimi Team 2025, "Kimi K2: Open Agentic Intelligence", section 2.1, for projections; gains are ours.
     """
@@ -111,6 +113,7 @@ class QKClip:
         run = follow if any(t.is_meta for t in tensors) else follow_with_data
         plan = _Plan.of(run(self._model, example_args, example_kwargs))
         self.num_heads = len(plan.heads)
+        self.fixed = tuple(plan.heads[h].name for h in plan.fixed)
         self._last: tuple[tuple, dict] | None = None
 
     def largest_logits(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -130,7 +133,8 @@ class QKClip:
             **kwargs: and by name.
 
         Raises:
-            NormMismatchError: as the class; a logit is not finite, or there are no arguments.  Nothing was changed.
+            NormMismatchError: as the class; a logit is not finite, or exceeds tau in a head that is `fixed`; or there are no arguments.  Nothing
+                was changed.
         """
         if not args and not kwargs:
             if self._last is None:
@@ -139,9 +143,17 @@ class QKClip:
                 )
             args, kwargs = self._last
         plan, largest = self._run(args, kwargs)
+        over = [h for h in plan.fixed if largest[h] > self.tau]
         if torch.isnan(largest).any() or (largest == math.inf).any():
             bad = [head.name for head, s in zip(plan.heads, largest.tolist(), strict=True) if not s < math.inf]
             raise NormMismatchError(f"logits that are NaN or infinite, of {bad[0]}: nothing can scale them down")
+        if over:
+            raise NormMismatchError(
+                with_details(
+                    f"logits up to {largest[over].max():.4g} exceed tau = {self.tau:g}, and nothing scales them: {plan.heads[over[0]].name}",
+                    instead="a tau that is above what queries and keys which are normalized without gains can reach",
+                )
+            )
         factors: dict[Entry, float] = {}
         gammas: dict[int, float] = {}
         sizes = largest.tolist()
@@ -192,10 +204,11 @@ class QKClip:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """The heads of a run, those that are multiplied together, and who has which entries."""
+    """The heads of a run, those that are multiplied together, those that nothing multiplies, and who has which entries."""
 
     heads: list[Head]
     together: list[tuple[int, ...]]
+    fixed: list[int]
     scaled: Scaled
     owners: Owners
 
@@ -210,7 +223,8 @@ class _Plan:
             )
         heads, scaled = heads_of(notes), Scaled.of(notes)
         owners = Owners.of(heads, notes, scaled.axes)
-        return _Plan(heads, components(heads, owners), scaled, owners)
+        together = components(heads, owners)
+        return _Plan(heads, together, sorted({*range(len(heads))}.difference(*together)), scaled, owners)
 
 
 def _multiply(parameters: Mapping[str, torch.Tensor], factors: Mapping[Entry, float], scaled: Scaled) -> None:

@@ -66,8 +66,8 @@ class Attention:
     problem: str = ""
 
     @staticmethod
-    def of(score: Score, logits: torch.Tensor) -> Attention:
-        """The attention whose softmax takes `logits`."""
+    def of(score: Score, logits: torch.Tensor, is_shifted: bool = False) -> Attention:
+        """The attention whose softmax takes `logits`, of which each row may have been shifted (by its largest)."""
         empty = Side((), False)
         if score.problem:
             return Attention(empty, empty, 0, None, score.problem)
@@ -81,7 +81,7 @@ class Attention:
         first = torch.tensor([int((inverse == h).nonzero()[0, 0]) for h in order])
         of_n = torch.empty(len(order), dtype=torch.long)
         of_n[torch.tensor(order)] = torch.arange(len(order))
-        largest = None if logits.is_meta else _largest(score, logits, of_n[inverse], len(order))
+        largest = None if logits.is_meta else _largest(score, logits, of_n[inverse], len(order), is_shifted)
         return Attention(_of_heads(query, first), _of_heads(key, first), len(order), largest)
 
 
@@ -126,11 +126,13 @@ def _patterns(at: torch.Tensor) -> list[torch.Tensor] | None:
     return list(distinct.unbind(1)) if distinct.shape[1] <= _MOST_PATTERNS else None
 
 
-def _largest(score: Score, logits: torch.Tensor, heads: torch.Tensor, num_heads: int) -> torch.Tensor | None:
+def _largest(score: Score, logits: torch.Tensor, heads: torch.Tensor, num_heads: int, is_shifted: bool) -> torch.Tensor | None:
     if score.raw.shape != logits.shape or score.ids.shape != logits.shape:
         return None
     raw, limit = score.raw.double(), torch.finfo(logits.dtype).min / 4
-    is_masked = (logits <= limit) | (logits.double() - raw <= _MASKED)  # of NaN neither
+    more = logits.double() - raw
+    more = more - more.amax(-1, keepdim=True) if is_shifted else more
+    is_masked = (logits <= limit) | (more <= _MASKED)  # of NaN neither
     of_each = raw.masked_fill(is_masked, -torch.inf).flatten().cpu()
     at = heads[score.ids.flatten().long()]
     return torch.full((num_heads,), -torch.inf, dtype=torch.float64).scatter_reduce(0, at, of_each, "amax")

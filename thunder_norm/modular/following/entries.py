@@ -244,7 +244,7 @@ def softmax(notes: Notes, call: Call) -> None:
     score = state.score
     if score is None:
         return notes.note(call.out, replace(state, scale=Scale.NOTHING))
-    attention = Attention.of(score, call.args[0])
+    attention = Attention.of(score, call.args[0], is_shifted=call.name == "exp")
     notes.attentions.append(attention)
     for product in score.products:
         for uses, op, side in zip(product.uses, ("query", "key"), (attention.query, attention.key), strict=True):
@@ -252,6 +252,13 @@ def softmax(notes: Notes, call: Call) -> None:
                 use.op = op
                 use.heads = None if attention.problem else _heads(side, use)
     notes.note(call.out, Followed(score=replace(score, is_raw=False, is_probability=True)))
+
+
+def exponential(notes: Notes, call: Call) -> None:
+    """An exponential: of scores that of a softmax which is written out, whose sums are divided by later, perhaps after the values."""
+    state = call.state(call.args[0])
+    is_of_scores = state is not None and state.score is not None and not state.score.is_probability
+    (softmax if is_of_scores else entry_by_entry)(notes, call)
 
 
 def _heads(side: Side, use: Use) -> torch.Tensor | None:
@@ -273,4 +280,5 @@ HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     **dict.fromkeys(_LOSSES, lose),
     "_weight_norm_interface": weight_norm,
     "glu": glu,
+    "exp": exponential,
 }

@@ -208,13 +208,13 @@ class _Group:
 
 
 def components(heads: Sequence[Head], owners: Owners) -> list[tuple[int, ...]]:
-    """The heads that must be multiplied by one gamma, most of them alone.
+    """The heads that must be multiplied by one gamma, most of them alone; without those whose queries and keys nothing multiplies.
 
     Raises:
-        NormMismatchError: the logits of one can be multiplied by nothing: queries and keys are normalized without gains, or what multiplies
-            them is taken elsewhere.
+        NormMismatchError: there are no others, or what multiplies the queries and keys of one is taken elsewhere.
     """
-    together = {h: (h,) for h in range(len(heads))}
+    can = [h for h, head in enumerate(heads) if any(head.can_scale)]
+    together = {h: (h,) for h in can or range(len(heads))}
     waiting = deque(together.values())
     while waiting:
         some = waiting.popleft()

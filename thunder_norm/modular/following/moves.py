@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import NOTHING, Followed, Scale, Score, Strand, is_constant_along, joined
+from thunder_norm.modular.following.strands import NOTHING, Followed, Scale, Score, Strand, added, is_constant_along, joined
 
 MOVES = frozenset(
     "view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split unsafe_split "
@@ -166,6 +166,34 @@ def write(notes: Notes, call: Call) -> None:
         notes.write(call.out, source.mapped(lambda t: t.expand(shape) if t.ndim <= len(shape) else t.reshape(shape)))
 
 
+def put(notes: Notes, call: Call) -> None:
+    """Slices along a dimension are put into a tensor, or added to it, at places that integers say: what does not differ along it stays.
+
+    So experts' results go back to their tokens.
+    """
+    into, dim, _, source = call.args[:4]
+    own, state = call.state(into), call.state(source)
+    if state is None or state.is_parameter or state.score is not None or own is not None and own.score is not None:
+        return mix(notes, call)
+    dim %= max(into.ndim, 1)
+
+    def moved(t: torch.Tensor) -> torch.Tensor:
+        return t.narrow(dim, 0, 1).expand(call.out.shape)
+
+    kept = tuple(
+        replace(s, labels=tuple({a: moved(t) for a, t in labels.items() if is_constant_along(t, dim)} for labels in s.labels))
+        for s in state.strands
+        if source.shape[dim]
+    )
+    for before, after in zip(state.strands, kept, strict=False):
+        if before.axes != after.axes:
+            notes.use(Followed((before,)), call.name)
+    spread = replace(state, strands=tuple(s for s in kept if s.axes), scale=state.scale if _is_zero(into) else Scale.NOTHING)
+    notes.note(
+        call.out, spread if own is None else replace(spread, strands=added([own, spread]), scale=min(own.scale, state.scale))
+    )
+
+
 def mix(notes: Notes, call: Call) -> None:
     """Any other operation: a use of all that it takes, and what it returns has no entries of theirs.
 
@@ -190,6 +218,7 @@ HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     **dict.fromkeys(MOVES, move),
     **dict.fromkeys(("cat", "stack"), join),
     **dict.fromkeys(("index", "index_select", "_unsafe_index"), look_up),
+    **dict.fromkeys(("index_add", "index_copy"), put),
     "constant_pad_nd": pad,
     "view_as_complex": as_complex,
     "view_as_real": as_real,

@@ -184,7 +184,30 @@ def convolve(notes: Notes, call: Call) -> None:
         notes.meet(of_bias, Meeting("bias"))
         strands += survived(of_bias, "bias", [], lambda t: t.view(shape).expand(call.out.shape))
         scale = min(of_weight.scale, of_bias.scale)
+    if of_x is not None and not of_x.is_parameter and 1 < groups == x.shape[1]:  # of each channel by itself
+        strands += _of_channels(of_x, call.out.shape)
     notes.note(call.out, Followed(strands, scale))
+
+
+def _of_channels(state: Followed, shape: torch.Size) -> tuple[Strand, ...]:
+    """The strands of what a convolution of each channel by itself takes: channels stay, and what differs within one is lost."""
+
+    def moved(t: torch.Tensor) -> torch.Tensor:
+        for d in range(2, t.ndim):
+            t = t.narrow(d, 0, 1)
+        return t.repeat_interleave(shape[1] // t.shape[1], 1).expand(shape)
+
+    found = (
+        replace(
+            s, scales=False, labels=tuple({a: moved(t) for a, t in labels.items() if _is_of_channels(t)} for labels in s.labels)
+        )
+        for s in state.strands
+    )
+    return tuple(s for s in found if s.axes)
+
+
+def _is_of_channels(label: torch.Tensor) -> bool:
+    return label.numel() > 0 and all(is_constant_along(label, d) for d in range(2, label.ndim))
 
 
 def embed(notes: Notes, call: Call) -> None:

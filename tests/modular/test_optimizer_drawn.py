@@ -1,0 +1,243 @@
+"""Drawn training runs of ModularOptimizer, whatever happens between two steps, against its formulas in numpy and float64."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.modular.optimized import UNITS, Model, lmo, made, project, values
+from tests.seeds import seeded
+from thunder_norm.modular import ModularNorm, ModularOptimizer
+
+
+@dataclass
+class Followed:
+    """One parameter by the formulas."""
+
+    name: str
+    target: float
+    value: np.ndarray
+    buffer: np.ndarray | None = None
+    weight: float | None = None  # the sum of the weights that the buffer is an average by, while noise is adapted to
+    average: np.ndarray | float = 0.0
+    average_weight: float = 0.0
+
+    def step(self, g: np.ndarray, options: dict[str, Any]) -> None:
+        momentum, decay, size = options["momentum"], options["noise_adaptation"], float(options["lr"]) * self.target
+        before, d, of_direction = self.buffer, g, 1.0
+        if momentum:
+            self.buffer = momentum * (0 if before is None else before) + (1 - momentum) * g
+            d = momentum * self.buffer + (1 - momentum) * g if options["nesterov"] else self.buffer
+        factor: np.ndarray | float = 1.0
+        if decay is None or self.name not in UNITS:
+            self.weight = None
+        else:
+            axes = UNITS[self.name]
+            if momentum:
+                past = (0.0 if before is None else 1.0) if self.weight is None else self.weight
+                self.weight = weight = momentum * past + 1 - momentum
+                of_direction = momentum * weight + 1 - momentum if options["nesterov"] else weight
+            self.average = decay * self.average + (1 - decay) * (g**2).sum(axes, keepdims=True)
+            self.average_weight = decay * self.average_weight + 1 - decay
+            signal = ((d / of_direction) ** 2).sum(axes, keepdims=True)
+            squares = self.average / self.average_weight
+            factor = np.minimum(1, np.sqrt(np.divide(signal, squares, out=np.ones_like(signal), where=squares > 0)))
+        self.value = (1 - size * options["weight_decay"]) * self.value - size * factor * lmo(self.name, d)
+        if options["project"] and size:
+            self.value = project(self.name, self.value)
+
+
+@dataclass
+class Run:
+    """A model in training, and what the formulas make of it."""
+
+    model: Model
+    optimizer: ModularOptimizer
+    draw: random.Random
+    followed: dict[str, Followed] = field(default_factory=dict)
+    skipped: int = 0
+
+    def options(self, name: str) -> dict[str, Any] | None:
+        """Of the group that has a parameter."""
+        return next((group for group in self.optimizer.param_groups if name in group["param_names"]), None)
+
+
+def _drawn_options(draw: random.Random) -> dict[str, Any]:
+    return {
+        "lr": draw.choice([0.1, 0.3, torch.tensor(0.2, dtype=torch.float64), 0.0]),
+        "momentum": draw.choice([0.0, 0.5, 0.9]),
+        "nesterov": draw.random() < 0.5,
+        "weight_decay": draw.choice([0.0, 0.0, 0.4]),
+        "noise_adaptation": draw.choice([None, 0.0, 0.8]),
+        "project": draw.random() < 0.25,
+    }
+
+
+_norm: list[tuple[Model, ModularNorm]] = []
+
+
+def _model_and_norm(draw: random.Random) -> tuple[Model, ModularNorm]:
+    """A copy of the one that was derived, with values of its own."""
+    if not _norm:
+        model, i = made()
+        norm = ModularNorm(model, i, mode="typical")
+        assert norm.roles  # found before it is copied
+        _norm.append((model, norm))
+    model, norm = copy.deepcopy(_norm[0])
+    torch.manual_seed(draw.randrange(2**31))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * 0.5)
+    return model, norm
+
+
+def _started(draw: random.Random) -> Run:
+    model, norm = _model_and_norm(draw)
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    draw.shuffle(names)
+    cut = draw.randrange(1, len(names))
+    some, later = names[:cut], names[cut:]
+    groups = [{"params": [(n, model.get_parameter(n)) for n in some]} | _drawn_options(draw)]
+    optimizer = ModularOptimizer(
+        norm, params=groups, method="svd", missing_grads="skip", nonfinite_grads="skip", **_drawn_options(draw)
+    )
+    if draw.random() < 0.7:
+        optimizer.add_param_group({"params": [model.get_parameter(n) for n in later], **_drawn_options(draw)})
+    return Run(
+        model,
+        optimizer,
+        draw,
+        {name: Followed(name, norm.targets[name], p.numpy()) for name, p in values(model).items()},
+    )
+
+
+def _resumed(run: Run) -> None:
+    """From files, in a model and an optimizer that were otherwise."""
+    file = io.BytesIO()
+    torch.save((run.model.state_dict(), run.optimizer.state_dict()), file)
+    file.seek(0)
+    of_model, of_optimizer = torch.load(file, weights_only=True)
+    model, norm = _model_and_norm(run.draw)
+    groups = [{"params": [model.get_parameter(n) for n in g["param_names"]]} for g in run.optimizer.param_groups]
+    other = _drawn_options(run.draw)
+    optimizer = ModularOptimizer(norm, params=groups, method="svd", missing_grads="skip", nonfinite_grads="skip", **other)
+    if run.draw.random() < 0.5:  # it has gone elsewhere
+        for p in model.parameters():
+            p.grad = torch.randn_like(p) if p.requires_grad else None
+        optimizer.step()
+    model.load_state_dict(of_model)
+    optimizer.load_state_dict(of_optimizer)
+    run.model, run.optimizer, run.skipped = model, optimizer, 0
+
+
+def _copied(run: Run) -> None:
+    run.model, run.optimizer = copy.deepcopy((run.model, run.optimizer))
+
+
+def _pickled(run: Run) -> None:
+    run.model, run.optimizer = pickle.loads(pickle.dumps((run.model, run.optimizer)))
+
+
+def _option_changed(run: Run) -> None:
+    """As schedules do."""
+    group, name = run.draw.choice(run.optimizer.param_groups), run.draw.choice(list(_drawn_options(run.draw)))
+    group[name] = _drawn_options(run.draw)[name]
+
+
+def _memory_changed(run: Run) -> None:
+    """A parameter in memory of another order."""
+    p = run.draw.choice([p for p in run.model.parameters() if p.ndim > 1])
+    p.data = p.data.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def _frozen_or_not(run: Run) -> None:
+    p = run.draw.choice([p for n, p in run.model.named_parameters() if n != "fixed"])
+    p.requires_grad_(not p.requires_grad)
+
+
+EVENTS: list[Callable[[Run], None]] = [
+    _resumed,
+    _copied,
+    _pickled,
+    _option_changed,
+    _option_changed,
+    _memory_changed,
+    _frozen_or_not,
+    lambda run: None,
+]
+
+
+def _gradients(run: Run) -> dict[str, torch.Tensor]:
+    """Of the parameters that have one: of any size, some entries or all of them 0, in any memory."""
+    found = {}
+    for name, p in run.model.named_parameters():
+        if not p.requires_grad or run.draw.random() < 0.1:
+            continue
+        g = torch.randn_like(p) * 10 ** run.draw.uniform(-6, 3)
+        if run.draw.random() < 0.2:
+            g = g.transpose(0, -1).contiguous().transpose(0, -1) if g.ndim > 1 else g[:1].expand_as(g)
+        if name == "table.weight":  # tokens that were not met
+            g = g * (torch.rand(len(g), 1) < 0.5)
+        found[name] = torch.zeros_like(g) if run.draw.random() < 0.05 else g
+    return found
+
+
+def _step(run: Run) -> None:
+    """One step of the optimizer in a way that there is, and of the formulas."""
+    gradients = _gradients(run)
+    is_bad = bool(gradients) and run.draw.random() < 0.1
+    if is_bad:
+        worst = run.draw.choice(list(gradients))
+        gradients[worst] = gradients[worst].clone()
+        gradients[worst][(0,) * gradients[worst].ndim] = math.nan
+
+    def closure() -> torch.Tensor:
+        assert torch.is_grad_enabled()
+        run.model.zero_grad()
+        for name, g in gradients.items():
+            run.model.get_parameter(name).grad = g.clone()
+        return torch.ones(())
+
+    way = run.draw.choice(["closure", "plain", "scaled"])
+    if way == "closure":
+        assert run.optimizer.step(closure) == 1
+    else:
+        closure()
+    if way == "plain":
+        run.optimizer.step()
+    if way == "scaled":
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        scaler.scale(torch.ones(()))
+        for p in run.model.parameters():
+            p.grad = None if p.grad is None else p.grad * scaler.get_scale()
+        if any(name in gradients for group in run.optimizer.param_groups for name in group["param_names"]):
+            scaler.step(run.optimizer)
+    is_seen = is_bad and run.options(worst) is not None
+    run.skipped += is_seen and way != "scaled"  # otherwise the scaler leaves it out, and the optimizer is not asked
+    for name, g in gradients.items():
+        if not is_seen and (options := run.options(name)) is not None:
+            run.followed[name].step(g.numpy(), options)
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_training_is_that_of_the_formulas_whatever_happens_between_steps(case):
+    draw = random.Random(seeded(case))
+    run = _started(draw)
+    for step in range(10):
+        event = draw.choice(EVENTS)
+        event(run)
+        _step(run)
+        for name, p in values(run.model).items():
+            expected = run.followed[name].value
+            np.testing.assert_allclose(p.numpy(), expected, rtol=0, atol=1e-9, err_msg=f"{name}, step {step}, {event}")
+    assert run.optimizer.skipped_steps == run.skipped
