@@ -31,7 +31,7 @@ from thunder_norm.rules.weighted import weighted_sums, weighted_places, largest_
 from thunder_norm.rules.quotients import range_bounds
 from thunder_norm.rules.known_ranges import gamma_functions
 from thunder_norm.rules.written_out import divided_by_exponentials
-from thunder_norm.rules.linear_algebra import determinants
+from thunder_norm.rules.linear_algebra import determinants, reflections
 from thunder_norm.rules.quotients import typical_quotients
 from thunder_norm.rules.layers import own_lengths
 from thunder_norm.rules.layout import drawn
@@ -89,6 +89,7 @@ __all__ = [
     "joining",
     "kept_away",
     "kept_exponentials",
+    "reflections",
     "set_aside",
     "likelihoods",
     "limits",
