@@ -8,6 +8,7 @@ Within one operation the rule registered first is tried first, hence the fixed o
 """
 
 # isort: off
+from thunder_norm.rules.layout import untouched
 from thunder_norm.rules.linear_algebra import linear, einsum, grouped, conv, embedding
 from thunder_norm.rules.layers import attention, softmax, normalization
 from thunder_norm.rules.linear_algebra import summed_products
@@ -136,6 +137,7 @@ __all__ = [
     "quantization",
     "steps",
     "strided",
+    "untouched",
     "written_calls",
     "summed_products",
     "triangular",
