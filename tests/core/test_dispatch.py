@@ -336,15 +336,12 @@ def test_normed_op_gives_one_entry_for_an_operation():
 
 def test_the_error_for_a_missing_rule_says_everything():
     with pytest.raises(MissingNormRuleError) as e:
-        torch.linalg.householder_product(rms(), RMSTensor.of(torch.ones(16, 8)))
+        torch.linalg.lstsq(rms(), RMSTensor.of(torch.ones(4, 2)))
     message = str(e.value)
-    assert message.startswith("no norm rule for torch.linalg.householder_product\n")
-    assert "called with" in message and "RMSTensor[4, 8] over dims (-1,), RMSTensor[16, 8] over dims (-1,)" in message
+    assert message.startswith("no norm rule for torch.linalg.lstsq\n")
+    assert "called with" in message and "RMSTensor[4, 8] over dims (-1,), RMSTensor[4, 2] over dims (-1,)" in message
     assert "registered" in message and "(none)" in message
-    assert (
-        '@thunder_norm.normed_op(torch.linalg.householder_product).register_norm   -- see CONTRIBUTING.md, "Adding a rule"'
-        in message
-    )
+    assert '@thunder_norm.normed_op(torch.linalg.lstsq).register_norm   -- see CONTRIBUTING.md, "Adding a rule"' in message
     assert isinstance(e.value, ThunderNormError) and isinstance(e.value, NotImplementedError)
 
 

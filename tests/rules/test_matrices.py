@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, RMSToRMSTensor, norm_mode, norm_report
+from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, norm_report
 from thunder_norm.audit import Ball, Case
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import ModularNorm
@@ -32,6 +33,13 @@ CASES = [
     Case("det, batch", torch.linalg.det, (operator(2, 2, 2),), 0.98, {"witnesses": [[1.3 * EYE[:2, :2].expand(2, 2, 2)]]}),
     Case("matrix_power", lambda a: torch.linalg.matrix_power(a, 3), (operator(3, 3),), 0.98, IDENTITY),
     Case("matrix_power 0", lambda a: torch.matrix_power(a, 0) + a, (operator(3, 3),), 0.98, IDENTITY),
+    Case("householder_product, one", torch.linalg.householder_product, (operator(3, 1), Ball("t", LinfTensor, (1,), 0.6)), 0.15),
+    Case("householder_product", torch.linalg.householder_product, (operator(4, 2, n=0.7), Ball("t", LinfTensor, (2,), 0.6)), 0.05),
+    Case("householder_product, batch", torch.linalg.householder_product, (operator(2, 3, 3, n=0.2), Ball("t", LinfTensor, (2, 3), 0.5)), 0.05),
+    Case(
+        "householder_product of reflections",
+        lambda a: torch.linalg.householder_product(a, 2 / (1 + a.tril(-1).square().sum(-2))), (operator(4, 2),), 5e-4
+    ),
     Case("svdvals, wide", torch.linalg.svdvals, (operator(2, 3),), 0.98),
     Case("svdvals, tall", torch.linalg.svdvals, (operator(4, 2),), 0.98),
     Case("eigvalsh", torch.linalg.eigvalsh, (Ball("A", RMSTensor, (3, 3), 1.3, (-2, -1)),), 0.9, {"witnesses": [[1.3 * BELOW * math.sqrt(3)]]}),
@@ -94,6 +102,36 @@ def test_what_a_norm_does_not_bound_has_a_movement_at_the_data_and_typically(nam
         ModularNorm(model, x)
     with pytest.raises(NormMismatchError, match="singular"):
         INVERSES[name](RMSToRMSTensor.of(model.a.detach()), x)
+
+
+OF_PARAMETERS = {
+    "det": lambda a, x: torch.det(a) * x,
+    "matrix_power": lambda a, x: torch.linalg.matrix_power(a, 3) @ x,
+    "matrix_exp": lambda a, x: torch.matrix_exp(a) @ x,
+    "householder_product": lambda a, x: torch.linalg.householder_product(a, 2 / (1 + a.tril(-1).square().sum(0))) @ x,
+    "labels": lambda a, x: F.binary_cross_entropy(torch.sigmoid(a), torch.sigmoid(x)),
+}
+
+
+@pytest.mark.parametrize("name", OF_PARAMETERS)
+def test_functions_of_a_parameter_have_a_report_at_the_data_and_targets(name):
+    """An AttributeError of ours before: a parameter is no normed tensor where a report is at the data."""
+    torch.manual_seed(seeded(0))
+    model, x = Around(OF_PARAMETERS[name], well_conditioned(4)), torch.randn(4, 4, dtype=D)
+    rows = norm_report(thunder.jit(model, transforms=[NormTransform()]), x).rows
+    assert all(math.isfinite(r.sensitivity) and r.actual <= r.norm_size * (1 + 1e-6) for r in rows)
+    assert min(ModularNorm(model, x).targets.values()) > 0
+
+
+def test_layers_that_are_orthogonal_by_torchs_parametrization():
+    torch.manual_seed(seeded(0))
+    model, x = nn.utils.parametrizations.orthogonal(nn.Linear(6, 4)), torch.randn(3, 6)
+    y = model(RMSTensor.of(x))
+    assert (model(x).square().mean(-1).sqrt() <= y.norm_size * (1 + 1e-6)).all()
+    assert all(t > 1e-3 for t in ModularNorm(model, x, mode="typical").targets.values())
+    with norm_mode("typical"):
+        y = model(RMSTensor.of(x))
+    assert 0.5 < model(x).square().mean().sqrt() / y.norm_size < 1.5
 
 
 def test_a_negative_power_is_one_of_the_inverse():

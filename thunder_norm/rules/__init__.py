@@ -8,6 +8,7 @@ Within one operation the rule registered first is tried first, hence the fixed o
 """
 
 # isort: off
+from thunder_norm.rules.layout import untouched
 from thunder_norm.rules.linear_algebra import linear, einsum, grouped, conv, embedding
 from thunder_norm.rules.layers import attention, softmax, normalization
 from thunder_norm.rules.linear_algebra import summed_products
@@ -31,7 +32,7 @@ from thunder_norm.rules.weighted import weighted_sums, weighted_places, largest_
 from thunder_norm.rules.quotients import range_bounds
 from thunder_norm.rules.known_ranges import gamma_functions
 from thunder_norm.rules.written_out import divided_by_exponentials
-from thunder_norm.rules.linear_algebra import determinants
+from thunder_norm.rules.linear_algebra import determinants, reflections
 from thunder_norm.rules.quotients import typical_quotients
 from thunder_norm.rules.layers import own_lengths
 from thunder_norm.rules.layout import drawn
@@ -89,6 +90,7 @@ __all__ = [
     "joining",
     "kept_away",
     "kept_exponentials",
+    "reflections",
     "set_aside",
     "likelihoods",
     "limits",
@@ -135,6 +137,7 @@ __all__ = [
     "quantization",
     "steps",
     "strided",
+    "untouched",
     "written_calls",
     "summed_products",
     "triangular",

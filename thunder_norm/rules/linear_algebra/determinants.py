@@ -11,7 +11,7 @@ import torch
 
 from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
-from thunder_norm.core.local import is_local
+from thunder_norm.core.local import are_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
@@ -34,8 +34,8 @@ def _logdet(x: NormedTensor) -> RMSTensor:
     return rms(size, (), sensitivity={"input": times(n.reciprocal(), float(count))})
 
 
-@normed_op(torch.det).register_norm(when=lambda args: not is_local(args["A"]))
-@normed_op(torch.linalg.det).register_norm(when=lambda args: not is_local(args["A"]))
+@normed_op(torch.det).register_norm(when=lambda args: not are_local(args))
+@normed_op(torch.linalg.det).register_norm(when=lambda args: not are_local(args))
 def det(A: RMSToRMSTensor) -> RMSTensor:  # noqa: N803
     """det A, of N rows and columns.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
-from thunder_norm.core.local import is_local
+from thunder_norm.core.local import are_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, refuse, times
@@ -33,7 +33,7 @@ def matrix_exp(input: RMSToRMSTensor) -> RMSToRMSTensor:
 
 def _is_global(args: dict[str, Any]) -> bool:
     """At the data the derivative is known."""
-    return not is_local(args["A"])
+    return not are_local(args)
 
 
 def _is_positive_power(args: dict[str, Any]) -> bool:

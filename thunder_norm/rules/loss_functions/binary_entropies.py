@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from thunder_norm.core.context import current_mode, current_sensitivity, lift
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
-from thunder_norm.core.local import is_local
+from thunder_norm.core.local import are_local
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import Constant, maximum, times
 from thunder_norm.rules.loss_functions._loss import count, entries_or_mean, loss, measured, product, scalar_loss, unlikeliest
@@ -28,7 +28,7 @@ _LIFT = {"input": measured, "target": measured}
 
 
 def _is_logistic(args: dict[str, Any]) -> bool:
-    return not is_local(args["input"]) and logistic(args) is not None
+    return not are_local({"input": args["input"]}) and logistic(args) is not None
 
 
 def _with_normed_labels(when: Callable[[dict[str, Any]], bool]) -> Callable[[dict[str, Any]], bool]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from thunder_norm.core.context import lift
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
-from thunder_norm.core.local import is_local
+from thunder_norm.core.local import are_local
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import SoftmaxOf, fact
 from thunder_norm.rules._shared import Constant, as_kind, broadcast, negative, times
@@ -59,7 +59,12 @@ def _is_distribution(args: dict[str, Any]) -> bool:
     """Whether the target is a softmax of something over the last dimension, and not its logarithm."""
     target = args["target"]
     found = fact(target, SoftmaxOf)
-    if found is None or args["log_target"] or is_local(args["input"], target) or args["input"].shape != target.shape:
+    if (
+        found is None
+        or args["log_target"]
+        or are_local({"input": args["input"], "target": target})
+        or args["input"].shape != target.shape
+    ):
         return False
     return issubclass(found.x.kind, RMSTensor)
 
