@@ -125,12 +125,20 @@ SPELLINGS = {
         torch.baddbmm(_future(q) * -1e9, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=0.5).unflatten(0, (2, 4)).softmax(dim=-1)
     ),
     "in place": lambda q, k: _in_place(q, k).softmax(-1),
+    "exponentials": lambda q, k: _normalized(_in_place(q, k).exp()),
+    "shifted exponentials": lambda q, k: _normalized((s := _in_place(q, k)).sub(s.max(-1, keepdim=True).values).float().exp_()),
+    "exponentials of logarithms": lambda q, k: torch.exp((s := _in_place(q, k)) - torch.logsumexp(s, -1, keepdim=True)),
+    "shifted softmax": lambda q, k: ((s := _in_place(q, k)) - s.amax(-1, keepdim=True).detach()).softmax(-1),
     "module": lambda q, k: nn.Softmax(dim=-1)(q @ k.mT / 2 + (_future(q) * -1e9).expand(4, 6, 6)),
 }
 
 
 def _future(q: torch.Tensor) -> torch.Tensor:
     return torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
+
+
+def _normalized(weights: torch.Tensor) -> torch.Tensor:
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def _in_place(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -161,6 +169,8 @@ OTHERS = {
     "classes": lambda m, x: F.softmax(m.inner(x), dim=-1),
     "a product with a parameter": lambda m, x: F.softmax(x @ m.inner.weight.T, dim=-1),
     "a product with what a parameter became": lambda m, x: F.softmax(x @ (2 * m.inner.weight).t().contiguous(), dim=-1),
+    "logits whose shift was in place": lambda m, x: (y := m.inner(x) @ x.mT).sub_(y.detach().amax(-1, keepdim=True)).exp(),
+    "shifted logits that became others": lambda m, x: (((y := m.inner(x) @ x.mT) - y.amax(-1, keepdim=True)) / 2).exp(),
     "over other dimensions": lambda m, x: (m.inner(x) @ x.mT).softmax(-2),
     "what a nonlinear layer made of a product": lambda m, x: F.layer_norm(m.inner(x) @ x.mT, (5,)).softmax(-1),
     "a vote over pairs of two dimensions": lambda m, x: (m.inner(x[0]) @ x[0].mT).softmax(-1),

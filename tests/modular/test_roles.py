@@ -277,6 +277,21 @@ def test_convolutions_know_their_groups():
     assert roles["scale"].role == "gain"
 
 
+@pytest.mark.parametrize(
+    "layer, x, axis",
+    [
+        (nn.Linear(1, 8), (4, 1), 0),
+        (nn.Linear(8, 1), (4, 8), 0),
+        (nn.Conv2d(3, 8, 1), (1, 3, 4, 4), 0),
+        (nn.Conv2d(1, 8, (3, 1)), (1, 1, 4, 4), 0),
+        (nn.ConvTranspose2d(3, 8, 1), (1, 3, 4, 4), 1),
+        (nn.ConvTranspose1d(3, 1, 2), (1, 3, 4), 1),
+    ],
+)
+def test_dimensions_of_size_1_are_not_taken_for_that_of_the_outputs(layer, x, axis):
+    assert find_roles(nn.Sequential(layer, nn.Tanh()), torch.randn(x))["0.weight"].out_axis == axis
+
+
 @pytest.mark.parametrize("multiple", [1, 2])
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_convolution_of_each_channel_by_itself_leaves_channels_where_they_are(multiple, device):

@@ -278,6 +278,9 @@ def _named(shape: tuple[int, ...], met: set[str], uses: Sequence[Use]) -> RoleNa
 def _blocks(shape: tuple[int, ...], uses: Sequence[Use], stack_axis: int | None) -> tuple[int | None, tuple[Block, ...]]:
     """The axis of outputs, and the blocks along it; none if they are no regular runs."""
     axes = sorted({axis for u in uses for axis in u.rows if u.kind in ("weight", "bias") and axis != stack_axis})
+    axes = [axis for axis in axes if shape[axis] != 1] or axes[
+        :1
+    ]  # one index is all there is, whether products sum over it or not
     cut = [axis for axis in axes if any(axis in u.rows and not u.rows[axis].all() for u in uses)]
     if len(cut) > 1 or not axes:
         return (axes[-1] if axes else None), ()

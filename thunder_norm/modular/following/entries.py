@@ -250,7 +250,7 @@ def softmax(notes: Notes, call: Call) -> None:
         for uses, op, side in zip(product.uses, ("query", "key"), (attention.query, attention.key), strict=True):
             for use in uses:
                 use.op = op
-                use.heads = None if attention.problem else _heads(side, use)
+                use.heads = None if attention.problem else _heads(side, use, notes.shapes[use.name])
     notes.note(call.out, Followed(score=replace(score, is_raw=False, is_probability=True)))
 
 
@@ -261,9 +261,11 @@ def exponential(notes: Notes, call: Call) -> None:
     (softmax if is_of_scores else entry_by_entry)(notes, call)
 
 
-def _heads(side: Side, use: Use) -> torch.Tensor | None:
+def _heads(side: Side, use: Use, shape: Sequence[int]) -> torch.Tensor | None:
+    """The heads of queries or keys, by the one axis of a parameter that has more than one index."""
     parts = [p for p in side.parts if p.name == use.name and p.kind == use.kind]
-    return head_rows([p.at[..., 0] for p in parts]) if all(len(p.axes) == 1 for p in parts) else None
+    along = [[i for i, axis in enumerate(p.axes) if shape[axis] != 1] for p in parts]
+    return head_rows([p.at[..., i] for p, (i,) in zip(parts, along, strict=True)]) if all(len(i) == 1 for i in along) else None
 
 
 def lose(notes: Notes, call: Call) -> None:

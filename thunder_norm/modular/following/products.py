@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -134,7 +134,7 @@ def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score |
     if _is_of_probabilities(of_a):
         uses = notes.use(of_b, "value")
         for use, strand in zip(uses, of_b.strands if of_b is not None else (), strict=True):
-            use.heads = _heads(strand, b[0])
+            use.heads = _heads(strand, b[0], notes.shapes[strand.name])
         return None
     uses_a, uses_b = notes.use(of_a, call.name), notes.use(of_b, call.name)
     if of_a is None or of_b is None or call.name not in ("bmm", "mm", "baddbmm"):
@@ -153,11 +153,12 @@ def _is_of_probabilities(state: Followed | None) -> bool:
     return score is not None and score.is_probability
 
 
-def _heads(strand: Strand, t: torch.Tensor) -> torch.Tensor | None:
-    """The heads of values [n, tokens, d]."""
-    if t.ndim != 3 or len(strand.axes) != 1:
+def _heads(strand: Strand, t: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
+    """The heads of values [n, tokens, d], by the one axis of a parameter that has more than one index."""
+    axes = [axis for axis in strand.axes if shape[axis] != 1]
+    if t.ndim != 3 or len(axes) != 1:
         return None
-    return head_rows([t[:, 0] for labels in strand.labels for t in labels.values()])
+    return head_rows([labels[axes[0]][:, 0] for labels in strand.labels if axes[0] in labels])
 
 
 def convolve(notes: Notes, call: Call) -> None:

@@ -1,14 +1,15 @@
 """The largest attention logit of each head, as a program computes it: what goes into the softmax, scaled and masked.
 
-Calls of `scaled_dot_product_attention` are seen as they are; of attention that is written out, a softmax over the last dimension of what a
-product of two activations became by scaling, masking, capping and reshaping.  A product with a parameter is none of these.
+Calls of `scaled_dot_product_attention` are seen as they are; of attention that is written out, a softmax over the last dimension, or an
+exponential, of what a product of two activations became by scaling, masking, capping and reshaping.  A number that is taken away from
+each row (its largest, the logarithm of its sum) changes no softmax, and does not count.  A product with a parameter is none of these.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ _BETWEEN = (  # what may be between a product and its softmax
     }
 )
 _OF_WEIGHTS = _BETWEEN | {"t", "transpose", "permute", "movedim", "swapaxes", "get", "getitem"}  # "get": W.T, W.mT
+_CASTS = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "double", "clone", "contiguous"})
 _ENTRIES = 1 << 24  # logits that are made at once
 
 
@@ -55,7 +57,7 @@ class AttentionLogits(TorchFunctionMode):
     def __init__(self, note: Callable[[torch.Tensor], None]):
         super().__init__()
         self._note = note
-        self._products: Any = WeakIdKeyDictionary()
+        self._products: Any = WeakIdKeyDictionary()  # with the logits that each was before it was shifted, if so
         self._weights: Any = WeakIdKeyDictionary()
         self._heads: int | None = None
 
@@ -70,6 +72,8 @@ class AttentionLogits(TorchFunctionMode):
             self._noted(sdpa_logits, *args, **kwargs)
         elif getattr(func, "__name__", "") == "softmax":
             self._see_softmax(*args, **kwargs)
+        elif getattr(func, "__name__", "").strip("_") == "exp" and args:
+            self._see_softmax(args[0], -1)
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             self._follow(func, args, kwargs, result)
@@ -86,7 +90,8 @@ class AttentionLogits(TorchFunctionMode):
 
     def _see_softmax(self, input: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> None:
         if input in self._products and dim is not None and dim % input.ndim == input.ndim - 1:
-            self._noted(_per_head, input, self._heads)
+            logits = self._products[input]
+            self._noted(_per_head, input if logits is None else logits, self._heads)
 
     def _noted(self, largest: Callable[..., torch.Tensor], query: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if query.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(query):  # of the latter no values are known
@@ -102,9 +107,20 @@ class AttentionLogits(TorchFunctionMode):
             self._weights[result] = True
         elif name in _PRODUCTS:
             if result.ndim >= 3 and len(tensors) > 1 and not any(map(self._is_weight, tensors[-2:])):
-                self._products[result] = True
+                self._products[result] = None
         elif name in _BETWEEN and any(t in self._products and t.shape[-1:] == result.shape[-1:] for t in tensors):
-            self._products[result] = True
+            self._follow_product(name, tensors, result)
+
+    def _follow_product(self, name: str, tensors: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+        """What a product became; of one whose rows were shifted the logits are known as long as nothing else is done to it."""
+        logits = next((t for t in map(self._products.get, tensors) if t is not None), None)
+        is_shift = name in ("sub", "isub") and len(tensors) == 2 and tensors[1].shape[-1:] == (1,) != result.shape[-1:]
+        if is_shift and result is not tensors[0]:
+            self._products[result] = tensors[0].detach() if logits is None else logits
+        elif is_shift or logits is not None and name not in _CASTS:
+            self._products.pop(result, None)
+        else:
+            self._products[result] = logits
 
     def _is_weight(self, t: torch.Tensor) -> bool:
         return isinstance(t, torch.nn.Parameter) or t in self._weights
