@@ -32,6 +32,7 @@ PROGRAMS = {
     "wrapper_writes": 5000,
     "bounds": 5000,
     "real": 5000,
+    "draws": 2000,
 }
 
 

@@ -35,6 +35,8 @@ each program is drawn from its subject, the seed and its number alone.
   and near them.
 - **real**: modules on plain tensors, with contexts, Python, dtypes, views and writes: what two or three calls return and leave behind, against
   eager mode.
+- **draws**: functions that draw random numbers, under one to three transforms and in traced programs: results and the state of the generator,
+  against `torch.func` from the same state.
 
 "wrong" does not agree, "error" is an exception that is none of ours, "refused" an error of `thunder_norm.errors`, "no oracle" a
 program for which torch has no answer, or two.

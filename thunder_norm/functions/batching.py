@@ -7,6 +7,7 @@ always as its first, or is the same for all samples; what does not depend on a b
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -224,6 +225,8 @@ class _Program:
             self._draw_by(rule, bsym)
         elif (parts := self._parts(bsym)) is not None:
             self.run(parts)
+        elif self.randomness == "same" and _is_like_a_tensor(bsym):
+            self._draw_by(lambda _, dim, like, *args: bsym.sym(like if dim is None else like[0], *args, **bsym.kwargs), bsym)
         elif self.randomness == "same" and not is_batched:
             self._draw_once(bsym)
         elif bsym.subsymbols:
@@ -253,7 +256,7 @@ class _Program:
             self.values[p] = self.draws[p.name]
             return
         size = None if self.randomness == "same" else self.axis_size
-        drawn = rule(size, self.dim_of(bsym.args[0]), *self.values.read(bsym.args))
+        (drawn,) = flat_proxies(rule(size, self.dim_of(bsym.args[0]), *self.values.read(bsym.args)))
         self._bind(bsym, [drawn], None if size is None else 0)
         self.draws[p.name] = drawn
 
@@ -279,6 +282,11 @@ def _has_effect(bsym: BoundSymbol) -> bool:
 @functools.cache
 def _is_random_symbol(symbol: Any) -> bool:
     return prims.OpTags.RANDOM_OP in (symbol.tags or ())
+
+
+def _is_like_a_tensor(bsym: BoundSymbol) -> bool:
+    """Whether it draws numbers in the shape of a tensor, of whose values they do not depend: ``torch.rand_like``."""
+    return re.search(r"rand(n|int)?_like", bsym.sym.name) is not None and not flat_proxies((bsym.args[1:], bsym.kwargs))
 
 
 def _is_random(bsym: BoundSymbol) -> bool:
