@@ -182,5 +182,5 @@ def test_numbers_that_nobody_uses_are_drawn() -> None:
     for jvp, vmap in ((torch.func.jvp, torch.func.vmap), (T.jvp, T.vmap)):
         torch.manual_seed(seeded(0))
         each = vmap(function, randomness="different")(x.expand(2, 3))
-        found.append((jvp(lambda x: jvp(function, (x,), (x,))[1], (x,), (x,)), each, torch.rand(1)))
+        found.append((jvp(lambda x, jvp=jvp: jvp(function, (x,), (x,))[1], (x,), (x,)), each, torch.rand(1)))
     torch.testing.assert_close(found[1], found[0])

@@ -226,7 +226,7 @@ class _Program:
         elif (parts := self._parts(bsym)) is not None:
             self.run(parts)
         elif self.randomness == "same" and _is_like_a_tensor(bsym):
-            self._draw_by(lambda _, dim, like, *args: bsym.sym(like if dim is None else like[0], *args, **bsym.kwargs), bsym)
+            self._draw_like_a_sample(bsym)
         elif self.randomness == "same" and not is_batched:
             self._draw_once(bsym)
         elif bsym.subsymbols:
@@ -256,9 +256,17 @@ class _Program:
             self.values[p] = self.draws[p.name]
             return
         size = None if self.randomness == "same" else self.axis_size
-        (drawn,) = flat_proxies(rule(size, self.dim_of(bsym.args[0]), *self.values.read(bsym.args)))
+        drawn = rule(size, self.dim_of(bsym.args[0]), *self.values.read(bsym.args))
         self._bind(bsym, [drawn], None if size is None else 0)
         self.draws[p.name] = drawn
+
+    def _draw_like_a_sample(self, bsym: BoundSymbol) -> None:
+        (like,) = flat_proxies((bsym.args, bsym.kwargs))
+        value = self.values.get(like)
+        if self.dim_of(like) is not None and not all(p.name in self.draws for p in flat_proxies(bsym.output)):
+            self.values[like] = value[0]
+        self._draw_once(bsym)
+        self.values[like] = value
 
     def _draw_once(self, bsym: BoundSymbol) -> None:
         outputs = flat_proxies(bsym.output)
@@ -286,7 +294,7 @@ def _is_random_symbol(symbol: Any) -> bool:
 
 def _is_like_a_tensor(bsym: BoundSymbol) -> bool:
     """Whether it draws numbers in the shape of a tensor, of whose values they do not depend: ``torch.rand_like``."""
-    return re.search(r"rand(n|int)?_like", bsym.sym.name) is not None and not flat_proxies((bsym.args[1:], bsym.kwargs))
+    return re.search(r"rand(n|int)?_like", bsym.sym.name) is not None and len(flat_proxies((bsym.args, bsym.kwargs))) == 1
 
 
 def _is_random(bsym: BoundSymbol) -> bool:
