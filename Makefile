@@ -40,7 +40,7 @@ example: setup ## the main example: norms of GPT-2, layer by layer (ARGS=... for
 test: setup ## the tests (ARGS="-k linear -x" for pytest)
 	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
 
-fuzz: setup ## random programs, long: derivatives, torch's operators, modules, wrappers, changes between calls, writes, writes into wrappers, bounds, networks, real mode (ARGS="derivatives --minutes 30")
+fuzz: setup ## random programs, long: derivatives, torch's operators, modules, wrappers, changes between calls, writes, writes into wrappers, bounds, networks, real mode, random numbers (ARGS="derivatives --minutes 30")
 	$(PY) -m tests.fuzz --jobs 2 $(ARGS)
 
 test-machines: setup ## the tests ten times, as other processors run them and with other seeds: hours (ARGS="tests/rules/test_*.py")

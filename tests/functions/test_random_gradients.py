@@ -158,3 +158,29 @@ def test_states_of_samples_are_drawn_from() -> None:
     torch.manual_seed(seeded(0))
     gradients = T.vmap(T.grad(lambda x: (x * torch.randint_like(x, 1 << 20)).sum()), randomness="different")(torch.ones(3, 2))
     assert len(set(gradients.flatten().tolist())) == 6
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_tangents_of_gumbel_softmax_in_traced_programs_are_torch_s(hard: bool) -> None:
+    def pushed(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(lambda x: F.gumbel_softmax(x, hard=hard), (x,), (x.cos(),))[1]
+
+    found = []
+    for function in (pushed, thunder.jit(pushed, transforms=[SubclassTransform()])):
+        torch.manual_seed(seeded(0))
+        found.append(function(torch.linspace(0.1, 0.9, 4)))
+    torch.testing.assert_close(found[1], found[0])
+    assert found[0].abs().max() > 1e-3
+
+
+def test_numbers_that_nobody_uses_are_drawn() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch.randn(3)
+        return (x + torch.randint(0, 9, (3,))) * torch.rand(3)
+
+    x, found = torch.ones(3), []
+    for jvp, vmap in ((torch.func.jvp, torch.func.vmap), (T.jvp, T.vmap)):
+        torch.manual_seed(seeded(0))
+        each = vmap(function, randomness="different")(x.expand(2, 3))
+        found.append((jvp(lambda x, jvp=jvp: jvp(function, (x,), (x,))[1], (x,), (x,)), each, torch.rand(1)))
+    torch.testing.assert_close(found[1], found[0])

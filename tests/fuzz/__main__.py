@@ -33,6 +33,7 @@ PROGRAMS = {
     "bounds": 5000,
     "networks": 2000,
     "real": 5000,
+    "draws": 2000,
 }
 
 

@@ -37,6 +37,8 @@ each program is drawn from its subject, the seed and its number alone.
   over pairs of inputs and over Jacobians.
 - **real**: modules on plain tensors, with contexts, Python, dtypes, views and writes: what two or three calls return and leave behind, against
   eager mode.
+- **draws**: functions that draw random numbers, under one to three transforms and in traced programs: results and the state of the generator,
+  against `torch.func` from the same state.
 
 "wrong" does not agree, "error" is an exception that is none of ours, "refused" an error of `thunder_norm.errors`, "no oracle" a
 program for which torch has no answer, or two.

@@ -7,6 +7,7 @@ always as its first, or is the same for all samples; what does not depend on a b
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -224,6 +225,8 @@ class _Program:
             self._draw_by(rule, bsym)
         elif (parts := self._parts(bsym)) is not None:
             self.run(parts)
+        elif self.randomness == "same" and _is_like_a_tensor(bsym):
+            self._draw_like_a_sample(bsym)
         elif self.randomness == "same" and not is_batched:
             self._draw_once(bsym)
         elif bsym.subsymbols:
@@ -257,6 +260,14 @@ class _Program:
         self._bind(bsym, [drawn], None if size is None else 0)
         self.draws[p.name] = drawn
 
+    def _draw_like_a_sample(self, bsym: BoundSymbol) -> None:
+        (like,) = flat_proxies((bsym.args, bsym.kwargs))
+        value = self.values.get(like)
+        if self.dim_of(like) is not None and not all(p.name in self.draws for p in flat_proxies(bsym.output)):
+            self.values[like] = value[0]
+        self._draw_once(bsym)
+        self.values[like] = value
+
     def _draw_once(self, bsym: BoundSymbol) -> None:
         outputs = flat_proxies(bsym.output)
         if all(p.name in self.draws for p in outputs):
@@ -279,6 +290,11 @@ def _has_effect(bsym: BoundSymbol) -> bool:
 @functools.cache
 def _is_random_symbol(symbol: Any) -> bool:
     return prims.OpTags.RANDOM_OP in (symbol.tags or ())
+
+
+def _is_like_a_tensor(bsym: BoundSymbol) -> bool:
+    """Whether it draws numbers in the shape of a tensor, of whose values they do not depend: ``torch.rand_like``."""
+    return re.search(r"rand(n|int)?_like", bsym.sym.name) is not None and len(flat_proxies((bsym.args, bsym.kwargs))) == 1
 
 
 def _is_random(bsym: BoundSymbol) -> bool:

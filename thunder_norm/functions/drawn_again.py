@@ -41,11 +41,14 @@ def run_again(run: Callable, state: torch.Tensor, *args: Any, **kwargs: Any) -> 
     tensors = flat_tensors((args, kwargs))
     _refuse_batches([state, *tensors])
     device = tensors[0].device
+    state = state.clone()  # torch reads from where the memory begins, of a view of several states
+    while torch._C._functorch.is_functorch_wrapped_tensor(state):  # by a transform that is under way
+        state = torch._C._functorch.get_unwrapped(state)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         if device.type == "cuda":
             torch.cuda.set_rng_state(state, device)
         else:
-            torch.set_rng_state(state.clone())  # torch reads from where the memory begins, of a view of several states
+            torch.set_rng_state(state)
         return run(*args, **kwargs)
 
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import TransformError, TransformLevelError, with_details
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder.core import dtypes, prims
 from thunder.core.proxies import NumberProxy, Proxy, ProxyTag, TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_flatten, tree_map
@@ -172,11 +173,12 @@ def program_of(write: Callable[..., Sequence[Any]], args: Sequence[TensorProxy],
 
 
 def without_dead_code(bsyms: Sequence[BoundSymbol], needed: set[str]) -> list[BoundSymbol]:
-    """The operations that make something named in `needed`, or something those use."""
+    """The operations that make something named in `needed`, or something those use; and draws, which change what is drawn later."""
     needed = set(needed)
     kept = []
     for b in reversed(bsyms):
-        if has_tags(b, {prims.OpTags.DONT_DCE}) or any(p.name in needed for p in b.flat_proxy_outs):
+        is_used = any(p.name in needed for p in b.flat_proxy_outs)
+        if is_used or has_tags(b, {prims.OpTags.DONT_DCE}) or draws_numbers(b):
             needed.update(p.name for p in b.flat_proxy_args)
             kept.append(b)
     return kept[::-1]

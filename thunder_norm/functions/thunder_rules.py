@@ -30,7 +30,9 @@ from thunder.core.transforms import _grad_fn_map, augmented_forward_impls, backw
 Ids = prims.PrimIDs
 
 # What has no derivative by Thunder's account.
-CONSTANT: frozenset[Hashable] = frozenset({*nondifferentiable_vjp_symbols, "torch.detach", "torch.Tensor.item", Ids.ITEM})
+CONSTANT: frozenset[Hashable] = frozenset(
+    {*nondifferentiable_vjp_symbols, "torch.detach", "thunder_norm.detach", "torch.Tensor.item", Ids.ITEM}
+)
 
 _LINEAR = frozenset(
     {

@@ -28,6 +28,7 @@ from thunder_norm.functions.programs import outputs_of
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.wrapper_scan import may_construct_wrappers
+from thunder_norm.subclass.crossing.turns import with_all_draws
 from thunder_norm.subclass.interpreting import plain, selections, sequences
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.torch_functions import random_numbers
@@ -36,6 +37,7 @@ import thunder
 from thunder.core import dtypes
 from thunder.core.interpreter import WrappedValue
 from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 
 class _Ours(hooks.Participant):
@@ -49,6 +51,12 @@ class _Ours(hooks.Participant):
             or hooks.lookaside_for(fn, *args, **kwargs)
         )
         return sequences.given_plainly(found, fn, args, kwargs)
+
+    def transform_traces_pre_prologue(
+        self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, *, executors_list: Any
+    ) -> tuple[TraceCtx, TraceCtx, TraceCtx | None]:
+        """Have numbers be drawn that nobody uses: those that are drawn later are others."""
+        return prologue_trace, with_all_draws(computation_trace), epilogue_trace
 
 
 # What compiles a function whose arguments have wrappers in them, by a class of those.

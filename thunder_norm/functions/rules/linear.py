@@ -68,6 +68,7 @@ def update_aliases(primals, tangents):
     return prims.update_aliases(*primals), tuple(tree_map(lambda t: t, tangents[0]))
 
 
+@register_jvp("thunder_norm.detach")  # of aten's
 @register_jvp("torch.detach")
 def detach(primals, tangents):
     """No tangent, as in torch."""

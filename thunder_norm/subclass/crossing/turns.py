@@ -88,10 +88,15 @@ def _computed_with(bsym: BoundSymbol) -> Iterator[str]:
 
 def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:
     """A lowered computation, one result of which waits for the last operation with effects and for what draws numbers for nobody."""
+    if acquisition.turn is None:
+        return with_all_draws(trace)
+    return with_all_draws(trace, acquisition.fakes.current(acquisition.fakes.proxy_of(acquisition.turn)))
+
+
+def with_all_draws(trace: TraceCtx, *others: TensorProxy) -> TraceCtx:
+    """A computation, one result of which waits for what draws numbers for nobody, and for others."""
     drawing = _unused_draws(trace)
-    turns = [next(p for p in b.flat_proxy_outs if isinstance(p, TensorProxy)) for b in drawing]
-    if acquisition.turn is not None:
-        turns.append(acquisition.fakes.current(acquisition.fakes.proxy_of(acquisition.turn)))
+    turns = [*(next(p for p in b.flat_proxy_outs if isinstance(p, TensorProxy)) for b in drawing), *others]
     if not turns:
         return trace
     *body, returned = trace.bound_symbols

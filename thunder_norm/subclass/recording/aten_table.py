@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.torch_functions.torch_neural import max_pool3d
 from thunder_norm.tracing.torch_functions.torch_semantics import clamp, unfold
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.symbol import Symbol
 from thunder.core.trace import get_tracectx
 
 aten = torch.ops.aten
@@ -105,8 +107,12 @@ def _rsub(a: TensorProxy, b: Any, alpha: float = 1) -> TensorProxy:
     return ltorch.sub(b, a if alpha == 1 else ltorch.mul(a, alpha))
 
 
+# A copy that is none, as it is lowered, by whose id forward mode knows that nothing moves.
+_DETACH = Symbol(name="detach", meta=prims.shallow_copy, id="thunder_norm.detach", _bind_postprocess=print_without_module)
+
+
 def _detach(a: TensorProxy) -> TensorProxy:
-    detached = prims.shallow_copy(a)
+    detached = _DETACH(a)
     detached.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
     return detached
 
