@@ -20,6 +20,7 @@ from thunder_norm.functions.rules.indexing import has_mask
 from thunder_norm.subclass.backward.differentiation import has_tape
 from thunder_norm.subclass.recording.trace import OperationId
 from thunder_norm.tracing import activity
+from thunder_norm.tracing.hooks.participants import participants
 from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
@@ -129,7 +130,7 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
         return True  # Thunder asks torch for the gradients of all, and torch may have none of a weight or a target
     if is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym):
         return True
-    return bsym.sym.id in _WITH_KERNELS and not _is_fused()
+    return bsym.sym.id in _WITH_KERNELS and _runs_kernels()
 
 
 # Torch has a kernel for the gradient, and for the result, which Thunder takes apart where it differentiates: 10 to 25 calls.
@@ -137,10 +138,11 @@ _WITH_KERNELS = frozenset({ltorch.gelu.id, ltorch.layer_norm.id})
 _FUSES_A_LOSS_ALONE = "torchcompile_xentropy"  # an executor in Thunder's default list
 
 
-def _is_fused() -> bool:
-    """Whether an executor makes one kernel of what an operation is taken apart into."""
+def _runs_kernels() -> bool:
+    """Whether torch's kernels are to run: no executor makes one of what an operation is taken apart into, nobody wants Thunder's numbers."""
     executors = get_compile_data().executors_list
-    return any(isinstance(ex, FusionExecutor) and ex.name != _FUSES_A_LOSS_ALONE for ex in executors)
+    is_fused = any(isinstance(ex, FusionExecutor) and ex.name != _FUSES_A_LOSS_ALONE for ex in executors)
+    return not is_fused and not any(t.keeps_thunders_program for t in participants())
 
 
 _NO_OPERATIONS = frozenset(
