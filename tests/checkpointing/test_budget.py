@@ -11,7 +11,7 @@ from tests.checkpointing.test_checkpoint import assert_same, gradients, rand
 from tests.seeds import seeded
 from thunder_norm.checkpointing.budget import _Segment, cheapest
 from thunder_norm.errors import CheckpointError
-from thunder_norm.transforms import CheckpointTransform, profile
+from thunder_norm.transforms import CheckpointTransform, SubclassTransform, profile
 import thunder
 
 
@@ -24,9 +24,9 @@ def stack(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
 def test_a_memory_budget_is_kept() -> None:
     x, weights = rand(64, 16), [rand(16, 32) / 4 for _ in range(3)]
     inputs = [x, *(w.requires_grad_() for w in weights)]
-    plain = thunder.jit(stack)
+    plain = thunder.jit(stack, transforms=[SubclassTransform()])  # its operations, and nothing computed again
     before = profile(plain, *inputs, backward=True)
-    budget = before.resident_bytes + (before.peak_bytes - before.resident_bytes) * 2 // 3
+    budget = before.resident_bytes + (before.peak_bytes - before.resident_bytes) * 3 // 4
     transform = CheckpointTransform(memory_budget=budget)
     jf = thunder.jit(stack, transforms=[transform])
     assert_same(gradients(jf, *inputs), gradients(plain, *inputs))

@@ -98,6 +98,55 @@ def test_cross_entropies_of_samples(reduction, in_dims, is_vector):
     close(made_by(transforms).nan_to_num(7.0), made_by(torch.func).nan_to_num(7.0))
 
 
+LAYERS = {
+    "gelu": lambda x, w, b: F.gelu(x),
+    "gelu, tanh": lambda x, w, b: F.gelu(x, approximate="tanh"),
+    "layer_norm": lambda x, w, b: F.layer_norm(x, w.shape, w, b),
+    "layer_norm, no bias": lambda x, w, b: F.layer_norm(x, w.shape, w),
+    "layer_norm, neither": lambda x, w, b: F.layer_norm(x, w.shape),
+    "layer_norm, one tensor twice": lambda x, w, b: F.layer_norm(x, w.shape, w, w),
+    "layer_norm, of a view": lambda x, w, b: F.layer_norm(x.transpose(0, 1), w.shape, w, b),
+}
+
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_weight"),
+    [*((d, d) for d in (torch.float64, torch.float32, *HALVES)), *((d, torch.float32) for d in HALVES)],
+)
+@pytest.mark.parametrize("shape", [(3, 2, 5), (0, 2, 5)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_program_runs_the_kernels_of_eager_forward_and_backward(name, shape, dtype, of_weight):
+    x = torch.randn(shape, dtype=dtype, requires_grad=True)
+    w, b = (torch.randn(5, dtype=of_weight, requires_grad=True) for _ in range(2))
+    found = []
+    for f in (LAYERS[name], thunder.jit(LAYERS[name], transforms=[transforms.SubclassTransform()])):
+        y = f(x, w, b)
+        with _Kernels() as kernels:
+            gradients = torch.autograd.grad(y, [x, w, b], torch.ones_like(y) / 3, allow_unused=True)
+        found.append((y, [0.0 if g is None else g for g in gradients], kernels.names))
+    (expected, wanted, of_eager), (result, gradients, ours) = found
+    torch.testing.assert_close(result, expected)
+    for g, e in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(torch.as_tensor(g), torch.as_tensor(e))
+    assert {name for name in of_eager if "_backward" in name} <= ours and not any(
+        "erf" in name or "rsqrt" in name for name in ours
+    )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_second_derivative_of_what_runs_as_one_kernel(name):
+    args = [t.clone().requires_grad_() for t in (X, W, B)]
+    found = []
+    for f in (LAYERS[name], thunder.jit(LAYERS[name], transforms=[transforms.SubclassTransform()])):
+        (first,) = torch.autograd.grad(weighted(f(*args)), args[0], create_graph=True)
+        second = torch.autograd.grad(weighted(first), args, allow_unused=True)
+        found.append((first, *[torch.zeros(()) if g is None else g for g in second]))
+    close(*found)
+
+
 def test_lower_precision_stays_what_it_is():
     half = X[0].bfloat16()
     gradient = grad(lambda x: F.layer_norm(x, (5,), W.bfloat16()).float().square().sum())(half)

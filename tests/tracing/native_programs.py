@@ -208,6 +208,27 @@ Pair = collections.namedtuple("Pair", "left right")
 
 
 @program
+def views_of_mappings(x):
+    scales = collections.OrderedDict(b=2.0, a=3.0)
+    scales["c"] = 4.0
+    for key in scales.keys():
+        x = x * scales[key]
+    for value in scales.values():
+        x = x + value
+    for key, value in {"d": 1.0, "e": 2.0}.items():
+        x = x - value * scales.get(key, 0.5) + ({}.get(key) or 1)
+    return x
+
+
+@program
+def operations_without_gradients(x):
+    with torch.no_grad():
+        y = torch.addmm(x[0], x, torch.ones(3, 3)).t()
+        z = torch.addmm(x[0], x, torch.ones(3, 3)) + torch.addmm(x[:1, 0], x, torch.ones(3, 1))
+    return (y @ z).sum() * x
+
+
+@program
 def made_objects(x):
     p = Point(2, x)
     pair = Pair(p.b, right=p.c)

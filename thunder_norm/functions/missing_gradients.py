@@ -1,4 +1,6 @@
-"""Gradients of operations that Thunder does not differentiate, or not as torch does, in programs that it differentiates itself.
+"""Gradients of operations that Thunder does not differentiate, or not as torch does, or not in one kernel as torch does.
+
+They are those of programs that Thunder differentiates itself.
 
 Such an operation becomes one of our own, which consists of it, so that executors run it as before, and is differentiated as `grad` would.
 """
@@ -18,17 +20,20 @@ from thunder_norm.functions.rules.indexing import has_mask
 from thunder_norm.subclass.backward.differentiation import has_tape
 from thunder_norm.subclass.recording.trace import OperationId
 from thunder_norm.tracing import activity
+from thunder_norm.tracing.hooks.participants import participants
 from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder_norm.tracing.torch_functions.torch_semantics import clamp
 import thunder.torch as ltorch
 from thunder.core import prims
+from thunder.core.compile_data import get_compile_data
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
+from thunder.extend import FusionExecutor
 
 _OURS = "thunder_norm.gradient_of."  # ids of symbols that have gradients of ours begin so
 
@@ -125,7 +130,21 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
     is_of_complex = any(map(is_differentiable, bsym.flat_proxy_outs)) and any(map(is_complex, tensors))
     if moving is not None and is_opaque(bsym) and {p.name for p in bsym.flat_proxy_args if is_differentiable(p)} - moving:
         return True  # Thunder asks torch for the gradients of all, and torch may have none of a weight or a target
-    return is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym)
+    if is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym):
+        return True
+    return bsym.sym.id in _WITH_KERNELS and _runs_kernels()
+
+
+# Torch has a kernel for the gradient, and for the result, which Thunder takes apart where it differentiates: 10 to 25 calls.
+_WITH_KERNELS = frozenset({ltorch.gelu.id, ltorch.layer_norm.id})
+_FUSES_A_LOSS_ALONE = "torchcompile_xentropy"  # an executor in Thunder's default list
+
+
+def _runs_kernels() -> bool:
+    """Whether torch's kernels are to run: no executor makes one of what an operation is taken apart into, nobody wants Thunder's numbers."""
+    executors = get_compile_data().executors_list
+    is_fused = any(isinstance(ex, FusionExecutor) and ex.name != _FUSES_A_LOSS_ALONE for ex in executors)
+    return not is_fused and not any(t.keeps_thunders_program for t in participants())
 
 
 _NO_OPERATIONS = frozenset(

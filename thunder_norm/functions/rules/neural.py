@@ -105,6 +105,47 @@ def standardize_backward(
     return ltorch.to(to_a, dtype), ltorch.to(out, dtype)
 
 
+def _layer_norm_kernel(
+    g: torch.Tensor,
+    a: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    _, mean, rstd = torch.native_layer_norm(a, normalized_shape, weight, bias, eps)
+    wanted = [True, True, bias is not None]
+    found = torch.ops.aten.native_layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, wanted)
+    return found if bias is not None else found[:2]
+
+
+def _of_affine(
+    g: TensorProxy,
+    a: TensorProxy,
+    normalized_shape: Sequence[int],
+    weight: TensorProxy | None,
+    bias: TensorProxy | None,
+    eps: float,
+) -> tuple[TensorProxy, ...]:
+    rows = tuple(range(a.ndim - len(normalized_shape)))
+
+    def summed(t: TensorProxy, like: TensorProxy) -> TensorProxy:
+        return ltorch.to(ltorch.sum(t, rows) if rows else t, like.dtype)
+
+    to_standardized = g if weight is None else ltorch.to(ltorch.mul(g, weight), a.dtype)
+    to_a, standardized = standardize_backward(to_standardized, a, normalized_shape, eps)
+    to_weight = () if weight is None else (summed(ltorch.mul(g, standardized), weight),)
+    return to_a, *to_weight, *(() if bias is None else (summed(g, bias),))
+
+
+@with_kernel(_layer_norm_kernel)
+def layer_norm_backward(
+    g: TensorProxy, a: TensorProxy, normalized_shape: Sequence[int], weight: TensorProxy, bias: TensorProxy | None, eps: float
+) -> tuple[TensorProxy, ...]:
+    """Of ``y = w z + b`` with the standardized z: w g pulled back through z; the sums of g z and, if there is a bias, of g."""
+    return _of_affine(g, a, normalized_shape, weight, bias, eps)
+
+
 # -- in other operations ----------------------------------------------------------------------------------------------
 
 
@@ -206,17 +247,11 @@ def _layer_norm(
 
 
 def _layer_norm_backward(saved: tuple, g: TensorProxy) -> tuple:
-    """Of ``y = w z + b`` with the standardized z: w g pulled back through z; the sums of g z and of g."""
+    """By torch's kernel where it takes these dtypes: of a bias alone only that of the input."""
     a, shape, weight, bias, eps = saved
-    to_standardized = g if weight is None else ltorch.to(ltorch.mul(g, weight), a.dtype)
-    to_a, standardized = standardize_backward(to_standardized, a, shape, eps)
-    rows = tuple(range(a.ndim - len(shape)))
-
-    def summed(t: TensorProxy) -> TensorProxy:
-        return ltorch.sum(t, rows) if rows else t
-
-    to_weight = None if weight is None else summed(ltorch.mul(g, standardized))
-    return to_a, None, to_weight, None if bias is None else summed(g), None
+    is_taken = weight is not None and (bias is None or bias.dtype == weight.dtype)
+    found = iter((layer_norm_backward if is_taken else _of_affine)(g, a, shape, weight, bias, eps))
+    return next(found), None, *(None if p is None else next(found) for p in (weight, bias)), None
 
 
 register_vjp(ltorch.layer_norm)(_layer_norm, _layer_norm_backward)

@@ -5,7 +5,6 @@ Each native one returns None, before it has done anything that shows, where only
 
 from __future__ import annotations
 
-import dataclasses
 import dis
 import functools
 from collections.abc import Callable, Iterator
@@ -13,9 +12,7 @@ from contextlib import contextmanager
 from types import CellType, CodeType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any
 
-from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
-from thunder_norm.tracing.guarding.ways import path_of
 from thunder_norm.tracing.native.elements import handed_on, item, items, note_attribute
 from thunder_norm.tracing.native.flattening import flatten
 from thunder.core import interpreter as thunders
@@ -215,22 +212,6 @@ def _contents(fn: Any, cell: WrappedValue) -> Any:
     return _handed_on(thunders._interpret_call(getattr, cell, wrap_const("cell_contents")))
 
 
-def _fields(fn: Any, obj: WrappedValue) -> Any:
-    """``dataclasses.fields`` of an object that the program has made; one of its inputs has guards of what is looked at."""
-    if path_of(obj.provenance) is not None or type(getattr(obj.value, "__dataclass_fields__", None)) is not dict:
-        return None
-    known = thunders._interpret_call(getattr, obj, wrap_const("__dataclass_fields__"))
-    found = []
-    for name, field in known.value.items():
-        wrapped = item(known, name)
-        if wrapped is None:
-            return None
-        guards.note_attribute(wrapped, "_field_type")
-        if field._field_type is dataclasses._FIELD:  # type: ignore[attr-defined]
-            found.append(wrapped)
-    return _handed_on(thunders.wrapped_build_tuple(found))
-
-
 def _make_cell(fn: Any, *contents: WrappedValue) -> Any:
     """``CellType(x)``; its ``__init__`` is object's and does nothing."""
     return thunders._cell_new_provenance_tracking_lookaside(wrap_const(CellType), *contents) if len(contents) < 2 else None
@@ -326,7 +307,6 @@ def _natives() -> dict[int, Callable]:
         _inside(thunders._contains_op_handler, "impl"): _contains,
         _inside(thunders._binary_op, "outofplace_impl"): _out_of_place,
         _inside(thunders._setup_frame_and_run_python_function, "<lambda>", "__getitem__"): _element,
-        dataclasses.fields.__code__: _fields,
         _inside(thunders.partial_call_lookaside, "partial_call_impl"): _partial,
         _inside(dtensor_torch_and_prims.dispatch_to_impl, "wrapper"): _dispatched,
     }
