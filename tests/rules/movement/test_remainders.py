@@ -14,7 +14,7 @@ from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_pertur
 from thunder_norm.core.ellipsoids import Ellipsoid
 from thunder_norm.rules.layers._attention_away import Moving
 from thunder_norm.rules.layers._attention_between import Between
-from thunder_norm.rules.movement.movements_of_normalizations import _Left
+from thunder_norm.rules.movement.movements_of_normalizations import _Left, _Moves
 
 F64 = torch.float64
 ROOTS = 7  # entries of what all moves are made of
@@ -104,21 +104,27 @@ def test_what_a_normalization_leaves_is_in_its_ellipsoid(seed: int, factor: floa
     if seed % 3 == 0:  # moves that are along what there is, for the most part
         root[:, 0] = z.flatten() * factor / z.norm()
         root[:, 1:] *= 0.2
+    at = root  # how far points are from the data
+    if not is_from_data and seed % 2:
+        at = torch.randn(groups * n, ROOTS, generator=make, dtype=F64)
+        at *= factor / 2 / torch.linalg.matrix_norm(at, 2)
     rho = (z.square().sum(-1) + constant).sqrt()
-    cov = (root @ root.mT).reshape(groups, n, groups, n)
-    left = _Left(z / rho[:, None], rho, z.norm(dim=-1), constant, cov, is_from_data)
+    moves, points = (_Moves((r @ r.mT).reshape(groups, n, groups, n), z / rho[:, None]) for r in (root, at))
+    left = _Left(rho, z.norm(dim=-1), constant, moves, points, is_from_data)
 
-    def run(u: torch.Tensor) -> torch.Tensor:
-        moved = z + (root @ u).reshape(z.shape)
+    def run(move: torch.Tensor) -> torch.Tensor:
+        moved = z + move.reshape(z.shape)
         return (moved / (moved.square().sum(-1, keepdim=True) + constant).sqrt()).flatten()
 
-    zero = torch.zeros(ROOTS, dtype=F64)
+    zero = torch.zeros(groups * n, dtype=F64)
     own = torch.func.jacrev(run)(zero)
 
     def beside(jacobian: torch.Tensor, u: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return run(u) - run(zero) - jacobian @ u if is_from_data else torch.func.jvp(run, (u,), (w,))[1] - jacobian @ w
+        if is_from_data:
+            return run(root @ u) - run(zero) - jacobian @ (root @ u)
+        return torch.func.jvp(run, (at @ u,), (root @ w,))[1] - jacobian @ (root @ w)
 
-    for said in (left.by_length(left.furthest, False), left.by_direction()):
+    for said in (left.by_length(moves.furthest, False), left.by_direction()):
         if said is None:
             continue
         within, by = said

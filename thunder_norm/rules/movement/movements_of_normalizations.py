@@ -15,8 +15,11 @@ Between any two points near the data the derivative at a point e away along a mo
 
     -(e_u P d + d_u P e) / rho^2 + (that of third order) + (b_e / l^2) (at most |d|) u,
 
-in the ellipsoid of four times the former covariance; of third order there are, beside e P d, at most ``|(rho + a) / l^3 - 1 / rho^2| |d_u| P e`` and
-``b^2 / l^3 P e``.  A ball in each group, by ``|D^2 f(z)[h, h]| <= 2 / 3^(1/2) |h|^2 / rho^2``, is taken where it is smaller.
+linear in ``v w^T``, e made of v and d of w: with E and D for K in the ellipsoid of
+
+    (A_E o D + A_D o E + D u u^T E + E u u^T D) / rho^4
+
+from both sides times P; of third order there are, beside e P d, at most ``|(rho + a) / l^3 - 1 / rho^2| |d_u| P e`` and ``b_e b_d / l^3 P e``.  A ball in each group, by ``|D^2 f(z)[h, h]| <= 2 / 3^(1/2) |h|^2 / rho^2``, is taken where it is smaller.
 """
 
 from __future__ import annotations
@@ -36,7 +39,16 @@ from thunder_norm.core.local import is_from_data
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.core.within import moved
-from thunder_norm.rules.movement.movements_nearby import Found, Function, Together, groups_of, made_of, near, one_sample
+from thunder_norm.rules.movement.movements_nearby import (
+    Found,
+    Function,
+    Together,
+    groups_of,
+    made_of,
+    near,
+    one_sample,
+    points_near,
+)
 
 # |D^2 f(z)[h, h]| for f(z) = z / sqrt(|z|^2 + c) is at most this times |h|^2 / (|z|^2 + c): the largest of
 # t ((b^2 + 3 a^2 (1 - t^2))^2 + 4 a^2 b^2)^(1/2) with a^2 + b^2 = 1, t = |z| / (|z|^2 + c)^(1/2) <= 1.
@@ -74,25 +86,32 @@ class _Groups:
         """
         z = self.centred(values(x.backing.detach()).reshape(-1)[self.numbers], -1)
         index = self.numbers.flatten()
-        moves = by.within(near(x).parts)
-        size = moves.scale * _ROUNDED
-        cov = (moves.cov.detach() * size * size)[index][:, index].reshape(*self.numbers.shape, *self.numbers.shape)
-        cov = self.centred(self.centred(cov, 1), 3)
         lengths = (z.square().sum(-1) + self.constant).sqrt()
-        if not bool((lengths > 0).all()) or not bool(cov.isfinite().all()):
+        if not bool((lengths > 0).all()):
             return None
-        left, total = _Left(z / lengths[:, None], lengths, z.norm(dim=-1), self.constant, cov, is_from_data()), moved(near(x))
+
+        def within(e: Ellipsoid) -> _Moves:
+            size = e.scale * _ROUNDED
+            cov = (e.cov.detach() * size * size)[index][:, index].reshape(*self.numbers.shape, *self.numbers.shape)
+            return _Moves(self.centred(self.centred(cov, 1), 3), z / lengths[:, None])
+
+        moves = points = within(by.within(near(x).parts))
+        if not is_from_data() and (found := points_near(x)) is not None:
+            points = within(*found)
+        if not bool(moves.cov.isfinite().all()) or not bool(points.cov.isfinite().all()):
+            return None
+        left, total = _Left(lengths, z.norm(dim=-1), self.constant, moves, points, is_from_data()), moved(near(x))
         ball = left.by_length(
-            left.furthest if is_from_data() else total.detach().double().square().item() * _ROUNDED, self.is_centred
+            moves.furthest if is_from_data() else total.detach().double().square().item() * _ROUNDED, self.is_centred
         )
         tried = [(ball, total / total.detach()), (left.by_direction(), by.reached)]
-        found = [(self._with_gain(f[0]), reached, f[1]) for f, reached in tried if f is not None]
-        if not found:
+        known = [(self._with_gain(f[0]), reached, f[1]) for f, reached in tried if f is not None]
+        if not known:
             return None
-        within, reached, factor = min(found, key=lambda r: _size(r[0]) * r[1].detach().double().square().square().item())
+        least, reached, factor = min(known, key=lambda r: _size(r[0]) * r[1].detach().double().square().square().item())
         scale = torch.ones_like(self.gain)
         scale[index] = factor[:, None].expand(self.numbers.shape).flatten()
-        return within, reached, scale
+        return least, reached, scale
 
     def _with_gain(self, e: Ellipsoid) -> Ellipsoid:
         """In the order of the features, each times its gain."""
@@ -107,24 +126,16 @@ def _size(e: Ellipsoid) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class _Left:
-    """What is left after first order of ``Z / |Z|``.
+class _Moves:
+    """How groups move.
 
     Attributes:
-        u: Z over its length, without the last entry, [groups, n].
-        rho: |Z|.
-        lengths: without the last entry.
-        constant: the last entry's square.
         cov: of the moves, centred, [groups, n, groups, n].
-        is_from_data: whether of moves from the data; otherwise between any two points near it.
+        u: Z over its length, without the last entry, [groups, n].
     """
 
-    u: torch.Tensor
-    rho: torch.Tensor
-    lengths: torch.Tensor
-    constant: float
     cov: torch.Tensor
-    is_from_data: bool
+    u: torch.Tensor
 
     @functools.cached_property
     def own(self) -> torch.Tensor:
@@ -142,65 +153,101 @@ class _Left:
         """The square of the length of all moves together."""
         return torch.linalg.eigvalsh(_matrix(self.cov))[-1].clamp(min=0).item() * _ROUNDED
 
+    @functools.cached_property
+    def onto(self) -> torch.Tensor:
+        """``K u`` of all groups by all, [groups, n, groups]."""
+        return torch.einsum("gjhk,hk->gjh", self.cov, self.u)
+
+    @functools.cached_property
+    def pairs(self) -> torch.Tensor:
+        """A, [groups, groups]."""
+        return torch.einsum("gj,gjh->gh", self.u, self.onto)
+
+    @functools.cached_property
+    def along(self) -> torch.Tensor:
+        """a, at most."""
+        return self.pairs.diagonal().clamp(min=0).sqrt() * _ROUNDED
+
+    def mixed(self, other: _Moves) -> torch.Tensor:
+        """``A o K' + K u u^T K'``, K' the covariance of others, [groups, n, groups, n]."""
+        return self.pairs[:, None, :, None] * other.cov + self.onto[..., None] * other.onto[..., None].permute(2, 3, 0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Left:
+    """What is left after first order of ``Z / |Z|``.
+
+    Attributes:
+        rho: |Z|.
+        lengths: without the last entry.
+        constant: the last entry's square.
+        moves: the moves.
+        points: how far from the data is where they begin.
+        is_from_data: whether that is the data; otherwise they are between any two points near it.
+    """
+
+    rho: torch.Tensor
+    lengths: torch.Tensor
+    constant: float
+    moves: _Moves
+    points: _Moves
+    is_from_data: bool
+
     def by_length(self, furthest: float, is_centred: bool) -> tuple[Ellipsoid, torch.Tensor] | None:
         """A ball in each group g: of lengths at most ``c_g |h_g|`` the squares over ``c_g^2 R^2`` add up to 1, `furthest` being R^2."""
-        square = (self.lengths - self.across).clamp(min=0).square() + self.constant
+        across, n = self.points.across, self.moves.u.shape[1]
+        square = (self.lengths - across).clamp(min=0).square() + self.constant
         if not bool((square > 0).all()):
             return None
-        rate = _OF_UNIT_VECTORS * self.across / square * (0.5 if self.is_from_data else 1.0)
-        n = self.u.shape[1]
-        eye = torch.eye(n, dtype=self.u.dtype) - (1 / n if is_centred else 0.0)
+        rate = _OF_UNIT_VECTORS * across / square * (0.5 if self.is_from_data else 1.0)
+        eye = torch.eye(n, dtype=self.rho.dtype) - (1 / n if is_centred else 0.0)
         cov = torch.block_diag(*((rate.square() * furthest)[:, None, None] * eye))
         return (Ellipsoid.of(cov), torch.ones_like(self.rho)) if bool(cov.isfinite().all()) else None
 
     def by_direction(self) -> tuple[Ellipsoid, torch.Tensor] | None:
         """By what is along u and what is not; None if that may be nearly all of u."""
-        count, n = self.u.shape
-        onto = torch.einsum("gjhk,hk->gjh", self.cov, self.u)
-        pairs = torch.einsum("gj,gjh->gh", self.u, onto)
-        along, b, rho = pairs.diagonal().clamp(min=0).sqrt() * _ROUNDED, self.across, self.rho
+        moves, points, rho = self.moves, self.points, self.rho
+        along, b = points.along, points.across
         least = rho - along
         if not bool((least > _LEAST * rho).all()):
             return None
-        mixed = onto[..., None]
-        second = self._apart(pairs[:, None, :, None] * self.cov + mixed * mixed.permute(2, 3, 0, 1))
-        second = second * (1 / rho.square())[:, None, None, None] * (1 / rho.square())[None, None, :, None]
-
         low, high = -b.square() / (2 * least**3), along.square() / (rho.square() * least)
-        rest, of_u = (high - low) / 2, b / least.square()
+        of_u = b / least.square()
+        parts = [self._of_rest((high - low) / 2, moves)]
         if self.is_from_data:
-            second, of_u = second / 2, of_u / 2
+            second, of_u = moves.mixed(moves) / 2, of_u / 2
         else:
-            second = second * 2
+            second = points.mixed(moves) + moves.mixed(points)
             is_falling = least > b
             lowest = torch.where(is_falling, (rho + along) / ((rho + along).square() + b.square()) ** 1.5, 0.0)
             off = torch.maximum(1 / least.square() - 1 / rho.square(), 1 / rho.square() - lowest)
-            rest = rest + off * along + b.square() / least**3
-        parts = [_above(_matrix(second)), _above(self._of_rest(rest)), self._of_u(of_u)]
+            parts.append(self._of_rest(off * moves.along + b * moves.across / least**3, points))
+        second = self._apart(second) * (1 / rho.square())[:, None, None, None] * (1 / rho.square())[None, None, :, None]
+        parts += [_above(_matrix(second)), self._of_u(of_u)]
         if not all(bool(c.isfinite().all()) for c in parts):
             return None
         return functools.reduce(sum_of, map(Ellipsoid.of, parts)), 1 + rho * (low + high) / 2
 
     def _apart(self, t: torch.Tensor) -> torch.Tensor:
         """P from both sides."""
-        u = self.u
+        u = self.moves.u
         t = t - u[:, :, None, None] * torch.einsum("gj,gjhk->ghk", u, t)[:, None]
         return t - torch.einsum("gjhk,hk->gjh", t, u)[..., None] * u
 
-    def _of_rest(self, factors: torch.Tensor) -> torch.Tensor:
+    def _of_rest(self, factors: torch.Tensor, moves: _Moves) -> torch.Tensor:
         """Of moves, each group's times a number of at most its factor: blocks that are no less than all of the covariance make one of them."""
-        count, n = self.u.shape
-        eye = torch.eye(n, dtype=self.u.dtype)
-        blocks = count * self.own
-        if self.furthest * count * n < blocks.diagonal(dim1=1, dim2=2).sum().item():
-            blocks = self.furthest * eye.expand(count, n, n)
-        projection = eye - self.u[:, :, None] * self.u[:, None, :]
-        return torch.block_diag(*(factors.square()[:, None, None] * (projection @ blocks @ projection)))
+        count, n = moves.u.shape
+        eye = torch.eye(n, dtype=moves.u.dtype)
+        blocks = count * moves.own
+        if moves.furthest * count * n < blocks.diagonal(dim1=1, dim2=2).sum().item():
+            blocks = moves.furthest * eye.expand(count, n, n)
+        projection = eye - moves.u[:, :, None] * moves.u[:, None, :]
+        return _above(torch.block_diag(*(factors.square()[:, None, None] * (projection @ blocks @ projection))))
 
     def _of_u(self, factors: torch.Tensor) -> torch.Tensor:
         """Of multiples of u by at most ``factor |h|`` in each group."""
-        weights = factors.square() * self.furthest * _ROUNDED
-        return torch.block_diag(*(weights[:, None, None] * self.u[:, :, None] * self.u[:, None, :]))
+        u, weights = self.moves.u, factors.square() * self.moves.furthest * _ROUNDED
+        return torch.block_diag(*(weights[:, None, None] * u[:, :, None] * u[:, None, :]))
 
 
 def _matrix(cov: torch.Tensor) -> torch.Tensor:
