@@ -24,7 +24,19 @@ from tests.forks import FORKS
 
 from .program import BAD, KINDS, Outcome, Program, run, shrunk
 
-SUBJECTS = ("derivatives", "op_db", "modules", "wrappers", "changes", "writes", "wrapper_writes", "bounds", "networks", "real", "draws")
+SUBJECTS = (
+    "derivatives",
+    "op_db",
+    "modules",
+    "wrappers",
+    "changes",
+    "writes",
+    "wrapper_writes",
+    "bounds",
+    "networks",
+    "real",
+    "draws",
+)
 PROGRAMS_OF_A_PROCESS = 150  # Thunder keeps what it compiled: a process grows by some MiB a program
 
 
