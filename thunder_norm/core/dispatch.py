@@ -303,8 +303,8 @@ def apply_rule(
 
 def _follow_away(op: NormedOp, func: Callable, args: tuple, kwargs: dict, made: Any, results: Sequence[NormedTensor]) -> None:
     """Let results be known as they move away from the data alone, as well: by the rule for arguments that do."""
-    if not any(map(moves, results)):
-        return
+    if not any(moves(y) and not y.backing.is_meta and y.perturbation_size.item() for y in results):
+        return  # at the data itself
     args, kwargs = map_tensors(lambda x: away(x) if isinstance(x, NormedTensor) else x, (args, kwargs))
     with from_data():
         try:
