@@ -94,7 +94,7 @@ def _model_and_norm(draw: random.Random) -> tuple[Model, ModularNorm]:
         assert norm.roles  # found before it is copied
         _norm.append((model, norm))
     model, norm = copy.deepcopy(_norm[0])
-    torch.manual_seed(draw.randrange(2**31))
+    torch.manual_seed(seeded(draw.randrange(2**31)))
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn_like(p) * 0.5)

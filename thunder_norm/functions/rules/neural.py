@@ -113,7 +113,7 @@ def _layer_norm_kernel(
     bias: torch.Tensor | None,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    _, mean, rstd = torch.native_layer_norm(a, normalized_shape, weight, bias, eps)
+    mean, rstd = torch.native_layer_norm(a, normalized_shape, weight, bias, eps)[1:]  # the result itself is let go
     wanted = [True, True, bias is not None]
     found = torch.ops.aten.native_layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, wanted)
     return found if bias is not None else found[:2]
