@@ -242,24 +242,18 @@ def _difference(flops: int, of_peer: int) -> str:
     return "equal" if flops == of_peer else f"{flops / of_peer - 1:+.2%}"
 
 
-def _against_a_peer(cases: Cases) -> list[str]:
-    """One table, case after case."""
-    lines = []
-    for case, rows in cases.items():
-        for name, row in rows.items():
-            is_peer = name == _peer(rows)
-            lines.append([case, name, _time(row), "1" if is_peer else _ratio(row), str(row["rounds"])])
-    return [_table(["", "", "time", "ratio", "rounds"], lines)]
-
-
-def _on_gpu(cases: Cases) -> list[str]:
-    """As `_against_a_peer`, with the kernels that a call launches."""
-    lines = []
+def _against_a_peer(cases: Cases, *counted: str) -> list[str]:
+    """One table, case after case; with what was `counted` of each candidate."""
+    lines, counts = [], [*counted, "rounds"]
     for case, rows in cases.items():
         for name, row in rows.items():
             ratio = "1" if name == _peer(rows) else _ratio(row)
-            lines.append([case, name, _time(row), ratio, str(row["kernels"]), str(row["rounds"])])
-    return [_table(["", "", "time", "ratio", "kernels", "rounds"], lines)]
+            lines.append([case, name, _time(row), ratio, *(str(row[count]) for count in counts)])
+    return [_table(["", "", "time", "ratio", *counts], lines)]
+
+
+def _on_gpu(cases: Cases) -> list[str]:
+    return _against_a_peer(cases, "kernels")
 
 
 def _predicted(cases: Cases) -> list[str]:

@@ -91,12 +91,17 @@ def test_typical_sizes_are_those_of_multiples_of_orthogonal_matrices(name):
     assert 0.5 < actual / y.norm_size < 1.5
 
 
+def assert_reported(model: nn.Module, x: torch.Tensor) -> None:
+    """A report at the data has a movement of every operation, and bounds that hold."""
+    rows = norm_report(thunder.jit(model, transforms=[NormTransform()]), x).rows
+    assert all(math.isfinite(r.sensitivity) and r.actual <= r.norm_size * (1 + 1e-6) for r in rows)
+
+
 @pytest.mark.parametrize("name", INVERSES)
 def test_what_a_norm_does_not_bound_has_a_movement_at_the_data_and_typically(name):
     torch.manual_seed(seeded(0))
     model, x = Around(INVERSES[name], well_conditioned(4)), torch.randn(4, 4, dtype=D)
-    rows = norm_report(thunder.jit(model, transforms=[NormTransform()]), x).rows
-    assert all(math.isfinite(r.sensitivity) and r.actual <= r.norm_size * (1 + 1e-6) for r in rows)
+    assert_reported(model, x)
     assert all(t > 1e-3 for t in ModularNorm(model, x, mode="typical").targets.values())
     with pytest.raises(NormMismatchError, match="singular"):
         ModularNorm(model, x)
@@ -118,8 +123,7 @@ def test_functions_of_a_parameter_have_a_report_at_the_data_and_targets(name):
     """An AttributeError of ours before: a parameter is no normed tensor where a report is at the data."""
     torch.manual_seed(seeded(0))
     model, x = Around(OF_PARAMETERS[name], well_conditioned(4)), torch.randn(4, 4, dtype=D)
-    rows = norm_report(thunder.jit(model, transforms=[NormTransform()]), x).rows
-    assert all(math.isfinite(r.sensitivity) and r.actual <= r.norm_size * (1 + 1e-6) for r in rows)
+    assert_reported(model, x)
     assert min(ModularNorm(model, x).targets.values()) > 0
 
 

@@ -54,18 +54,21 @@ _H100 = "NVIDIA H100 Tensor Core GPU datasheet (80 GB SXM; figures with sparsity
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (80 GB SXM; figures without sparsity; float32 without TF32)"
 _CPU = "measured by measure_cpu: 2 cores of an AMD EPYC, torch 2.11.0, other work running"
 
+# H100 and H200 are the same processor, with other memory.
+_HOPPER = {
+    torch.float64: 67e12, torch.float32: 67e12, torch.bfloat16: 989.5e12, torch.float16: 989.5e12,
+    torch.float8_e4m3fn: 1979e12, torch.float8_e5m2: 1979e12, torch.int8: 1979e12,
+}  # fmt: skip
 DEVICES: Mapping[str, Device] = {
     "H200": Device(
         "H200",
-        {torch.float64: 67e12, torch.float32: 67e12, torch.bfloat16: 989.5e12, torch.float16: 989.5e12,
-         torch.float8_e4m3fn: 1979e12, torch.float8_e5m2: 1979e12, torch.int8: 1979e12},
+        _HOPPER,
         4.8e12,
         _H200,
     ),
     "H100": Device(
         "H100",
-        {torch.float64: 67e12, torch.float32: 67e12, torch.bfloat16: 989.5e12, torch.float16: 989.5e12,
-         torch.float8_e4m3fn: 1979e12, torch.float8_e5m2: 1979e12, torch.int8: 1979e12},
+        _HOPPER,
         3.35e12,
         _H100,
     ),
@@ -160,8 +163,7 @@ def measure_cpu(*, size: int = 1024, repeats: int = 5) -> Device:
     Raises:
         ProfileError: size or repeats is not positive.
     """
-    if size < 1 or repeats < 1:
-        raise ProfileError(f"size and repeats must be positive, got {size} and {repeats}")
+    _check_amount(size, repeats)
     peaks = {}
     for dtype in (torch.float32, torch.float64):
         a = torch.rand(size, size, dtype=dtype)
@@ -186,8 +188,7 @@ def measure_gpu(device: str | torch.device = "cuda", *, size: int = 8192, repeat
     Raises:
         ProfileError: size or repeats is not positive, or there is no such device.
     """
-    if size < 1 or repeats < 1:
-        raise ProfileError(f"size and repeats must be positive, got {size} and {repeats}")
+    _check_amount(size, repeats)
     where = torch.device(device)
     if where.type != "cuda" or not torch.cuda.is_available():
         raise ProfileError(f"measure_gpu needs a CUDA device, got {where}; measure_cpu measures the processor")
@@ -233,6 +234,11 @@ def _fastest_on_gpu(run: Callable[[], object], repeats: int) -> float:
         end.synchronize()
         best = min(best, begin.elapsed_time(end) / 1e3)
     return best
+
+
+def _check_amount(size: int, repeats: int) -> None:
+    if size < 1 or repeats < 1:
+        raise ProfileError(f"size and repeats must be positive, got {size} and {repeats}")
 
 
 def _fastest(run: Callable[[], object], repeats: int) -> float:
