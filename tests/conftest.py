@@ -144,9 +144,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if part := os.environ.get("THUNDER_NORM_PART"):
         number, parts = map(int, part.split("/"))
-        chosen = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == number]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-        items[:] = chosen
+        chosen = [zlib.crc32(item.nodeid.encode()) % parts == number for item in items]
+        config.hook.pytest_deselected(items=[item for item, kept in zip(items, chosen, strict=True) if not kept])
+        items[:] = itertools.compress(items, chosen)
     for item in items if SHIFT else ():
         if isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.function):
             hypothesis.seed(named_seed(item.nodeid.partition("[")[0]))(item.function)

@@ -13,7 +13,7 @@ from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_pertur
 from thunder_norm.rules.layers import _recurrent_vertices
 
 F64 = torch.float64
-STEPS, WIDTH, HIDDEN = 4, 3, 5
+STEPS, WIDTH, HIDDEN = 3, 2, 3
 LAYERS = {
     "GRU": (torch.nn.GRU, {}),
     "GRU without biases": (torch.nn.GRU, {"bias": False}),
@@ -85,7 +85,7 @@ def test_all_states_are_in_one_ellipsoid(name: str, monkeypatch: pytest.MonkeyPa
     if name != "GRU in both directions":
         first = model(name, 1.0, is_last=False)
         of_first = lambda x: first(x)[..., :HIDDEN]  # noqa: E731
-        assert claimed(of_first, "composed") < claimed(f, "composed") / 2
+        assert claimed(of_first, "composed") < claimed(f, "composed") / 1.5
 
 
 @pytest.mark.parametrize("broken", ["none", "gates", "state"])
