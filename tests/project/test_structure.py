@@ -31,8 +31,8 @@ _LAYERS = (
     ("transforms",),
     ("audit",),
 )
-# an executor is of use without all else; values and writes are watched with it alone too
-_NOT_BETWEEN = {("executors", room) for layer in _LAYERS[4:11] for room in layer if room != "subclass"}
+# an executor is of use without all else; values and writes are watched, and gradients torch's, with it alone too
+_NOT_BETWEEN = {("executors", room) for layer in _LAYERS[4:11] for room in layer if room not in ("subclass", "functions")}
 _NOT_BETWEEN |= {("subclass", "core"), ("functions", "core"), ("functions", "rules"), ("subclass", "rules"), ("tracing", "core")}
 
 

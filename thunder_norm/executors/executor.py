@@ -18,7 +18,7 @@ from thunder_norm.executors import gradients, own_writes, recomputed, stored
 from thunder_norm.executors.calls import RegionCall, Traits
 from thunder_norm.executors.plans import Layout
 from thunder_norm.executors.regions import Item, Region, partitioned
-from thunder_norm.subclass.interpreting.interception import Watching
+from thunder_norm.functions.jitted import Watching
 from thunder_norm.tracing import hooks
 from thunder.core import prims
 from thunder.core.codeutils import SigInfo
@@ -142,6 +142,7 @@ def _outputs(outputs: Sequence[Proxy]) -> tuple[Proxy, ...]:
     return tuple(outputs)
 
 
+hooks.joins_tied_parameters(InductorExecutor)
 hooks.brings(InductorExecutor, Watching)  # values that the program asks for, and what it writes, are not Thunder's guess
 hooks.install()
 executor = InductorExecutor()

@@ -20,7 +20,7 @@ import torch
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
 from thunder_norm.tracing.guarding import guards, snapshots, stored
 from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, path_of
-from thunder_norm.tracing.shared_memory.aliases import is_given_as
+from thunder_norm.tracing.shared_memory.aliases import given_as
 from thunder.core.proxies import Proxy, TensorProxy
 
 _OF_VARIABLES = (("attribute", "__globals__"), ("attribute", "cell_contents"))
@@ -136,7 +136,7 @@ def _is_outdated(constraint: tuple, ways: Ways, used: set[str], is_changing: boo
     if not isinstance(constraint[1], TensorProxy):
         return now is GONE or (_is_of_number(constraint) and _is_another(now, constraint[2]))
     is_moved = path[-1][0] == "item" and ("attribute", "_parameters") not in path and ("attribute", "_buffers") not in path
-    if not is_moved or (now is not GONE and (not isinstance(now, torch.Tensor) or is_given_as(constraint[1], now))):
+    if not is_moved or (now is not GONE and (not isinstance(now, torch.Tensor) or given_as(constraint[1]) is now)):
         return False
     if constraint[1].name not in used:
         return True

@@ -84,6 +84,11 @@ class Interpreting(Watching):
     interprets_subclasses = True
     opaque = "error"  # what becomes of objects that cannot be taken apart: an error, or "run"
 
+    def has_plain_inputs(self) -> bool:
+        """Where there are wrappers, norms among them, inputs are followed by their names."""
+        acquisition = finished_acquisition()
+        return acquisition is None or not acquisition.has_wrappers
+
     def new_acquisition(self) -> Acquisition:
         """The state for one acquisition."""
         return Acquisition()

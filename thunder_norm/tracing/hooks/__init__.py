@@ -35,7 +35,15 @@ import thunder_norm.tracing.torch_functions.modules  # noqa: F401
 from thunder_norm.tracing.hooks import autocast, cuda_graphs, interpretation, interpreter, jit, nvfuser, promotion, symbols  # noqa: F401 - have what is replaced
 from thunder_norm.tracing.hooks.autocast import disable_autocast
 from thunder_norm.tracing.hooks.lookups import is_replaced_for_all, lookaside_for, register_for_all
-from thunder_norm.tracing.hooks.participants import Participant, brings, inside_function, leader, leads, thunders_proxy
+from thunder_norm.tracing.hooks.participants import (
+    Participant,
+    brings,
+    inside_function,
+    joins_tied_parameters,
+    leader,
+    leads,
+    thunders_proxy,
+)
 from thunder_norm.tracing.hooks.proxies import torch_functions_on_proxies
 from thunder_norm.tracing.hooks.replaced import REPLACED, check_patch_points, first_use, install
 
@@ -49,6 +57,7 @@ __all__ = [
     "inside_function",
     "install",
     "is_replaced_for_all",
+    "joins_tied_parameters",
     "leader",
     "leads",
     "lookaside_for",

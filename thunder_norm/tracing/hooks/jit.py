@@ -18,9 +18,16 @@ from thunder_norm.tracing.calls.ready import ShortCalls
 from thunder_norm.tracing.deep_calls import with_room
 from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.guarding import contents, guards, stored_reads
-from thunder_norm.tracing.hooks.participants import Participant, brought_by, leading, participants, with_leader
+from thunder_norm.tracing.hooks.participants import (
+    Participant,
+    brought_by,
+    leading,
+    participants,
+    takes_parameters_once,
+    with_leader,
+)
 from thunder_norm.tracing.hooks.replaced import replaces
-from thunder_norm.tracing.shared_memory import aliases, replaced_memory
+from thunder_norm.tracing.shared_memory import aliases, replaced_memory, tied_inputs
 from thunder_norm.tracing.torch_functions import autocast, contexts, modules
 from thunder_norm.tracing.torch_functions.random_numbers import keep_draws
 from thunder_norm.user_code import user_line_of
@@ -121,6 +128,10 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         found.prologue_trace = modules.asking_users(found.prologue_trace)
         found.computation_trace = replaced_memory.resolved(found.computation_trace)
         replaced_memory.guard(found.prologue_trace, found.computation_trace)
+        if asked.has_plain_inputs():
+            is_once = takes_parameters_once(get_compile_data().executors_list)
+            traces = tied_inputs.joined(found.prologue_trace, found.computation_trace, parameters=is_once)
+            found.prologue_trace, found.computation_trace = traces
         aliases.guard(found.prologue_trace, found.computation_trace)
         aliases.check_written_once(found.computation_trace)
         asked.acquired(found)

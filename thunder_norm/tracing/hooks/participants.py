@@ -69,6 +69,10 @@ class Participant(Transform):
         """What the epilogue returns for a value in the result; ``find(value)`` is what Thunder has for it."""
         return find(value)
 
+    def has_plain_inputs(self) -> bool:
+        """Whether in the program just acquired inputs are the tensors that they are in the model, and nobody follows them by name."""
+        return True
+
     def acquired(self, found: Any) -> None:
         """Called with the traces just acquired, before any transform."""
 
@@ -87,6 +91,22 @@ _BROUGHT: dict[type, Callable[[], Participant]] = {}
 def brings(kind: type, make: Callable[[], Participant]) -> None:
     """Have ``thunder.jit`` compile with what `make` gives where it is given a function of class `kind`, or an executor of that class."""
     _BROUGHT[kind] = make
+
+
+_JOINING: list[type] = []
+
+
+def joins_tied_parameters(kind: type) -> None:
+    """Have a parameter with several names be one input of programs whose executors one of class `kind` is among.
+
+    Without it programs have an input for each name, as in Thunder.
+    """
+    _JOINING.append(kind)
+
+
+def takes_parameters_once(executors: Sequence[Any]) -> bool:
+    """Whether an executor is there for which tied parameters are one input."""
+    return isinstance(executors, Sequence) and any(isinstance(e, tuple(_JOINING)) for e in executors)
 
 
 _LEADERS: list[Callable[[], Participant]] = []

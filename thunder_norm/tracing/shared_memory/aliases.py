@@ -75,16 +75,15 @@ def note(x: torch.Tensor, history: Any) -> None:
 
 def storage_of(proxy: TensorProxy) -> int:
     """Where the memory begins of the tensor that an input is in the call at hand; 0 if nobody knows."""
-    aliases = _current.get()
-    found = None if aliases is None else aliases.inputs.get(id(proxy.history))
-    return 0 if found is None else storage_address(found[1])
+    found = given_as(proxy)
+    return 0 if found is None else storage_address(found)
 
 
-def is_given_as(proxy: TensorProxy, x: torch.Tensor) -> bool:
-    """Whether an input is this very tensor in the call at hand."""
+def given_as(proxy: TensorProxy) -> torch.Tensor | None:
+    """The tensor that an input is in the call at hand; None if nobody knows."""
     aliases = _current.get()
     found = None if aliases is None else aliases.inputs.get(id(proxy.history))
-    return found is not None and found[1] is x
+    return None if found is None else found[1]
 
 
 def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
@@ -93,8 +92,8 @@ def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
     assert aliases is not None
     real = {key: x for key, (_, x) in aliases.inputs.items()}
     given = [p for p in computation.args if type(p) is TensorProxy and id(p.history) in real]
-    written = _written(computation)
-    positions = [i for i, p in enumerate(given) if p.name in written]
+    changed = written(computation)
+    positions = [i for i, p in enumerate(given) if p.name in changed]
     if not positions:
         return
     found = _relations([real[id(p.history)] for p in given], positions)
@@ -291,7 +290,7 @@ def _is_unlike(bsym: BoundSymbol, made: str) -> bool:
     return made in ("expand", "expand_as", "broadcast_to") and is_larger
 
 
-def _written(trace: TraceCtx) -> set[str]:
+def written(trace: TraceCtx) -> set[str]:
     """The tensors of a program that an operation writes into, and those that are views of the same."""
     groups: dict[str, set[str]] = {}
     changed: set[str] = set()

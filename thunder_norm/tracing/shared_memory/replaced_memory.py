@@ -238,7 +238,7 @@ def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
     inputs = [p for p in computation.args if isinstance(p, TensorProxy)]
     for replaced in _current.get().values():
         others = [p for p in inputs if p.history is not replaced.tensor.history]
-        if any(aliases.is_given_as(p, replaced.real) for p in others):
+        if any(aliases.given_as(p) is replaced.real for p in others):
             why = "the same tensor is given to the program at another place, which would have to be another from there on, too"
             raise UnsupportedOpError(
                 with_details(".data of a tensor is set", at=replaced.location, why=why, instead="give it to the program once")
