@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.seeds import seeded
 from thunder_norm import executors
+from thunder_norm.errors import TransformError
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -162,3 +163,54 @@ def test_who_else_sees_a_write_sees_it_without_transforms_too(f: Callable):
         expected = f(theirs)
         assert_close([*found, mine], [*expected, theirs])
         assert _places([*found, mine]) == _places([*expected, theirs])
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "slice": lambda t: t[1:],
+    "row": lambda t: t[0],
+    "adjoint": lambda t: t.adjoint(),
+    "moveaxis": lambda t: torch.moveaxis(t, 0, 1),
+    "movedim": lambda t: t.movedim(0, 1),
+    "ravel": lambda t: t.ravel(),
+    "reshape_as": lambda t: t.reshape_as(torch.empty(2, 8)),
+    "view_as": lambda t: t.view_as(torch.empty(2, 8)),
+    "broadcast_tensors": lambda t: torch.broadcast_tensors(t, torch.empty(4))[0],
+    "split_with_sizes": lambda t: t.split([1, 3])[1],
+    "hsplit": lambda t: t.hsplit(2)[1],
+    "vsplit": lambda t: torch.vsplit(t, 2)[0],
+    "dsplit": lambda t: t.view(2, 2, 4).dsplit(2)[0],
+    "positive": lambda t: torch.positive(t),
+    "float": lambda t: t.float(),
+    "type_as": lambda t: t.type_as(torch.empty(1)),
+    "data": lambda t: t.data,
+    "diagonal": lambda t: t.diagonal(),
+    "unfold": lambda t: t.unfold(0, 2, 2),
+    "squeeze": lambda t: t[None].squeeze(0),
+    "atleast_3d": lambda t: torch.atleast_3d(t),
+    "conj": lambda t: t.conj(),
+    "real": lambda t: t.real,
+}
+
+
+@pytest.mark.parametrize("is_differentiated", [False, True])
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("of", ["argument", "result"])
+def test_writes_into_what_a_view_gives_are_seen(of: str, view: str, is_differentiated: bool):
+    """Of an argument, and of what the program has made: whether it is written by another name is read off the operation."""
+
+    def f(x: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        y = buffer if of == "argument" else (x.detach() + buffer).sin()
+        y.data[...] = -2.0
+        VIEWS[view](y).sub_(1.5)
+        return x * y.cos()
+
+    torch.manual_seed(seeded(0))
+    x, jitted = torch.randn(4, 4, requires_grad=is_differentiated), thunder.jit(f, executors=[executors.inductor])
+    mine, theirs = torch.ones(4, 4), torch.ones(4, 4)
+    try:
+        with OneByOne():
+            found = jitted(x, mine)
+    except TransformError as e:
+        assert of == "result" and is_differentiated and "may share memory" in str(e)
+        return
+    assert_close([found, mine], [f(x, theirs), theirs])

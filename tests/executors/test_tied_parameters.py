@@ -12,6 +12,7 @@ from torch import nn
 from tests.executors.test_calls import OneByOne
 from tests.seeds import seeded
 from thunder_norm import RMSTensor, normed
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.executors import inductor
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
@@ -196,6 +197,23 @@ def test_an_argument_given_twice_that_is_written_into_has_one_history(transform:
             run(a, b, x).backward()
             found.append([a.detach(), b.detach(), a.grad, b.grad])
         torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_two_tensors_in_one_memory_have_two_histories(transform: type):
+    """Of which a trace has one: what is written into one of them and read by the other is refused, but without gradients."""
+
+    def f(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            a.mul_(1.5)
+        return b * x
+
+    a, x = torch.ones(3, requires_grad=True), torch.arange(3.0)
+    jf = thunder.jit(f, transforms=[transform()])
+    with pytest.raises(UnsupportedOpError, match="two histories"):
+        jf(a, a.detach().requires_grad_(), x)
+    assert torch.equal(a, torch.ones(3))
+    torch.testing.assert_close(jf(a.detach(), a.detach(), x), 1.5 * x)
 
 
 @pytest.mark.parametrize("way", ["frozen", "no_grad"])

@@ -206,6 +206,8 @@ WRITES: dict[str, Callable] = {
     "rows": lambda y, x: y.view(-1)[1:3].mul_(2),
     "columns": lambda y, x: y.t()[0].copy_(y[0]),
     "of what is differentiated": lambda y, x: y.__setitem__((slice(None), 0), y[:, 0].add_(x[0])),
+    "all, then the diagonal": lambda y, x: y.add_(1).diagonal().sub_(1.5),
+    "the data, then the diagonal": lambda y, x: (y.data.fill_(2), y.diagonal().sub_(1.5)),
 }
 
 

@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from thunder_norm import RMSTensor, build_norm_map
-from thunder_norm.transforms import NormTransform
+from thunder_norm.executors import inductor
+from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
 from .program import Outcome, outcome_of
@@ -54,7 +56,8 @@ NAMES = (
 )  # fmt: skip
 TARGETS = (
     "self.w", "self.w", "self.q", "self.r", "self.r", "self.b", "self.layer.weight", "self.w.data", "self.w.detach()", "self.w.t()",
-    "self.w.view(-1)", "self.w[1:]", "self.r.t()", "self.r[0]", "c", "v", "v.t()",
+    "self.w.view(-1)", "self.w[1:]", "self.r.t()", "self.r[0]", "self.r.diagonal()", "self.w.diagonal()",
+    "torch.moveaxis(self.r, 0, 1)", "self.r.split([1, 3])[1]", "c", "v", "v.t()",
 )  # fmt: skip
 WRITES = (
     "{t}.mul_({k})", "{t}.add_({k})", "{t} *= {k}", "{t}.fill_({k})", "{t}.zero_()", "{t}.copy_({t} * {k})", "{t}.copy_(self.r.sum() * {k})",
@@ -76,6 +79,8 @@ MODES = {
     "eager": Mode(lambda m, x: m(RMSTensor.of(x))),
     "real": Mode(lambda m, x: thunder.jit(m, transforms=[NormTransform()])(x)),
     "real, with gradients": Mode(lambda m, x: thunder.jit(m, transforms=[NormTransform()])(x), grad=True),
+    "wrappers, with gradients": Mode(lambda m, x: thunder.jit(m, transforms=[SubclassTransform()])(x), grad=True),
+    "executor, with gradients": Mode(lambda m, x: _one_by_one(thunder.jit(m, executors=[inductor]), x), grad=True),
     "normed": Mode(lambda m, x: thunder.jit(m, transforms=[NormTransform()])(RMSTensor.of(x))),
     "norm map": Mode(lambda m, x: build_norm_map(m, RMSTensor.of(x))(RMSTensor.of(x)), has_values=False),
 }
@@ -117,14 +122,14 @@ class Writing:
         with contextlib.nullcontext() if mode.grad else torch.no_grad():
             try:
                 expected = eager(xs[0])
-                wanted = _gradient(expected, xs[0])
+                wanted = _gradients(expected, eager, xs[0])
             except Exception as e:  # noqa: BLE001 - what eager mode does not do, nobody has to
                 return Outcome("no oracle", f"{type(e).__name__}: {e}")
             if expected.shape != (3, 4) or not expected.isfinite().all():
                 return Outcome("no oracle", "nothing to compare")
             try:
                 result = mode.call(ours, xs[1])
-                found = _gradient(result, xs[1])
+                found = _gradients(result, ours, xs[1])
             except Exception as e:  # noqa: BLE001 - an outcome
                 return outcome_of(e)
         return self._compared(mode, (eager, expected, wanted), (ours, result, found))
@@ -133,8 +138,9 @@ class Writing:
         values = getattr(ours[1], "backing", ours[1])
         if mode.has_values and not _close(values, eager[1]):
             return Outcome("wrong", f"the result is {values.tolist()}, not {eager[1].tolist()}")
-        if mode.has_values and not _close(ours[2], eager[2]):
-            return Outcome("wrong", f"the gradient is {ours[2]}, not {eager[2]}")
+        for name, wanted in eager[2].items() if mode.has_values else ():
+            if not _close(ours[2].get(name), wanted):
+                return Outcome("wrong", f"the gradient of {name} is {ours[2].get(name)}, not {wanted}")
         for (name, a), (_, b) in zip(ours[0].state_dict().items(), eager[0].state_dict().items(), strict=True):
             if mode.has_values and not _close(a, b):
                 return Outcome("wrong", f"{name} is {a.tolist()} afterwards, not {b.tolist()}")
@@ -155,12 +161,15 @@ class Writing:
             "eager": "m(RMSTensor.of(x))",
             "normed": "thunder.jit(m, transforms=[NormTransform()])(RMSTensor.of(x))",
             "norm map": "build_norm_map(m, RMSTensor.of(x))(RMSTensor.of(x))",
+            "wrappers, with gradients": "thunder.jit(m, transforms=[SubclassTransform()])(x)",
+            "executor, with gradients": "thunder.jit(m, executors=[inductor])(x)",
         }.get(self.mode, "thunder.jit(m, transforms=[NormTransform()])(x)")
         return f"""\
 import contextlib
 {self.text()}
 from thunder_norm import RMSTensor, build_norm_map
-from thunder_norm.transforms import NormTransform
+from thunder_norm.executors import inductor
+from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
 def module():
@@ -190,14 +199,24 @@ def draw(random: random.Random) -> Writing:
             statement = random.choice(USES if kind == "use" else NAMES)
         statements.append(statement)
     mode = random.choice(sorted(MODES))
-    trains = not MODES[mode].grad and random.random() < 0.5
+    trains = random.random() < 0.5
+    if MODES[mode].grad and trains:  # torch refuses to write into leaves with autograd
+        statements = [s if s.startswith(("x = ", "v = ")) else f"with torch.no_grad(): {s}" for s in statements]
     return Writing((*statements, random.choice(USES)), trains, random.random() < 0.5, mode, random.randint(0, 999))
 
 
-def _gradient(result: Any, x: torch.Tensor) -> torch.Tensor | None:
+def _gradients(result: Any, module: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    leaves = {name: t for name, t in (("x", x), *module.named_parameters()) if t.requires_grad}
     if not x.requires_grad or not result.requires_grad:
-        return None
-    return torch.autograd.grad(result.square().sum(), x, allow_unused=True)[0]
+        return dict.fromkeys(leaves)
+    found = torch.autograd.grad(result.square().sum(), list(leaves.values()), allow_unused=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+def _one_by_one(call: Callable[[torch.Tensor], Any], x: torch.Tensor) -> Any:
+    """A call in which regions run operation by operation, as they do under a mode that sees them."""
+    with BaseTorchDispatchMode():
+        return call(x)
 
 
 def _close(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

@@ -11,6 +11,7 @@ import torch
 from thunder_norm.executors.graphs import is_compilable
 from thunder_norm.subclass.acquiring.fallback import made_for
 from thunder_norm.subclass.acquiring.sized import Sized
+from thunder_norm.tracing.shared_memory.views import RETURNING_SELF, may_share_by_name
 from thunder_norm.tracing.torch_functions import random_numbers
 from thunder.core import devices, dtypes
 from thunder.core.prims import OpTags
@@ -36,18 +37,9 @@ _OF_INTEGERS = ("bitwise_", "aten_bitwise_")  # torch refuses others, inductor d
 _OF_FLOATS = ("hypot", "aten_hypot_", "nextafter", "aten_nextafter_")  # torch has no kernel for others, inductor computes them
 _TAGS = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.DEVICE_SYNC_OP, OpTags.CTX_MANAGER_ENTER_EXIT_OP}
 
-# They give a tensor that shares memory with their first argument, or may: dropout where it leaves out nothing.
-_VIEWS = frozenset(
-    "shallow_copy permute expand unsqueeze squeeze reshape torch_prims_reshape_impl view view_as transpose getitem __getitem__ select "
-    "split chunk tensor_split unbind unfold diagonal movedim flatten slice_prim_impl narrow swapaxes swapdims expand_as broadcast_to "
-    "unflatten contiguous detach dropout real imag atleast_1d atleast_2d atleast_3d t mT".split()
-)
-# of aten: the overload is part of our symbol's name
-_ATEN_VIEWS = tuple(
-    f"aten_{name}_"
-    for name in "view _unsafe_view permute expand unsqueeze squeeze reshape transpose select slice split unbind unfold diagonal t "
-    "detach alias as_strided".split()
-)
+# What executors call those of Thunder's prims that give a view; of others `views` knows the name.
+_VIEWS_OF_PRIMS = frozenset("shallow_copy torch_prims_reshape_impl torch_slice_prim_impl".split())
+_CONVERSIONS = RETURNING_SELF - set("conj contiguous dropout real resolve_conj resolve_neg".split())  # or they compute
 _CONSTANTS = frozenset(
     "arange full full_like ones ones_like zeros zeros_like".split()
 )  # may go where there is no tensor to begin with
@@ -210,12 +202,21 @@ def region_device(bsym: BoundSymbol) -> str:
 
 def is_view(bsym: BoundSymbol) -> bool:
     """Whether an operation that may be in a region computes nothing, or copies at most: then each that needs it does it again."""
-    return len(bsym.flat_proxy_args) == 1 and may_share_memory(bsym) and bsym.sym.name != "to"
+    return len(bsym.flat_proxy_args) == 1 and may_share_memory(bsym) and bsym.sym.name not in _CONVERSIONS
 
 
 def may_share_memory(bsym: BoundSymbol) -> bool:
     """Whether what an operation gives, one that may be in a region, may be an argument of it, or a part of one."""
-    return bsym.sym.name in _VIEWS or bsym.sym.name == "to" or bsym.sym.name.startswith(_ATEN_VIEWS)
+    return _is_view_by_name(bsym.sym.name)
+
+
+@functools.cache
+def _is_view_by_name(name: str) -> bool:
+    if name.startswith("aten_"):  # and the overload after the name: both may have several words
+        words = name.split("_")[1:]
+        names = ["_".join(words[:n]) for n in range(1, len(words))]
+        return "_unsafe_view" in names or any(map(may_share_by_name, names))
+    return name in _VIEWS_OF_PRIMS or may_share_by_name(name)
 
 
 def is_entrywise(bsym: BoundSymbol) -> bool:

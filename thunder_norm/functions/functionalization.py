@@ -132,7 +132,7 @@ class _Memory:
     seen: dict[str, int] = field(default_factory=dict)  # the version of the tensor that the value of a view is of
     writers: dict[str, BoundSymbol] = field(default_factory=dict)  # what wrote it last
     detached: dict[str, int] = field(default_factory=dict)  # the version that `detach_` began: views from before have it not
-    recorded: set[str] = field(default_factory=set)  # what is foreign, and not differentiated, and autograd has seen a change of
+    recorded: set[str] = field(default_factory=set)  # what is foreign, and not differentiated, and has got a history
     histories: dict[str, TensorProxy] = field(default_factory=dict)  # of what was written without autograd: where gradients go
 
     def without_copies(self, bsym: BoundSymbol, views: dict[str, str]) -> Sequence[BoundSymbol]:
@@ -201,10 +201,9 @@ class _Memory:
                 continue
             if plain.write(bsym, copy):
                 self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
+                self.recorded.add(root)
                 if self._is_detaching(copy):
                     self.detached[root] = self.versions[root]
-            if is_recorded(copy):
-                self.recorded.add(root)
             if self.tensor(target).name == root:
                 self.same[copy.output.name] = self.tensor(target)
         for p in bsym.flat_proxy_outs if is_way and not copies else ():

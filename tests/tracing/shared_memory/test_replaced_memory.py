@@ -418,7 +418,20 @@ def an_input_inside_of_a_wrapper(m, x):
     return (pair + 1).b @ m.w + m.k
 
 
+def uses_a_view_from_before(m, x):
+    view = m.w.t()
+    m.w.data = m.w.data * 2
+    return (x * m.k * m.w) @ view
+
+
+def uses_a_view_before(m, x):
+    y = (x * m.w) @ m.k.view(3, 3)
+    m.k.data = m.k.data * 2
+    return y
+
+
 REFUSED = [
+    uses_a_view_from_before, uses_a_view_before,
     uses_it_before, uses_it_beside_what_requires_grad, uses_what_it_made_before, uses_a_factor_before, uses_a_condition_before, writes_into_a_value_with_another_history,
     of_another_dtype, shape_that_gradients_have, in_a_region, in_a_transformed_function, set_of_an_input, set_to_what_requires_grad,
     set_of_a_storage, an_input_inside_of_a_wrapper,

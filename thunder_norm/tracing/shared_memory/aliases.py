@@ -47,6 +47,7 @@ class _Aliases:
     )  # by the id of what their proxies have as history, and with it
     groups: list[list[str]] = field(default_factory=list)  # the names of those that stand for each other
     meeting: tuple[str, str] | None = None  # one that is written shares some of its elements with the other
+    apart: tuple[str, str] | None = None  # one that is written is the other, but for its history
 
 
 _current: contextvars.ContextVar[_Aliases | None] = contextvars.ContextVar("thunder_norm_input_aliases", default=None)
@@ -101,6 +102,9 @@ def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
     for (i, j), how in found.items():
         if how == _SAME:
             _join(aliases.groups, given[i].name, given[j].name)
+            if torch.is_grad_enabled() and given_as(given[i]) is not given_as(given[j]):
+                has_history = given[i].requires_grad or given[j].requires_grad
+                aliases.apart = (given[i].name, given[j].name) if has_history else aliases.apart
 
     def check(*tensors: torch.Tensor) -> None:
         if _relations(tensors, positions) != found:
@@ -122,7 +126,7 @@ def indices(trace: TraceCtx) -> list[list[int]] | None:
     """The positions among the arguments of `trace` of those that stand for each other; None if nobody knows.
 
     Raises:
-        UnsupportedOpError: one that is written shares some of its elements with another.
+        UnsupportedOpError: one that is written shares some of its elements with another, or is another with a history of its own.
     """
     aliases: _Aliases | None = getattr(get_compile_data(), _ATTRIBUTE, None)
     if aliases is None:
@@ -133,6 +137,14 @@ def indices(trace: TraceCtx) -> list[list[int]] | None:
                 f"an in-place operation on an input that shares memory with another input ({' and '.join(aliases.meeting)})",
                 why="the trace does not say which elements of the other one change",
                 instead="give copies (x.clone()), or write out of place",
+            )
+        )
+    if aliases.apart is not None:
+        raise UnsupportedOpError(
+            with_details(
+                f"an in-place operation on an input that lies in the memory of another input ({' and '.join(aliases.apart)}), one of which requires grad",
+                why="they have one value and two histories, and the trace has one tensor for both",
+                instead="give the program one of them, or call it under torch.no_grad()",
             )
         )
     position = {p.name: i for i, p in enumerate(trace.args)}

@@ -265,7 +265,7 @@ def resolved(trace: TraceCtx) -> TraceCtx:
     """
     if not any(b.sym.id == _MARK or b.sym.name == "current" for b in trace.bound_symbols):
         return trace
-    new, swaps = from_trace(trace), dict[Variable, Proxy]()
+    new, swaps, earlier = from_trace(trace), dict[Variable, Proxy](), dict[str, str | None]()
     is_differentiated = torch.is_grad_enabled()
     active = depending_on_gradients(trace.bound_symbols) if is_differentiated else set()
     for bsym in trace.bound_symbols:
@@ -277,6 +277,8 @@ def resolved(trace: TraceCtx) -> TraceCtx:
         *names, value = bsym.args
         _check_not_needed(location_of(bsym), new.bound_symbols, {p.name for p in _swapped(names, swaps)}, active)
         root = _swapped(names, swaps)[0]
+        if is_differentiated:
+            earlier |= dict.fromkeys(_views_of(new.bound_symbols, {p.name for p in _swapped(names, swaps)}), location_of(bsym))
         after = value
         if is_differentiated and any(p.name in active for p in names):
             _check_same_shape(bsym, root, value, active)
@@ -285,7 +287,18 @@ def resolved(trace: TraceCtx) -> TraceCtx:
             active |= {after.name}
         swaps |= {variableify(p): after for p in names}
     _check_not_written(new.bound_symbols)
+    for view, at in earlier.items():
+        _check_not_needed(at, new.bound_symbols, {view}, active)
     return new
+
+
+def _views_of(bsyms: Iterable[BoundSymbol], names: set[str]) -> set[str]:
+    """The names of what has been taken of a tensor, whose backward takes it again: of the object, which has other memory by then."""
+    found: set[str] = set()
+    for bsym in bsyms:
+        if makes_view(bsym) and bsym.flat_proxy_args and bsym.flat_proxy_args[0].name in names | found:
+            found |= {p.name for p in bsym.flat_proxy_outs} - names
+    return found
 
 
 def _swapped(proxies: Iterable[TensorProxy], swaps: dict[Variable, Proxy]) -> list[Any]:
@@ -305,7 +318,7 @@ def _check_not_needed(at: str | None, before: Iterable[BoundSymbol], names: set[
             with_details(
                 ".data is set of a tensor that a backward needs",
                 at=at,
-                why=f"it was used in {bsym.sym.name}, whose backward computes with what is in it when it runs",
+                why=f"it, or a view of it, is used in {bsym.sym.name}, whose backward computes with what is in it when it runs",
                 instead="set it before its first use, or use a clone of it before",
             )
         )
