@@ -1,4 +1,6 @@
-"""One number shifts every seed of the tests: THUNDER_NORM_SEED, an integer, 0 if it is not set.
+"""What the environment says of the tests: how far to shift every seed, and whether to leave nothing out to save time.
+
+One number shifts every seed: THUNDER_NORM_SEED, an integer, 0 if it is not set.
 
 No test's verdict hangs on it; a run with another value draws other numbers everywhere, and the same ones each time.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 
+LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 SHIFT = int(os.environ.get("THUNDER_NORM_SEED") or 0)
 # numpy takes seeds of 32 bits
 _RANGE = 2**32

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.seeds import seeded
+from tests.seeds import LONG, seeded
 from thunder_norm.errors import TransformError, TransformTypeError
 from thunder_norm.functions.opaque import fallbacks
 from thunder_norm.functions.registry import jvp_rules
 from thunder_norm.transforms import grad, jvp, register_jvp, vjp
 import thunder
 
-LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 INDEX = torch.tensor([0, 2, 2])
 
 

@@ -5,7 +5,6 @@ Every program is drawn from a fixed seed; THUNDER_NORM_LONG=1 draws many more.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,14 +16,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.program_forms import FORMS, LOSSES
 from tests.programs import Program, grown, programs
-from tests.seeds import seeded
+from tests.seeds import LONG, seeded
 from thunder_norm import NormedTensor, RMSTensor, build_norm_map, sensitivities, with_perturbation
 from thunder_norm.audit import lmo, norm, project
 from thunder_norm.core.registry import registered_ops
 from thunder_norm.transforms import NormTransform
 import thunder
 
-LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 D = torch.float64
 TINY = 1e-100  # what the oracle's norm of a tensor of zeros is at most
 TRACED = tuple(form for form in FORMS if form.is_traced)

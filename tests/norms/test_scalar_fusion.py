@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,15 +11,13 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.seeds import seeded
+from tests.seeds import LONG, seeded
 from thunder_norm import L1Tensor, LinfTensor, RMSTensor, RMSToRMSTensor, build_norm_map, sensitivities, with_perturbation
 from thunder_norm.norms.maps import scalars
 from thunder_norm.norms.scalar_fusion import as_function_of_floats, fuse_scalars
 from thunder_norm.transforms import NormTransform
 import thunder
 from thunder.core import devices
-
-LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 
 FUNCTIONS = {
     "sum": lambda a, b: a + b * 3 - 1,

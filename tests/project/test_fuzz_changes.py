@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -11,12 +10,11 @@ from tests.fuzz.changes import PARTS, Changing
 from tests.fuzz.changing_lookups import LOOKUPS
 from tests.fuzz.program import run, shrunk
 from tests.fuzz.runner import Job, run_job
-from tests.seeds import SHIFT, named_seed
+from tests.seeds import LONG, SHIFT, named_seed
 from thunder_norm.tracing.guarding import guards
 
 SLICE = 6
-IS_LONG = bool(os.environ.get("THUNDER_NORM_LONG"))
-DRAWN = PARTS if IS_LONG else random.Random(named_seed("changes")).sample(PARTS, 45)
+DRAWN = PARTS if LONG else random.Random(named_seed("changes")).sample(PARTS, 45)
 
 
 def all_changes(part) -> tuple[str, ...]:

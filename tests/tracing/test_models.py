@@ -2,13 +2,12 @@
 
 import contextlib
 import importlib
-import os
 
 import pytest
 import torch
 import transformers as tf
 
-from tests.seeds import seeded
+from tests.seeds import LONG, seeded
 from tests.within_norms import actual_norm
 from thunder_norm import RMSTensor, build_norm_map, norm_report, normed, sensitivities, with_perturbation
 from thunder_norm.core import kinds
@@ -45,7 +44,6 @@ def resnet():
     return tf.ResNetModel(config), {"pixel_values": torch.randn(2, 3, 16, 16)}
 
 
-LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 MODELS = {f.__name__: f for f in (gpt2, llama, bert, vit, resnet)}
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,5 @@
 """Thunder's interpreter with our native helpers acquires what it acquires without them."""
 
-import os
 import re
 import traceback
 from collections import OrderedDict, namedtuple
@@ -14,7 +13,7 @@ from torch import nn
 from torch.fx.immutable_collections import immutable_list
 
 from benchmarks.real_mode import renumbered
-from tests.seeds import seeded
+from tests.seeds import LONG, seeded
 from tests.tracing import native_drawn, native_objects, native_programs
 from tests.tracing.native_programs import PROGRAMS, an_error_of_the_program, closures
 from thunder_norm import RMSTensor
@@ -245,9 +244,6 @@ def test_transformed_functions_are_acquired_the_same(transform):
 
 def entries():
     return [r.owner[r.name] if isinstance(r.owner, dict) else vars(r.owner).get(r.name) for r in native.REPLACEMENTS.all]
-
-
-LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 
 
 @pytest.mark.parametrize("seed", range(300 if LONG else 16))

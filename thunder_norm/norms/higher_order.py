@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from thunder_norm.subclass.recording.trace import OperationId
+from thunder_norm.tracing import native
 from thunder_norm.tracing.guarding.bindable import bindable
 import thunder
+from thunder.core import transform_common
 from thunder.core.proxies import ProxyTag, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
-from thunder.core.transform_common import dce
-from thunder.executors.passes import transform_for_execution
+from thunder.executors import passes
 from thunder.executors.pythonex import ex as pythonex
 from thunder.executors.torchex import ex as torchex
 
@@ -72,7 +73,8 @@ class Replay:
         *body, returned = self.trace.bound_symbols
         body, outputs = _detaching(new, body, self.outputs)
         new.bound_symbols = [*body, returned.from_bsym(args=(outputs,), output=outputs)]
-        return _executable(dce(new)).python_callable(include_decorators=False)
+        with native.compiler():
+            return _executable(transform_common.dce(new)).python_callable(include_decorators=False)
 
 
 def _detaching(trace: TraceCtx, bsyms: Sequence[BoundSymbol], outputs: tuple) -> tuple[list[BoundSymbol], tuple]:
@@ -104,7 +106,7 @@ def _executable(trace: TraceCtx) -> TraceCtx:
     """The trace with every operation run by torch; factories ask the surrounding call for the defaults."""
     defaults = {"default_dtype": torch.get_default_dtype(), "default_device": torch.get_default_device()}
     thunder._get_cache_info().update(defaults, is_autocast_enabled=False)
-    return transform_for_execution(trace, executors_list=(torchex, pythonex))
+    return passes.transform_for_execution(trace, executors_list=(torchex, pythonex))
 
 
 class RunCompiled(torch.autograd.Function):
