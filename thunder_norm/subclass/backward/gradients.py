@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 from sys import getrefcount
@@ -98,8 +98,25 @@ class Structure:
                 break
         gradient = self._wrapped(carried if self.is_carried_as_it_is else self._decoded(carried), offsets)
         if self.spec is not None:
-            check_inner(gradient, self.spec.names, f"the gradient of {self.what}")
+            check_inner(gradient, self.spec.names, "the gradient of ", self.what)
         return gradient
+
+    def of_one(self) -> Callable[[torch.Tensor], torch.Tensor | None]:
+        """`build` of one tensor and no offsets, as a function of as few steps as there can be."""
+        spec, what = self.spec, self.what
+        if not self.is_carried_as_it_is or (spec is not None and not (spec.has_own_protocol and len(spec.names) == 1)):
+            return lambda t: self.build((t,))
+        if spec is None:
+            return lambda t: t
+        (name,), build = spec.names, spec.build
+
+        def wrapped(t: torch.Tensor) -> torch.Tensor:
+            gradient = build((t,))
+            if type(getattr(gradient, name)) is not torch.Tensor:
+                check_inner(gradient, (name,), "the gradient of ", what)
+            return gradient
+
+        return wrapped
 
     @functools.cached_property
     def is_carried_as_it_is(self) -> bool:
@@ -206,11 +223,16 @@ class Carriers:
     def __init__(self, gradients: Sequence[Structure]):
         self._gradients = [(g, len(g.carried)) for g in gradients]
         self._have_offsets = any(g.taken for g in gradients)
+        self._have_one_each = not self._have_offsets and all(len(g.carried) == 1 for g in gradients)
         self._made: tuple[torch.Tensor, ...] | None = None  # the same in every call
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         offsets = [g.taken_from(x) for (g, _), x in zip(self._gradients, inputs, strict=True)] if self._have_offsets else None
         return with_sources(self._stand_ins(), Sources(inputs, functools.partial(self._gradients_of, offsets)))
+
+    @functools.cached_property
+    def _builders(self) -> list[Callable[[torch.Tensor], torch.Tensor | None]]:
+        return [g.of_one() for g, _ in self._gradients]
 
     def _stand_ins(self) -> tuple[torch.Tensor, ...]:
         """Tensors without data, of the metadata of what is carried."""
@@ -224,7 +246,10 @@ class Carriers:
         return made
 
     def _gradients_of(self, offsets: list | None, carried: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        remaining = iter(_owned(carried))
+        owned = _owned(carried)
+        if self._have_one_each:  # most, and of many parameters
+            return [None if t is None else build(t) for build, t in zip(self._builders, owned, strict=True)]
+        remaining = iter(owned)
         taken = repeat(()) if offsets is None else offsets
         return [g.build(tuple(islice(remaining, n)), o) for (g, n), o in zip(self._gradients, taken, strict=False)]
 

@@ -130,9 +130,9 @@ class Backward:
     def __call__(self, saved: Any, cotangents: Any) -> Any:
         return self.compiled(saved, cotangents)
 
-    def as_one_node(self) -> Backward:
-        """The same, for results that are small."""
-        return replace(self, in_one_node=True)
+    def as_one_node(self, shortened: Callable[[Callable], Callable] = lambda compiled: compiled) -> Backward:
+        """The same, for results that are small; `shortened` makes what is called of what is compiled."""
+        return replace(self, in_one_node=True, compiled=shortened(self.compiled))
 
     def run(self, inputs: Sequence[Any]) -> Run:
         """What the program has just run on."""
