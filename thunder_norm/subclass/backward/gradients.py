@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, repeat
+from itertools import accumulate, islice
 from sys import getrefcount
 from typing import Any
 
@@ -101,19 +101,22 @@ class Structure:
             check_inner(gradient, self.spec.names, "the gradient of ", self.what)
         return gradient
 
-    def of_one(self) -> Callable[[torch.Tensor], torch.Tensor | None]:
-        """`build` of one tensor and no offsets, as a function of as few steps as there can be."""
+    def builder(self) -> Callable[[Sequence[torch.Tensor | None]], torch.Tensor | None]:
+        """`build` without offsets, as a function of as few steps as there can be: a backward calls one for each parameter."""
         spec, what = self.spec, self.what
-        if not self.is_carried_as_it_is or (spec is not None and not (spec.has_own_protocol and len(spec.names) == 1)):
-            return lambda t: self.build((t,))
-        if spec is None:
-            return lambda t: t
-        (name,), build = spec.names, spec.build
+        if spec is None or not (self.is_carried_as_it_is and spec.has_own_protocol):
+            return lambda carried: self.build(tuple(carried))
+        names, build = spec.names, spec.build
 
-        def wrapped(t: torch.Tensor) -> torch.Tensor:
-            gradient = build((t,))
-            if type(getattr(gradient, name)) is not torch.Tensor:
-                check_inner(gradient, (name,), "the gradient of ", what)
+        def wrapped(carried: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+            for t in carried:
+                if t is None:
+                    return self.build(tuple(carried))
+            gradient = build(carried)  # pyright: ignore[reportArgumentType] - none is None
+            for name in names:
+                if type(getattr(gradient, name)) is not torch.Tensor:
+                    check_inner(gradient, names, "the gradient of ", what)
+                    break
             return gradient
 
         return wrapped
@@ -223,7 +226,6 @@ class Carriers:
     def __init__(self, gradients: Sequence[Structure]):
         self._gradients = [(g, len(g.carried)) for g in gradients]
         self._have_offsets = any(g.taken for g in gradients)
-        self._have_one_each = not self._have_offsets and all(len(g.carried) == 1 for g in gradients)
         self._made: tuple[torch.Tensor, ...] | None = None  # the same in every call
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -231,8 +233,10 @@ class Carriers:
         return with_sources(self._stand_ins(), Sources(inputs, functools.partial(self._gradients_of, offsets)))
 
     @functools.cached_property
-    def _builders(self) -> list[Callable[[torch.Tensor], torch.Tensor | None]]:
-        return [g.of_one() for g, _ in self._gradients]
+    def _builders(self) -> list[tuple[Callable[[Sequence[torch.Tensor | None]], torch.Tensor | None], slice]]:
+        """What builds each gradient, and from which of what is carried."""
+        ends = list(accumulate(n for _, n in self._gradients))
+        return [(g.builder(), slice(end - n, end)) for (g, n), end in zip(self._gradients, ends, strict=True)]
 
     def _stand_ins(self) -> tuple[torch.Tensor, ...]:
         """Tensors without data, of the metadata of what is carried."""
@@ -247,11 +251,10 @@ class Carriers:
 
     def _gradients_of(self, offsets: list | None, carried: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         owned = _owned(carried)
-        if self._have_one_each:  # most, and of many parameters
-            return [None if t is None else build(t) for build, t in zip(self._builders, owned, strict=True)]
+        if offsets is None:
+            return [build(owned[place]) for build, place in self._builders]
         remaining = iter(owned)
-        taken = repeat(()) if offsets is None else offsets
-        return [g.build(tuple(islice(remaining, n)), o) for (g, n), o in zip(self._gradients, taken, strict=False)]
+        return [g.build(tuple(islice(remaining, n)), o) for (g, n), o in zip(self._gradients, offsets, strict=True)]
 
 
 class _Close(torch.autograd.Function):

@@ -65,7 +65,7 @@ class Run(NamedTuple):
 
     Attributes:
         inputs: of the computation, flat.
-        versions: of each, before the program wrote into it, if it does.
+        versions: of each, before the program wrote into it, if it does; none if the pullback does not look at them.
         drawn_from: the states of torch's generators, if the program draws random numbers.
     """
 
@@ -74,7 +74,7 @@ class Run(NamedTuple):
     drawn_from: random_numbers.States | None
 
 
-# From a run and cotangents of its results to gradients with a history, one for each input.
+# From a run and cotangents of its results to gradients with a history, one for each input; `looks_at_versions` says whether it does.
 Pullback = Callable[[Run, Gradients], Gradients]
 
 _makers: list[Callable[[TraceCtx], Pullback]] = []
@@ -136,8 +136,9 @@ class Backward:
 
     def run(self, inputs: Sequence[Any]) -> Run:
         """What the program has just run on."""
-        versions, drawn_from = self.start or (_versions(inputs), None)
-        return Run(inputs, versions, drawn_from)
+        if self.start is None:
+            return Run(inputs, _versions(inputs) if getattr(self.pullback, "looks_at_versions", True) else (), None)
+        return Run(inputs, *self.start)
 
 
 def of_call(entry: Any, inputs: Sequence[Any]) -> Any:
