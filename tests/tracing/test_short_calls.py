@@ -84,6 +84,75 @@ def test_a_module_from_elsewhere_keeps_its_own_parameters():
     torch.testing.assert_close(jitted(x), model(x))
 
 
+def _replaced_dict(m):
+    before = m.__dict__
+    m.__dict__ = {**before, "negative_slope": 0.5}
+    return lambda: setattr(m, "__dict__", before)
+
+
+def _own_forward(m):
+    m.forward = torch.neg
+    return lambda: delattr(m, "forward")
+
+
+def _other_class(m):
+    before, m.__class__ = type(m), type("Negated", (nn.LeakyReLU,), {"forward": lambda self, x: -x})
+    return lambda: setattr(m, "__class__", before)
+
+
+def _equal_number(m):
+    m.negative_slope = True
+    return lambda: setattr(m, "negative_slope", 1)
+
+
+@pytest.fixture(scope="module")
+def called_often():
+    """A model whose modules were looked at, and what it became."""
+    model = nn.Sequential(*(nn.Sequential(nn.LeakyReLU(1), nn.LeakyReLU(1)) for _ in range(2)))
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    for _ in range(4):
+        jitted(torch.randn(3, 4))
+    return model, jitted
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.register_forward_hook(lambda m, args, y: -y).remove,
+        _replaced_dict,
+        _own_forward,
+        _other_class,
+        _equal_number,
+    ],
+    ids=["hook", "dict", "forward", "class", "equal number"],
+)
+def test_what_is_set_in_a_module_is_seen_after_many_calls(called_often, change):
+    """Conditions of modules are asked again only where a dict of theirs was written into, or another class stands there."""
+    (model, jitted), x = called_often, -torch.ones(3, 4)
+    assert not goes_thunders_way(jitted, x)
+    misses = thunder.cache_misses(jitted)
+    back = change(model[1][0])
+    assert_close(jitted(x), model(x))
+    assert thunder.cache_misses(jitted) == misses + 1
+    back()
+    assert_close(jitted(x), model(x))
+    assert not goes_thunders_way(jitted, x)
+
+
+def test_a_module_that_counts_its_calls_stays_right():
+    """What is set in each call is not what the program reads: it is asked for its conditions alone after a while."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.0))
+    jitted, x = thunder.jit(model, transforms=[NormTransform()]), torch.randn(3, 4)
+    for model[1].calls in range(40):
+        jitted(x)
+    assert thunder.cache_misses(jitted) == 1
+    model.eval()
+    jitted(x)
+    assert thunder.cache_misses(jitted) == 2
+    model[0].register_forward_hook(lambda m, args, y: -y)
+    torch.testing.assert_close(jitted(x), model(x))
+
+
 def test_functions_that_close_over_modules_are_short():
     x, model = torch.randn(3, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     jitted = thunder.jit(lambda x: model(x) * 2, transforms=[NormTransform()])

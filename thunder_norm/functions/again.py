@@ -51,10 +51,14 @@ class Again:
 
     Args:
         trace: the computation as Thunder differentiated it.
+
+    Attributes:
+        looks_at_versions: whether it asks for the versions that inputs had.
     """
 
     def __init__(self, trace: TraceCtx):
         self._trace = trace
+        self.looks_at_versions = not any(map(has_tape, trace.bound_symbols))  # else the results have their gradients from a tape
         self._positions: list[int] = []  # of the inputs that the program needs
         self._is_random = False
         self._program: _Program | None = None
@@ -66,8 +70,8 @@ class Again:
             TransformError: the program cannot be run again.
             RuntimeError: an input was changed in place since, as torch's autograd has it.
         """
-        if any(has_tape(b) for b in self._trace.bound_symbols):
-            return [None] * len(run.inputs)  # the results have them from a tape of the program
+        if not self.looks_at_versions:
+            return [None] * len(run.inputs)
         if self._program is None:
             self._program = self._prepared()
         needed = [run.inputs[i] for i in self._positions]

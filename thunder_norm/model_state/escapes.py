@@ -93,16 +93,21 @@ def _may_leave(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and stand_in(value) == "meta tensor"
 
 
-def check_inner(wrapper: torch.Tensor, names: Sequence[str], what: str) -> None:
+def check_inner(wrapper: torch.Tensor, names: Sequence[str], *what: str) -> None:
     """Refuse to hand out a wrapper with a fake tensor inside, by its inner tensors' types: cheap enough for every call.
 
     Raises:
         EscapeError: the class put one there itself (what Thunder computes is real): a tensor that it keeps since a trace was acquired.
+            `what` it is, in parts, is put together only then.
     """
     found = inner_tensors(wrapper, names)
-    if not _PLAIN.issuperset(map(type, found)):
-        for name, inner in zip(names, found, strict=True):
-            check_nothing_escapes(inner, f"{what}.{name}", allowed=_may_leave)
+    for t in found:
+        if type(t) not in _PLAIN:
+            break
+    else:
+        return
+    for name, inner in zip(names, found, strict=True):
+        check_nothing_escapes(inner, f"{''.join(what)}.{name}", allowed=_may_leave)
 
 
 def check_results(*tensors: Any) -> None:

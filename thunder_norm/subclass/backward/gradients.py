@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, repeat
+from itertools import accumulate, islice
 from sys import getrefcount
 from typing import Any
 
@@ -98,8 +98,28 @@ class Structure:
                 break
         gradient = self._wrapped(carried if self.is_carried_as_it_is else self._decoded(carried), offsets)
         if self.spec is not None:
-            check_inner(gradient, self.spec.names, f"the gradient of {self.what}")
+            check_inner(gradient, self.spec.names, "the gradient of ", self.what)
         return gradient
+
+    def builder(self) -> Callable[[Sequence[torch.Tensor | None]], torch.Tensor | None]:
+        """`build` without offsets, as a function of as few steps as there can be: a backward calls one for each parameter."""
+        spec, what = self.spec, self.what
+        if spec is None or not (self.is_carried_as_it_is and spec.has_own_protocol):
+            return lambda carried: self.build(tuple(carried))
+        names, build = spec.names, spec.build
+
+        def wrapped(carried: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+            for t in carried:
+                if t is None:
+                    return self.build(tuple(carried))
+            gradient = build(carried)  # pyright: ignore[reportArgumentType] - none is None
+            for name in names:
+                if type(getattr(gradient, name)) is not torch.Tensor:
+                    check_inner(gradient, names, "the gradient of ", what)
+                    break
+            return gradient
+
+        return wrapped
 
     @functools.cached_property
     def is_carried_as_it_is(self) -> bool:
@@ -212,6 +232,12 @@ class Carriers:
         offsets = [g.taken_from(x) for (g, _), x in zip(self._gradients, inputs, strict=True)] if self._have_offsets else None
         return with_sources(self._stand_ins(), Sources(inputs, functools.partial(self._gradients_of, offsets)))
 
+    @functools.cached_property
+    def _builders(self) -> list[tuple[Callable[[Sequence[torch.Tensor | None]], torch.Tensor | None], slice]]:
+        """What builds each gradient, and from which of what is carried."""
+        ends = list(accumulate(n for _, n in self._gradients))
+        return [(g.builder(), slice(end - n, end)) for (g, n), end in zip(self._gradients, ends, strict=True)]
+
     def _stand_ins(self) -> tuple[torch.Tensor, ...]:
         """Tensors without data, of the metadata of what is carried."""
         if self._made is not None:
@@ -224,9 +250,11 @@ class Carriers:
         return made
 
     def _gradients_of(self, offsets: list | None, carried: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        remaining = iter(_owned(carried))
-        taken = repeat(()) if offsets is None else offsets
-        return [g.build(tuple(islice(remaining, n)), o) for (g, n), o in zip(self._gradients, taken, strict=False)]
+        owned = _owned(carried)
+        if offsets is None:
+            return [build(owned[place]) for build, place in self._builders]
+        remaining = iter(owned)
+        return [g.build(tuple(islice(remaining, n)), o) for (g, n), o in zip(self._gradients, offsets, strict=True)]
 
 
 class _Close(torch.autograd.Function):

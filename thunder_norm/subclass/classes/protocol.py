@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
 from thunder_norm.subclass.classes import jagged
+from thunder_norm.tracing.guarding.tensor_checks import check_like
 from thunder_norm.wrapper_classes import PROTOCOL, check_stable, dispatches, flattened, inner_tensors, is_wrapper, unflattened
 
 _opaque_objects = sys.modules.get("torch._library.opaque_object")  # torch 2.9 has none
@@ -88,6 +89,11 @@ class WrapperSpec:
     requires_grad: bool
     inner: tuple[WrapperSpec | None, ...]  # None for a plain tensor, whose metadata Thunder checks
 
+    _looks_alike = None  # a check in C++, once there was a wrapper to make it of
+
+    def __reduce__(self) -> tuple:
+        return WrapperSpec, tuple([getattr(self, f.name) for f in fields(self)])
+
     @staticmethod
     def of(x: torch.Tensor) -> WrapperSpec:
         """The spec of a wrapper instance.
@@ -131,14 +137,23 @@ class WrapperSpec:
         """Whether `x` is a wrapper of exactly this spec (inner plain tensors are not looked at)."""
         if type(x) is not self.cls:
             return False
-        names, ctx = taken_apart(x)
-        if names != self.names or not is_equal(ctx, self.ctx):
+        names, ctx = x.__tensor_flatten__() if self.has_own_protocol else taken_apart(x)  # pyright: ignore[reportAttributeAccessIssue]
+        if tuple(names) != self.names or not is_equal(ctx, self.ctx):
             return False
-        if outer_metadata(x) != (self.shape, self.stride, self.requires_grad):
+        looks_alike = self._looks_alike
+        if (looks_alike is None or not looks_alike(x)) and not self._is_outside_of(x):
             return False
         return not self.is_nested or all(
             spec is None or spec.matches(t) for t, spec in zip(inner_tensors(x, self.names), self.inner, strict=True)
         )
+
+    def _is_outside_of(self, x: torch.Tensor) -> bool:
+        """Whether shape, stride and requires_grad are those of a wrapper; later ones like it are known by one call of C++."""
+        if outer_metadata(x) != (self.shape, self.stride, self.requires_grad):
+            return False
+        if self.has_own_protocol and self.stride:
+            vars(self)["_looks_alike"] = check_like([x], [self.shape], [self.stride])
+        return True
 
     @functools.cached_property
     def is_nested(self) -> bool:
@@ -161,8 +176,9 @@ class WrapperSpec:
             UnsupportedSubclassError: what puts it together gives another class.
         """
         inner: dict[str, torch.Tensor] = dict(zip(self.names, leaves, strict=False))
-        if self._is_rebuilt_by_its_class:  # most: a backward builds one for each parameter
-            return self._of_own_class(unflattened(self.cls, inner, self.ctx, self._size, self.stride))
+        if self.has_own_protocol and not self.is_nested:  # most: a backward builds one for each parameter
+            built = self.cls.__tensor_unflatten__(inner, self.ctx, self._size, self.stride)  # pyright: ignore[reportAttributeAccessIssue]
+            return built if type(built) is self.cls else self._of_own_class(built)
         if self.is_nested:
             remaining = iter(leaves)
             for name, spec in zip(self.names, self.inner, strict=True):
@@ -176,8 +192,10 @@ class WrapperSpec:
         return self._of_own_class(unflattened(self.cls, inner, ctx, self._size, self.stride))
 
     @functools.cached_property
-    def _is_rebuilt_by_its_class(self) -> bool:
-        return not (self.is_nested or jagged.is_jagged_class(self.cls) or isinstance(self.ctx, _WithObjects))
+    def has_own_protocol(self) -> bool:
+        """Whether the class itself takes its instances apart, into tensors alone, and puts them together."""
+        has_others = jagged.is_jagged_class(self.cls) or isinstance(self.ctx, _WithObjects)
+        return not has_others and all(hasattr(self.cls, name) for name in PROTOCOL)
 
     @functools.cached_property
     def _size(self) -> torch.Size:
@@ -190,7 +208,7 @@ class WrapperSpec:
             )
         return x
 
-    @property
+    @functools.cached_property
     def num_leaves(self) -> int:
         """Number of plain tensors inside."""
         return sum(1 if spec is None else spec.num_leaves for spec in self.inner)

@@ -73,22 +73,25 @@ def unflatten_operator(fake: torch.Tensor, joint: Joint | None, tape: Tape | Non
     result = None if joint is None else joint.result_of(fake)
     is_result = [joint is not None and joint.result_of(t) is not None for t in spec.leaves(fake)]
 
-    def build(*leaves: torch.Tensor) -> torch.Tensor:
+    def build(leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
         if result is not None:
             return result.close(spec, leaves, tape)
         if joint is not None:
-            with torch.enable_grad():
-                return spec.build(tuple(t if r else detached(t) for t, r in zip(leaves, is_result, strict=True)))
-        with torch.enable_grad():  # the generated epilogue runs under no_grad; inner results keep their history
-            return spec.build(leaves)
+            leaves = tuple([t if r else detached(t) for t, r in zip(leaves, is_result, strict=True)])
+        return spec.build(leaves)
 
-    is_at_one_place = len({t.storage_offset() for t in spec.leaves(fake)}) == 1
+    num_own = spec.num_leaves
+    are_at_one_place = num_own > 1 and len({t.storage_offset() for t in spec.leaves(fake)}) == 1
 
     def unflatten(*leaves: torch.Tensor) -> torch.Tensor:
-        own = leaves[: spec.num_leaves]
-        if is_at_one_place and len({t.storage_offset() for t in own}) > 1:
-            leaves = (*map(_at_the_start, own), *leaves[spec.num_leaves :])
-        built = build(*leaves)
+        if are_at_one_place and len({t.storage_offset() for t in leaves[:num_own]}) > 1:
+            leaves = (*map(_at_the_start, leaves[:num_own]), *leaves[num_own:])
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)  # the generated epilogue runs under no_grad; inner results keep their history
+        try:
+            built = build(leaves)
+        finally:
+            torch._C._set_grad_enabled(before)
         check_inner(built, spec.names, "the result")
         return built
 

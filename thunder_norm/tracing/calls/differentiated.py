@@ -65,7 +65,7 @@ class Run(NamedTuple):
 
     Attributes:
         inputs: of the computation, flat.
-        versions: of each, before the program wrote into it, if it does.
+        versions: of each, before the program wrote into it, if it does; none if the pullback does not look at them.
         drawn_from: the states of torch's generators, if the program draws random numbers.
     """
 
@@ -74,7 +74,7 @@ class Run(NamedTuple):
     drawn_from: random_numbers.States | None
 
 
-# From a run and cotangents of its results to gradients with a history, one for each input.
+# From a run and cotangents of its results to gradients with a history, one for each input; `looks_at_versions` says whether it does.
 Pullback = Callable[[Run, Gradients], Gradients]
 
 _makers: list[Callable[[TraceCtx], Pullback]] = []
@@ -130,14 +130,15 @@ class Backward:
     def __call__(self, saved: Any, cotangents: Any) -> Any:
         return self.compiled(saved, cotangents)
 
-    def as_one_node(self) -> Backward:
-        """The same, for results that are small."""
-        return replace(self, in_one_node=True)
+    def as_one_node(self, shortened: Callable[[Callable], Callable] = lambda compiled: compiled) -> Backward:
+        """The same, for results that are small; `shortened` makes what is called of what is compiled."""
+        return replace(self, in_one_node=True, compiled=shortened(self.compiled))
 
     def run(self, inputs: Sequence[Any]) -> Run:
         """What the program has just run on."""
-        versions, drawn_from = self.start or (_versions(inputs), None)
-        return Run(inputs, versions, drawn_from)
+        if self.start is None:
+            return Run(inputs, _versions(inputs) if getattr(self.pullback, "looks_at_versions", True) else (), None)
+        return Run(inputs, *self.start)
 
 
 def of_call(entry: Any, inputs: Sequence[Any]) -> Any:

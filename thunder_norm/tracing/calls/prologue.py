@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.tracing.calls.module_attributes import ModuleAttributes, unchanged_of
 from thunder_norm.tracing.guarding.tensor_checks import check_like
 from thunder_norm.tracing.guarding.written_code import code_of
 from thunder.core.module import ThunderModule
@@ -70,6 +71,19 @@ class _Writer:
         self._jitted: set[str] = set()
         self._foreign: set[str] = set()  # modules that were not jitted
         self._attributes: dict[tuple[str, str], str] = {}  # of those, in which variable they are
+        self.of_modules = self._module_attributes()
+        self._seldom = frozenset(map(id, self.of_modules.bsyms)) if self.of_modules is not None else frozenset()
+
+    def _module_attributes(self) -> ModuleAttributes | None:
+        """What needs to run only if something in a module was set."""
+        bsyms = self.trace.bound_symbols
+        unchanged = unchanged_of(bsyms)
+        functions = {b.output.name for b in bsyms if b.sym.id is PrimIDs.UNPACK_FUNCTION_OBJ}
+        jitted = (b for b in bsyms if b.sym.id is PrimIDs.UNPACK_THUNDER_MODULE and b.args[0].name in functions)
+        root = next((b.output.name for b in jitted), None)
+        if unchanged is None or self.module is None or root is None:
+            return None
+        return ModuleAttributes(unchanged, bsyms, root, self.module._module_cache)
 
     def constant(self, value: Any) -> str:
         name = f"_constant{len(self.constants)}"
@@ -78,6 +92,34 @@ class _Writer:
 
     def refuse_if(self, condition: str) -> None:
         self.lines.append(f"if {condition}: return None")
+
+    def write_all(self) -> None:
+        for bsym in self.trace.bound_symbols:
+            if bsym.sym.id is PrimIDs.RETURN:
+                self.flush()
+                self.write_seldom()
+            if id(bsym) not in self._seldom:
+                self.write(bsym)
+
+    def write_seldom(self) -> None:
+        """The lines of `of_modules`."""
+        if self.of_modules is None or not self._seldom:
+            return
+        attributes, known = self.constant(self.of_modules), ", ".join(self.of_modules.modules)
+        before, self.lines = self.lines, []
+        for bsym in self.of_modules.bsyms:
+            if bsym.sym.id is PrimIDs.UNPACK_SUBMODULE:
+                self.lines.append(f"{bsym.output.name} = _held_modules[{bsym.args[1]!r}]")
+            else:
+                self.write(bsym)
+        inside, self.lines = self.lines, before
+        self.lines += [
+            f"_held_modules = {self.of_modules.root}._module_cache",
+            f"_state_of_modules = {attributes}.changed(_held_modules)",
+            "if _state_of_modules is not None:",
+            *(f"    {line}" for line in inside),
+            f"    {attributes}.note(_state_of_modules, ({known},))",
+        ]
 
     def write(self, bsym: BoundSymbol) -> None:
         writer = _WRITERS.get(bsym.sym.id if isinstance(bsym.sym.id, PrimIDs) else bsym.sym.name)
@@ -199,7 +241,9 @@ class _Writer:
         if (source.name, kind) not in self._fetched:
             self._fetched.add((source.name, kind))
             found = {
-                b.output.name: b.args[1] for b in self.trace.bound_symbols if b.sym.id is kind and b.args[0].name == source.name
+                b.output.name: b.args[1]
+                for b in self.trace.bound_symbols
+                if b.sym.id is kind and b.args[0].name == source.name and id(b) not in self._seldom
             }
             table = f"_table{len(self._fetched)}"
             self.lines.append(f"{table} = {source.name}.{_TABLES[kind]}")
@@ -283,10 +327,7 @@ def shortened(
     writer = _Writer(trace, module)
     try:
         with tracectx(trace):
-            for bsym in trace.bound_symbols:
-                if bsym.sym.id is PrimIDs.RETURN:
-                    writer.flush()
-                writer.write(bsym)
+            writer.write_all()
     except _Unknown:
         return None
     names = trace.python_ctx() | writer.constants

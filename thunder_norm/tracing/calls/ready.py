@@ -165,7 +165,7 @@ def _made_ready(entry: Any, cd: Any, stats: Any, args: tuple, kwargs: dict) -> _
     bare = functools.partial(_bare, with_grad=torch.is_grad_enabled())
     called = entry._replace(computation_fn=bare(entry.computation_fn), epilogue_fn=bare(entry.epilogue_fn))
     if isinstance(entry.backward_fn, Backward) and torch.is_grad_enabled() and has_small_results(entry.computation_traces[-1]):
-        called = called._replace(backward_fn=entry.backward_fn.as_one_node())
+        called = called._replace(backward_fn=entry.backward_fn.as_one_node(_bare_in_backward))
     return _Ready(entry, position, inputs, called)
 
 
@@ -174,12 +174,19 @@ def _jitted(cd: Any) -> Any:
     return cd._thunder_module_map.get(id(cd.fn))
 
 
-def _bare(fn: Callable, with_grad: bool) -> Callable:
-    """A function of Thunder's without its decorators ``torch.no_grad()`` and ``no_autocast``, for calls without autocast."""
+def _inner(fn: Callable) -> Callable | None:
+    """A function of Thunder's without its decorators ``torch.no_grad()`` and ``no_autocast``; None if it has others."""
     inner = getattr(fn, "__wrapped__", None)
     if inner is None or fn.__code__.co_filename != _contextlib.__file__ or inner.__code__.co_name != "no_autocast_fn":
+        return None
+    return inner.__wrapped__
+
+
+def _bare(fn: Callable, with_grad: bool) -> Callable:
+    """A function of Thunder's without its decorators, for calls without autocast."""
+    bare = _inner(fn)
+    if bare is None:
         return fn
-    bare = inner.__wrapped__
     if not with_grad:
         return bare
     set_grad_enabled = torch._C._set_grad_enabled
@@ -192,3 +199,16 @@ def _bare(fn: Callable, with_grad: bool) -> Callable:
             set_grad_enabled(True)
 
     return without_grad
+
+
+def _bare_in_backward(fn: Callable) -> Callable:
+    """The same of a backward part, which may run in another state than its forward."""
+    bare = _inner(fn)
+    if bare is None:
+        return fn
+    is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+    def backward(saved: Any, cotangents: Any) -> Any:
+        return fn(saved, cotangents) if is_grad_enabled() or is_any_autocast_enabled() else bare(saved, cotangents)
+
+    return backward

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
-import torch
-
 from thunder_norm.tracing.guarding import stored
 from thunder_norm.tracing.guarding.surroundings import Surroundings
+from thunder_norm.tracing.guarding.unchanged import FEWEST, UNCHANGED, Decided, Unchanged, is_of_instance
 from thunder_norm.tracing.guarding.ways import Path, Ways
 from thunder_norm.tracing.guarding.written_code import code_of
 
@@ -68,67 +67,92 @@ def compiled(
         meetings: pairs of ways, and whether they lead to one object.
         surroundings: what else the program has met.
     """
-    names: dict[Path, str] = {}
     constants: dict[str, Any] = {"fn": ways.roots["fn"], "_GuardError": GuardError}
-    lines: list[str] = []
+    checked, of_modules, read = (_Lines(ways, constants) for _ in range(3))
+    decided = Decided(ways)
+    taken = [decided.takes(path, kind, expected) for path, kind, _, expected in conditions]
+    if len(decided.modules) < FEWEST:
+        taken, decided = [False] * len(conditions), Decided(ways)
+    for condition, is_taken in zip(conditions, taken, strict=True):
+        (of_modules if is_taken else checked).refuse_unless(*condition)
+    for path, other, is_one in meetings:
+        checked.refuse_if(f"{checked.place(path)} {'is not' if is_one else 'is'} {checked.place(other)}", _described(path))
+    for (cls, key), expected in decided.of_classes.items():
+        found = _attribute(checked.constant(cls), key)
+        checked.refuse_if(f"{found} is not {checked.constant(expected)}", f"{cls.__qualname__}.{key} is {_NOT_AS_IT_WAS}")
+    for condition, what in surroundings.conditions(constants):
+        checked.refuse_if(f"not ({condition})", f"{what} {_NOT_AS_IT_WAS}")
+    if decided.modules:
+        holders = ", ".join("(" + "".join(f"{read.place(p)}, " for p in paths) + ")" for paths in decided.holders())
+        read.lines.append(f"return {holders}")
+        checked.lines.append("_unchanged()")
+    if not checked.lines:
+        return None
+    source = checked.source("check(args, kwargs)")
+    if decided.modules:
+        source += of_modules.source("of_modules()") + read.source("read()")
+    exec(code_of(source, "guards"), constants)  # noqa: S102 - of names and literals alone
+    check = constants["check"]
+    if decided.modules:
+        unchanged = constants["_unchanged"] = Unchanged(constants["read"], constants["of_modules"])
+        setattr(check, UNCHANGED, unchanged)
+    return check
 
-    def place(path: Path) -> str:
+
+class _Lines:
+    """The lines of a function that reads what is at the end of ways, and refuses a call."""
+
+    def __init__(self, ways: Ways, constants: dict[str, Any]):
+        self.lines: list[str] = []
+        self._ways, self._constants = ways, constants
+        self._names: dict[Path, str] = {}
+
+    def source(self, signature: str) -> str:
+        return f"def {signature}:\n" + "".join(f"    {line}\n" for line in self.lines)
+
+    def constant(self, value: Any, kind: str = "c") -> str:
+        name = f"{kind}{len(self._constants)}"
+        self._constants[name] = value
+        return name
+
+    def refuse_if(self, condition: str, what: str) -> None:
+        self.lines.append(f"if {condition}: raise _GuardError({what!r})")
+
+    def refuse_unless(self, path: Path, kind: str, detail: Any, expected: Any) -> None:
+        value = self.place(path)
+        if kind == "not own":
+            value = self._entries(path, value)
+        condition = _CONDITIONS[kind].format(value=value, expected=self.constant(expected), detail=detail)
+        self.refuse_if(f"not ({condition})", _described(path))
+
+    def place(self, path: Path) -> str:
+        """The variable that has what is at the end of a way."""
         if len(path) == 1:
             return path[0][0]
-        if path not in names:
-            before, (step, key) = place(path[:-1]), path[-1]
-            if step == "attribute" and _is_of_instance(ways.end(path[:-1]), key):
-                before, step = entries(path[:-1], before), "item"
-            names[path] = name = f"v{len(names)}"
+        if path not in self._names:
+            before, (step, key) = self.place(path[:-1]), path[-1]
+            if step == "attribute" and is_of_instance(self._ways.end(path[:-1]), key):
+                before, step = self._entries(path[:-1], before), "item"
+            name = self._named(path)
             if step == "item":
-                reader = stored.reader(type(ways.end(path[:-1])))
-                lines.append(f"{name} = {reader}({before}, {written(key)})" if reader else f"{name} = {before}[{written(key)}]")
+                reader, key = stored.reader(type(self._ways.end(path[:-1]))), self._written(key)
+                self.lines.append(f"{name} = {reader}({before}, {key})" if reader else f"{name} = {before}[{key}]")
             else:
-                lines.append(f"{name} = {_attribute(before, key)}")
-        return names[path]
+                self.lines.append(f"{name} = {_attribute(before, key)}")
+        return self._names[path]
 
-    def written(key: Any) -> str:
-        if type(key) in (str, int, bool, type(None)):
-            return repr(key)
-        constant = f"k{len(constants)}"
-        constants[constant] = key
-        return constant
+    def _named(self, path: Path) -> str:
+        name = self._names[path] = f"v{len(self._names)}"
+        return name
 
-    def entries(path: Path, owner: str) -> str:
+    def _written(self, key: Any) -> str:
+        return repr(key) if type(key) in (str, int, bool, type(None)) else self.constant(key, "k")
+
+    def _entries(self, path: Path, owner: str) -> str:
         of_owner = (*path, ("attribute", "__dict__"))
-        if of_owner not in names:
-            names[of_owner] = f"v{len(names)}"
-            lines.append(f"{names[of_owner]} = {owner}.__dict__")
-        return names[of_owner]
-
-    for path, kind, detail, expected in conditions:
-        value, constant = place(path), f"c{len(constants)}"
-        if kind == "not own":
-            value = entries(path, value)
-        constants[constant] = expected
-        condition = _CONDITIONS[kind].format(value=value, expected=constant, detail=detail)
-        lines.append(f"if not ({condition}): raise _GuardError({_described(path)!r})")
-    for path, other, is_one in meetings:
-        condition = f"{place(path)} {'is not' if is_one else 'is'} {place(other)}"
-        lines.append(f"if {condition}: raise _GuardError({_described(path)!r})")
-    for condition, what in surroundings.conditions(constants):
-        lines.append(f"if not ({condition}): raise _GuardError({f'{what} {_NOT_AS_IT_WAS}'!r})")
-    if not lines:
-        return None
-    source = "def check(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
-    exec(code_of(source, "guards"), constants)  # noqa: S102 - of names and literals alone
-    return constants["check"]
-
-
-def _is_of_instance(owner: Any, key: str) -> bool:
-    """Whether an attribute of a module stands in its ``__dict__`` and nowhere else: reading it there is three times as fast."""
-    cls = type(owner)
-    return (
-        isinstance(owner, torch.nn.Module)
-        and cls.__getattribute__ is object.__getattribute__
-        and key in vars(owner)
-        and not hasattr(cls, key)
-    )
+        if of_owner not in self._names:
+            self.lines.append(f"{self._named(of_owner)} = {owner}.__dict__")
+        return self._names[of_owner]
 
 
 def _attribute(value: str, key: str) -> str:

@@ -229,6 +229,8 @@ class Surroundings:
 def _hooks_of_all_modules() -> tuple[Any, ...]:
     """Those that torch runs around the forward of each module, in their order; without torch's own, which count or name modules."""
     found = torch.nn.modules.module
+    if not found._global_forward_pre_hooks and not found._global_forward_hooks:  # asked in each call
+        return (None,)
     hooks = (*found._global_forward_pre_hooks.values(), None, *found._global_forward_hooks.values())
     return tuple(h for h in hooks if (getattr(h, "__module__", None) or "").partition(".")[0] != "torch")
 
