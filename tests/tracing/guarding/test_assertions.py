@@ -86,7 +86,9 @@ _UNDER = {
 
 
 @pytest.mark.parametrize("transformed", _UNDER.values(), ids=_UNDER)
-@pytest.mark.parametrize("f", [programs.asserted_with_message, programs.raised, programs.by_torch_later], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "f", [programs.asserted_with_message, programs.raised, programs.by_torch_later], ids=lambda f: f.__name__
+)
 def test_functions_under_transforms_raise_it_too(f, transformed):
     g = transformed(f)
     g(torch.ones(3))
