@@ -276,7 +276,9 @@ def _symbol(function: Callable, changed: tuple[int, ...], views: tuple[tuple[int
     return symbol_for(Operation(name, run, meta, is_random, views, forward, is_effect))
 
 
-_DRAWS = frozenset("bernoulli cauchy exponential geometric log_normal normal random uniform".split())
+_DRAWS = frozenset(
+    "_sample_dirichlet _standard_gamma bernoulli cauchy exponential geometric log_normal normal random uniform".split()
+)
 
 
 def _run(function: Callable, changed: tuple[int, ...], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:

@@ -49,6 +49,7 @@ _REFUSED = """
 x - (x > 0) | torch.rsub(torch.tensor(1), x > 0) | (x > 0) - (x > 0) | True - x | x.sub(x > 0) | F.normalize(x > 0) | torch.remainder(7, 3) | torch.fmod(7, 3)
 True - x.long() | x.add(x, alpha=True) | torch.eq(2, x) | x.sum(dim=True)
 torch.LongTensor(x) | torch.Tensor(['a']) | torch.Tensor(2.5) | torch.tensor([x[0, :2]]) | torch.dot(x[0], x[0].double()) | torch.heaviside(x, x.double())
+F.one_hot(x.long() - 2 * (x.cumsum(0) > 1)) | F.one_hot(x.long(), 1) | torch.bernoulli(x * 2) | torch.sign(x * 1j) | (x * 1j).sign() | x * float(torch.ones(2)) | x * bool(torch.ones(2))
 """
 
 
