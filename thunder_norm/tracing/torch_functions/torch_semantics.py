@@ -82,11 +82,9 @@ def _tensor(data: Any, **options: Any) -> Any:
 
 @_instead_of(torch.sign, torch.Tensor.sign)
 def _sign(input: Any) -> Any:
-    """Thunder's of complex numbers is ``sgn``; torch's are refused in its words."""
+    """Thunder's of complex numbers is ``sgn``, where torch refuses them in these words."""
     if dtypes.is_complex_dtype(input.dtype):
-        raise NotImplementedError(
-            "Unlike NumPy, torch.sign is not intended to support complex numbers. Please use torch.sgn instead."
-        )
+        raise NotImplementedError("torch.sign is not intended to support complex numbers. Please use torch.sgn instead.")
     return ltorch.sign(input)
 
 
