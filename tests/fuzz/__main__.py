@@ -34,6 +34,7 @@ PROGRAMS = {
     "networks": 2000,
     "real": 5000,
     "draws": 2000,
+    "refusals": 1000,
 }
 
 

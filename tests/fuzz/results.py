@@ -39,6 +39,8 @@ each program is drawn from its subject, the seed and its number alone.
   eager mode.
 - **draws**: functions that draw random numbers, under one to three transforms and in traced programs: results and the state of the generator,
   against `torch.func` from the same state.
+- **refusals**: operations whose kernels look at values (labels, positions, pivots, lengths), called with such that torch takes and such that it
+  refuses: what it refuses is refused in each call.
 
 "wrong" does not agree, "error" is an exception that is none of ours, "refused" an error of `thunder_norm.errors`, "no oracle" a
 program for which torch has no answer, or two.

@@ -36,6 +36,7 @@ SUBJECTS = (
     "networks",
     "real",
     "draws",
+    "refusals",
 )
 PROGRAMS_OF_A_PROCESS = 150  # Thunder keeps what it compiled: a process grows by some MiB a program
 

@@ -143,3 +143,39 @@ def test_out_is_not_resized() -> None:
     for kind in (PLAIN, WRAPPED):
         with pytest.raises(UnsupportedOpError, match=r"of other shapes than \[\[3, 3\]\](.|\n)*test_several_writes.py"):
             run(thunder.jit(f, transforms=[SubclassTransform()]), kind, False)
+
+
+_OF_ANOTHER_DTYPE: dict[str, tuple[Callable[..., Any], torch.dtype]] = {
+    "casts": (lambda x, out: torch.add(x, 1, out=out), torch.float64),
+    "does not cast to this": (lambda x, out: torch.add(x, 1, out=out), torch.int32),
+    "casts nothing": (lambda x, out: torch.round(x, out=out), torch.float64),
+    "is not said by fakes": (lambda x, out: torch.take(x, torch.arange(9).view(3, 3), out=out), torch.float64),
+    "complex": (lambda x, out: torch.complex(x, x, out=out), torch.complex128),
+    "products": (lambda x, out: torch.mm(x, x, out=out), torch.float64),
+    "computes in it": (lambda x, out: torch.cumsum(x, 0, out=out), torch.float16),
+}
+
+
+@pytest.mark.parametrize("kind", [PLAIN, WRAPPED])
+@pytest.mark.parametrize("f, dtype", _OF_ANOTHER_DTYPE.values(), ids=_OF_ANOTHER_DTYPE)
+def test_out_of_another_dtype_is_cast_to_as_torch_does_or_refused(f: Callable, dtype: torch.dtype, kind: str) -> None:
+    torch.manual_seed(seeded(0))
+    wrapped = (lambda t: TwoTensor(t, t.clone())) if kind == WRAPPED else torch.clone
+    x, outs = wrapped(torch.rand(3, 3)), [wrapped(torch.zeros(3, 3, dtype=dtype)) for _ in range(2)]
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    try:
+        f(x, outs[0])
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            jitted(x, outs[1])
+        return
+    try:
+        jitted(x, outs[1])
+    except UnsupportedOpError:
+        assert dtype is torch.float16  # which eager mode sums in
+    else:
+        torch.testing.assert_close(*map(_plain, outs))
+
+
+def _plain(t: torch.Tensor) -> torch.Tensor:
+    return t.a if isinstance(t, TwoTensor) else t

@@ -139,10 +139,10 @@ class _Program:
                 if isinstance(p, Proxy):
                     self.values[p] = size
         elif not self._apply_rule(bsym):
-            if bsym.subsymbols and not is_whole(bsym):
-                self.run(bsym.subsymbols)
-            elif (parts := decomposed(bsym)) is not None:
+            if (parts := decomposed(bsym)) is not None:
                 self.run(parts)
+            elif bsym.subsymbols and not is_whole(bsym):
+                self.run(bsym.subsymbols)
             else:
                 self._batch_opaque(bsym)
 
@@ -194,7 +194,7 @@ class _Program:
         """Let torch batch an operation that nothing is known of."""
         operation = None if bsym.sym.id in _READS_VALUES else operation_of(bsym)
         outputs = flat_proxies(bsym.output)
-        if not outputs:
+        if not outputs and (operation is None or not operation.is_effect):
             raise DataDependentError(
                 with_details(
                     f"{bsym.sym.name} reads a number out of a tensor that is different for each sample of vmap",

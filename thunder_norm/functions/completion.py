@@ -210,11 +210,15 @@ def write(function: Callable, args: tuple, kwargs: dict, error: BaseException | 
         raise data_dependent(f"the result of {_name(function)}", str(active_level()), location_of_user()) from e
     except Exception as e:
         raise error or e from e
+    is_effect = trial.result is None and not trial.changed
+    if is_effect:
+        function = _for_its_effect(function)
+        trial = try_out(function, args, kwargs)
     returned, returned_spec = tree_flatten(trial.result)
     if not all(isinstance(v, (torch.Tensor, *_KNOWN, *_CONSTANTS)) or v is None for v in returned):
         raise _unsupported(function, "a result that cannot stand in a trace")
     inputs = flat_proxies((args, kwargs))
-    outs = _symbol(function, trial.changed, trial.views)(*args, **kwargs)
+    outs = _symbol(function, trial.changed, trial.views, is_effect)(*args, **kwargs)
     num_new = len(outs) - len(trial.changed)
     changed = {k: ltorch.copy_(inputs[k], out) for k, out in zip(trial.changed, outs[num_new:], strict=True)}
     new = iter(outs[:num_new])
@@ -223,6 +227,18 @@ def write(function: Callable, args: tuple, kwargs: dict, error: BaseException | 
             position = position_of(v)
             returned[i] = next(new) if position is None or position not in changed else changed[position]
     return tree_unflatten(returned, returned_spec)
+
+
+@functools.cache
+def _for_its_effect(function: Callable) -> Callable:
+    """A function that returns nothing as one that returns an empty tensor: Thunder leaves out what has no result, whatever its tags."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+        function(*args, **kwargs)
+        return torch.empty(0, dtype=torch.bool)
+
+    return run
 
 
 def _tried(function: Callable, args: tuple, kwargs: dict) -> tuple[Callable, Trial]:
@@ -252,14 +268,17 @@ def _unsupported(function: Callable, why: str) -> UnsupportedOpError:
 
 
 @functools.cache
-def _symbol(function: Callable, changed: tuple[int, ...], views: tuple[tuple[int, int], ...]) -> Symbol:
+def _symbol(function: Callable, changed: tuple[int, ...], views: tuple[tuple[int, int], ...], is_effect: bool) -> Symbol:
     run = functools.partial(_run, function, changed)
     meta = functools.partial(_meta, function)
     name = _name(function).replace(".", "_")
-    return symbol_for(Operation(name, run, meta, name.removesuffix("_") in _DRAWS, views, Forward.of(name.removesuffix("_"))))
+    is_random, forward = name.removesuffix("_") in _DRAWS, Forward.of(name.removesuffix("_"))
+    return symbol_for(Operation(name, run, meta, is_random, views, forward, is_effect))
 
 
-_DRAWS = frozenset("bernoulli cauchy exponential geometric log_normal normal random uniform".split())
+_DRAWS = frozenset(
+    "_sample_dirichlet _standard_gamma bernoulli cauchy exponential geometric log_normal normal random uniform".split()
+)
 
 
 def _run(function: Callable, changed: tuple[int, ...], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:

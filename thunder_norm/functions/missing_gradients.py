@@ -157,7 +157,8 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
 
     It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds,
     and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.  A ``max_pool1d`` becomes a product with
-    zeros and ones, where infinite padding is NaN; that of ``zeta`` is one number too few, an error.
+    zeros and ones, where infinite padding is NaN; that of ``zeta`` is one number too few, an error.  With that of ``nll_loss`` the loss itself
+    is another: of labels that are out of range.
     """
     if bsym.sym.id in activations.IDS:
         return True
@@ -179,6 +180,7 @@ _WITH_ANOTHER_GRADIENT = frozenset(
         prims.PrimIDs.ZETA,
         clamp.id,
         ltorch.max_pool1d.id,
+        ltorch.nll_loss.id,
         *_ROUNDING,
     }
 )

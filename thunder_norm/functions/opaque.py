@@ -45,7 +45,8 @@ class Operation(NamedTuple):
 
     ``run(*args, **kwargs)`` takes torch tensors, ``meta(*args, **kwargs)`` proxies; the tensors of what both return, flattened,
     correspond.  `views` are the results that share memory with an argument, by the positions of both.  `forward` is what torch's
-    forward mode of it is worth, and of what is derived from it.
+    forward mode of it is worth, and of what is derived from it.  What is there for its effect returns nothing
+    that is used.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Operation(NamedTuple):
     is_random: bool = False
     views: tuple[tuple[int, int], ...] = ()
     forward: Forward = Forward.RIGHT
+    is_effect: bool = False
 
 
 class Derivation(NamedTuple):
@@ -85,7 +87,10 @@ def _register(transform: str, operation: Operation) -> Symbol:
     if transform == "jvp":
         run = functools.partial(run, forward=operation.forward)
     meta = functools.partial(how.meta, operation.meta)
-    symbol = symbol_for(Operation(f"{transform}_{operation.name}", run, meta, operation.is_random, forward=operation.forward))
+    forward, is_effect = operation.forward, operation.is_effect
+    symbol = symbol_for(
+        Operation(f"{transform}_{operation.name}", run, meta, operation.is_random, forward=forward, is_effect=is_effect)
+    )
     _symbols[transform, operation] = symbol
     return symbol
 
@@ -95,10 +100,12 @@ def symbol_for(operation: Operation) -> Symbol:
     names = itertools.chain([operation.name], (f"{operation.name}_{i}" for i in itertools.count(1)))
     name = next(n for n in names if n not in opaque_executor.opmap)  # two operations may have one name
     run = _on_torch_types(operation.run)
-    tags = [prims.OpTags.RANDOM_OP, prims.OpTags.DONT_DCE] if operation.is_random else None
-    symbol = opaque_executor.register_operator(name, meta=operation.meta, fn=_apart_from_autograd(name, run), tags=tags)
+    tags = [prims.OpTags.RANDOM_OP] if operation.is_random else []
+    if operation.is_random or operation.is_effect:
+        tags.append(prims.OpTags.DONT_DCE)
+    symbol = opaque_executor.register_operator(name, meta=operation.meta, fn=_apart_from_autograd(name, run), tags=tags or None)
     _operations[symbol.id] = operation._replace(name=name, run=run)
-    if not operation.is_random:  # for Thunder's own automatic differentiation of a program that holds it
+    if not tags:  # for Thunder's own automatic differentiation of a program that holds it
         register_grad(symbol, joint_of(_torchs_rule(symbol, _operations[symbol.id])))
     return symbol
 

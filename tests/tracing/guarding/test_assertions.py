@@ -9,7 +9,7 @@ from tests.seeds import seeded
 from tests.tracing.guarding import asserting_programs as programs
 from thunder_norm import RMSTensor, build_norm_map
 from thunder_norm.errors import DataDependentError
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import NormTransform, SubclassTransform, grad, jvp, vmap
 import thunder
 
 PROGRAMS = [
@@ -75,6 +75,24 @@ def test_where_the_program_may_go_on_it_is_followed_either_way(f):
                 jitted(x)
         else:
             assert torch.equal(jitted(x), expected)
+
+
+_UNDER = {
+    "grad": lambda f: grad(lambda x: f(x).sum()),
+    "jvp": lambda f: lambda x: jvp(f, (x,), (x,)),
+    "vmap": lambda f: lambda x: vmap(f)(torch.stack([torch.ones_like(x), x])),
+    "vmap of grad": lambda f: lambda x: vmap(grad(lambda x: f(x).sum()))(torch.stack([torch.ones_like(x), x])),
+}
+
+
+@pytest.mark.parametrize("transformed", _UNDER.values(), ids=_UNDER)
+@pytest.mark.parametrize(
+    "f", [programs.asserted_with_message, programs.raised, programs.by_torch_later], ids=lambda f: f.__name__
+)
+def test_functions_under_transforms_raise_it_too(f, transformed):
+    g = transformed(f)
+    g(torch.ones(3))
+    assert said(g, torch.full((3,), -100.0)) == said(f, torch.full((3,), -100.0))
 
 
 def test_several_values_are_no_condition():

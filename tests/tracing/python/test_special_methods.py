@@ -161,7 +161,14 @@ def _copied(x):
     return copied["second"], x, copy.deepcopy([x * 2]), dataclasses.replace(_Pair(x, x), second=x + 1).second
 
 
+def _copied_shallowly(x):
+    y = x * 2
+    copy.copy(y).add_(1)
+    return y, copy.copy(x) + 1
+
+
 _OF_TENSORS = {
+    "shallow copies": _copied_shallowly,
     "a product": lambda x: math.prod([x[0], x[1]]) + math.prod(x, start=2),
     "copies": _copied,
 }
@@ -176,8 +183,8 @@ def test_functions_of_the_standard_library_take_tensors(name):
 
 
 def test_copies_that_would_be_leaves_are_refused():
-    for f in (lambda x: copy.deepcopy(x), lambda x: copy.deepcopy(x * 2)):
-        with pytest.raises(EscapeError, match="clone"):
+    for f in (lambda x: copy.deepcopy(x), lambda x: copy.deepcopy(x * 2), lambda x: copy.copy(x), lambda x: copy.copy(x * 2)):
+        with pytest.raises(EscapeError, match="a leaf of its own"):
             thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(2, requires_grad=True))
 
 

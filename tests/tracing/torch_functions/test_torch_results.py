@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm.errors import ThunderNormError
+from thunder_norm.errors import ThunderNormError, UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
 import thunder
 
@@ -49,6 +49,7 @@ _REFUSED = """
 x - (x > 0) | torch.rsub(torch.tensor(1), x > 0) | (x > 0) - (x > 0) | True - x | x.sub(x > 0) | F.normalize(x > 0) | torch.remainder(7, 3) | torch.fmod(7, 3)
 True - x.long() | x.add(x, alpha=True) | torch.eq(2, x) | x.sum(dim=True)
 torch.LongTensor(x) | torch.Tensor(['a']) | torch.Tensor(2.5) | torch.tensor([x[0, :2]]) | torch.dot(x[0], x[0].double()) | torch.heaviside(x, x.double())
+F.one_hot(x.long() - 2 * (x.cumsum(0) > 1)) | F.one_hot(x.long(), 1) | torch.bernoulli(x * 2) | torch.sign(x * 1j) | (x * 1j).sign() | x * float(torch.ones(2)) | x * bool(torch.ones(2))
 """
 
 
@@ -176,3 +177,17 @@ def test_what_a_tensor_selects_is_written_into(name, requires_grad):
     if requires_grad:
         slopes = [torch.autograd.grad(sum((t * t).sum() for t in r), x)[0] for r in (found, wanted)]
         torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.parametrize("f", [lambda x: x.abs().to(torch.uint16).long(), lambda x: torch.zeros(3, dtype=torch.uint32).long()])
+def test_dtypes_that_thunder_has_not_are_refused_with_the_line(f):
+    with pytest.raises(UnsupportedOpError, match=r"of torch.uint(16|32)(.|\n)*test_torch_results.py"):
+        thunder.jit(lambda x: f(x), transforms=[SubclassTransform()])(torch.ones(3))
+    with pytest.raises(UnsupportedOpError, match="of torch.uint16"):
+        thunder.jit(lambda x: x.long(), transforms=[SubclassTransform()])(torch.ones(3).to(torch.uint16))
+
+
+@pytest.mark.parametrize("f", [lambda x: torch.sparse.mm(x.to_sparse(), x), lambda x: torch.nn.utils.get_total_norm([x])])
+def test_functions_in_c_that_take_torchs_tensors_alone_are_refused(f):
+    with pytest.raises(UnsupportedOpError, match=r"to a function in C(.|\n)*test_torch_results.py"):
+        thunder.jit(lambda x: f(x), transforms=[SubclassTransform()])(torch.ones(3, 3))

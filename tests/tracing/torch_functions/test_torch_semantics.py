@@ -408,6 +408,23 @@ def test_losses_of_labels_are_torchs_in_single_precision(shape, reduction):
     torch.testing.assert_close(*(torch.autograd.grad(y, x, cotangents)[0] for y in (found, wanted)))
 
 
+@pytest.mark.parametrize("label", [3, 9, -1])
+@pytest.mark.parametrize("run", ["plain", "differentiated", "under grad", "under vmap"])
+def test_labels_that_are_out_of_range_are_refused_as_torch_does(run, label):
+    """Thunder's loss pads the scores by a class, which label 3 of 3 picks, and torch wraps all others around."""
+    x, labels = torch.randn(2, 3), torch.tensor([0, label])
+    jitted = thunder.jit(F.cross_entropy, transforms=[SubclassTransform()])
+    if run == "differentiated":
+        jitted(x.requires_grad_(), torch.tensor([0, 1])).backward()  # whose trace is used again
+    with pytest.raises((IndexError, RuntimeError), match=f"(Target|index) {label} is out of"):
+        if run == "under grad":
+            grad(F.cross_entropy)(x, labels)
+        elif run == "under vmap":
+            vmap(F.cross_entropy)(x[None], labels[None])
+        else:
+            jitted(x, labels)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_an_empty_batch_leaves_the_running_statistics_of_batch_norms(training):
     norm, x = torch.nn.BatchNorm1d(3).train(training), torch.empty(0, 3, 4, requires_grad=True)

@@ -6,6 +6,7 @@ what they write is transformed again by an outer transform; see `register_vjp`, 
 
 from thunder_norm.functions.rules import (  # noqa: F401 - registers the rules
     activations,
+    class_losses,
     contractions,
     dropouts,
     elementwise,

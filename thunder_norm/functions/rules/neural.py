@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.batching import sample_ndim, to_sample_shape, with_batch, with_sample_ndim
+from thunder_norm.functions.batching import with_batch, with_sample_ndim
 from thunder_norm.functions.registry import batching_rules, decompositions, register_jvp, register_vjp
 from thunder_norm.functions.rules.elementwise import elementwise
 from thunder_norm.functions.rules.reductions import of_two
 from thunder_norm.tracing.recording import print_without_module
-from thunder_norm.tracing.torch_functions.torch_losses import weights_of
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import dtypes
@@ -157,34 +156,6 @@ def _log_softmax_backward(g: TensorProxy, output: TensorProxy, dim: int, dtype: 
 decompositions.add(ltorch.log_softmax_backward, _log_softmax_backward)
 
 
-def _nll_loss_backward(
-    g: TensorProxy,
-    a: TensorProxy,
-    target: TensorProxy,
-    weight: TensorProxy | None,
-    reduction: str,
-    ignore_index: int,
-    total_weight: TensorProxy | None,
-) -> TensorProxy:
-    """The cotangent of log-probabilities [C], [B, C] or [B, C, ...]: at each target -w g, zero elsewhere.
-
-    g has the shape of the targets for ``reduction="none"``, otherwise no dimension; a mean also divides by the sum of all w.
-    """
-    dim = min(a.ndim - 1, 1)
-    counts = ltorch.ne(target, ignore_index)
-    chosen = ltorch.where(counts, target, 0)
-    if reduction == "mean" and total_weight is not None:
-        g = ltorch.true_divide(g, ltorch.to(total_weight, g.dtype))
-    value = ltorch.where(counts, ltorch.neg(g), 0.0)
-    if weight is not None:
-        value = ltorch.mul(value, weights_of(chosen, weight))
-    zeros = ltorch.zeros_like(a, dtype=g.dtype)
-    return ltorch.scatter_add(zeros, dim, ltorch.unsqueeze(chosen, dim), ltorch.unsqueeze(value, dim))
-
-
-decompositions.add(ltorch.nll_loss_backward, _nll_loss_backward)
-
-
 # -- tangents ---------------------------------------------------------------------------------------------------------
 
 
@@ -288,35 +259,6 @@ def standardized(
     return standardize_backward(g, a, normalized_shape, eps), 0
 
 
-def nll_loss_backward(
-    axis_size: int,
-    in_dims: tuple,
-    g: TensorProxy,
-    a: TensorProxy,
-    target: TensorProxy,
-    weight: TensorProxy | None,
-    reduction: str,
-    ignore_index: int,
-    total_weight: TensorProxy | None,
-) -> Any:
-    """The samples' rows of log-probabilities are rows of one matrix, each with a cotangent of its own."""
-    target_ndim = sample_ndim(target, in_dims[2])
-    if in_dims[3] is not None or target_ndim > 1 or a.numel == 0:
-        return NotImplemented
-    if reduction == "mean" and total_weight is not None:
-        total_ndim = sample_ndim(g, in_dims[0])
-        total = ltorch.to(with_sample_ndim(total_weight, in_dims[6], total_ndim), g.dtype)
-        g, in_dims = ltorch.true_divide(g, total), (0 if total.ndim > total_ndim else in_dims[0], *in_dims[1:])
-    a, target = with_batch(axis_size, a, in_dims[1]), with_batch(axis_size, target, in_dims[2])
-    g = to_sample_shape(axis_size, g, in_dims[0], tuple(target.shape[1:]))
-    rows = (int(target.numel),)
-    matrix = ltorch.reshape(a, (*rows, a.shape[-1]))
-    found = ltorch.nll_loss_backward(
-        ltorch.reshape(g, rows), matrix, ltorch.reshape(target, rows), weight, "none", ignore_index, None
-    )
-    return ltorch.reshape(found, tuple(a.shape)), 0
-
-
 def native_batch_norm(
     axis_size: int,
     in_dims: tuple,
@@ -343,7 +285,6 @@ def native_batch_norm(
 
 batching_rules.add(torch.native_batch_norm, native_batch_norm)
 batching_rules.add(ltorch.layer_norm, layer_norm)
-batching_rules.add(ltorch.nll_loss_backward, nll_loss_backward)
 batching_rules.add(standardize_backward, standardized)
 batching_rules.add(gelu_backward, elementwise(gelu_backward))
 for _operation in (ltorch.log_softmax_backward, softmax_backward):

@@ -28,7 +28,7 @@ def _(value: torch.Tensor, holds: bool, error: str, message: str) -> None:
 
 
 def _checked(value: torch.Tensor, holds: bool, error: str, message: str) -> bool:
-    torch.ops.thunder_norm.check(value, holds, error, message)
+    torch.ops.thunder_norm.check(value if value.dtype is torch.bool else value != 0, holds, error, message)
     return holds
 
 

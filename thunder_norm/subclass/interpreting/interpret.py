@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.nn.functional import one_hot
 from torch.utils._pytree import tree_flatten
 
 from thunder_norm.subclass.acquiring import values
@@ -97,6 +98,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         found = about_plain(acquisition, fn, args) or (written_out(fn) if acquisition.intercepts_plain else None)
         if found is not None:
             return found
+    if fn is one_hot and _is_of_all_classes(args, kwargs):
+        return lambda tensor, *_, **__: _interpret_call(_one_hot_of_all_classes, tensor)
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
         return lambda: wrap_const(False)
     if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
@@ -148,6 +151,19 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
             data_dependent_on_wrapper("the value of a tensor was asked for (.item() or .tolist())")
         )
     return None
+
+
+def _one_hot_of_all_classes(tensor: torch.Tensor) -> torch.Tensor:
+    """Without a number of classes torch looks at the values, and leaves it to those of its tensors that have none to refuse negative ones."""
+    num_classes = int(tensor.max()) + 1
+    if num_classes < 1:
+        raise RuntimeError("Class values must be non-negative.")
+    return one_hot(tensor, num_classes)
+
+
+def _is_of_all_classes(args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> bool:
+    given = args[1] if len(args) > 1 else kwargs.get("num_classes")
+    return bool(args) and type(args[0].value) is TensorProxy and (given is None or value_of(given) == -1)
 
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)

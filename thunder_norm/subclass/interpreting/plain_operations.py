@@ -44,13 +44,16 @@ from thunder.core.trace import get_tracectx
 
 _VIEWS = (torch.Tensor.view, torch.Tensor.view_as)  # which some tensors of a shape have, and others not, as their strides are
 _BY_PLACE = (torch.as_strided, torch.Tensor.as_strided)
-_TORCHS = (torch.Tensor.unfold, torch.Tensor.exponential_, torch.nn.functional.gumbel_softmax, torch.rand_like, torch.randn_like)
+_TORCHS = (
+    torch.Tensor.unfold, torch.Tensor.exponential_, torch.nn.functional.gumbel_softmax, torch.rand_like, torch.randn_like,
+    torch.bernoulli, torch.Tensor.bernoulli,
+)  # fmt: skip
 
 
 def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:
     """What Thunder calls for `fn`; torch's function runs and is recorded instead where Thunder knows none, raises, or returns something else.
 
-    So do ``unfold``, as what stands for it elsewhere is no view, and what draws other numbers in Thunder.  What torch
+    So do ``unfold``, as what stands for it elsewhere is no view, and what draws other numbers in Thunder, or whatever the probabilities.  What torch
     raises is raised.
     """
     if fn is getattr:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring import aliasing
@@ -33,6 +33,29 @@ from thunder_norm.tracing.shared_memory.aliases import share_elements
 from thunder_norm.trees import flat_tensors, map_tensors
 
 aten = torch.ops.aten
+
+
+def _check_casts(func: Any, args: tuple, kwargs: dict) -> None:
+    """Let torch say, of numbers that are all zero, whether an operation casts what it writes into tensors of another dtype.
+
+    Tensors without data are not asked by all operations, and those that are not entry by entry may compute in the other dtype.
+
+    Raises:
+        UnsupportedOpError: it is not entry by entry.
+        RuntimeError: torch's, where it does not cast.
+    """
+    if torch.Tag.pointwise not in func.tags:
+        raise UnsupportedOpError(
+            with_details(
+                f"{func} into tensors of another dtype than what it returns",
+                at=location_of_user(),
+                instead="give tensors of that dtype, or convert what it returns without out=",
+            )
+        )
+    with _disable_current_modes(), torch.no_grad():
+        zeros = map_tensors(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=t.device), (args, kwargs))
+        func(*zeros[0], **zeros[1])
+
 
 _OF_ONE_VALUE = frozenset({aten.zero_.default, aten.fill_.Scalar})  # which they give to all entries
 
@@ -141,7 +164,8 @@ class Writing(TorchDispatchMode):
         if self.is_differentiated and any(self.acquisition.requires_grad(t) for t in flat_tensors((args, rest, outs))):
             raise RuntimeError(f"{func}: functions with out=... arguments don't support automatic differentiation")
         with self.paused():
-            shapes = [t.shape for t in flat_tensors(functional(*args, **rest))]
+            found = flat_tensors(functional(*args, **rest))
+        shapes = [t.shape for t in found]
         if shapes != [t.shape for t in outs]:
             raise UnsupportedOpError(
                 with_details(
@@ -150,7 +174,8 @@ class Writing(TorchDispatchMode):
                     instead="give tensors of these shapes, or use what it returns without out=",
                 )
             )
-
+        if [t.dtype for t in found] != [t.dtype for t in outs]:
+            _check_casts(func, args, kwargs)
         self._record_with_results(func, functional, [(t, False) for t in outs], args, rest)
         return tuple(outs) if len(outs) > 1 else outs[0]
 

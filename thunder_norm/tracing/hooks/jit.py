@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.tracing import containers, native, proxy_names, python, whereabouts
 from thunder_norm.tracing.activity import end_at_detached
@@ -116,7 +118,9 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         except InterpreterError as e:  # raised beside the program: while it is answered what a call of it does
             if isinstance(e.__cause__, ThunderNormError):
                 raise e.__cause__ from None
-            raise _tensor_as_key(e, e.__cause__) from e.__cause__
+            raise _of_unknown_dtype(e, e.__cause__) or _tensor_as_key(e, e.__cause__) from e.__cause__
+        except KeyError as e:
+            raise _of_unknown_dtype(e, e) or e from e.__cause__
         except TypeError as e:
             raise _tensor_as_key(e, e) from e.__cause__
         finally:
@@ -138,6 +142,20 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         if guards.is_of_one_call():
             setattr(get_compile_data(), _IS_OF_ONE_CALL, True)
         return found
+
+
+def _of_unknown_dtype(error: BaseException, cause: BaseException | None) -> Exception | None:
+    """The error where Thunder looks for a dtype that it has none for; None for any other."""
+    if not isinstance(cause, KeyError) or not cause.args or not isinstance(cause.args[0], torch.dtype):
+        return None
+    return UnsupportedOpError(
+        with_details(
+            f"a traced function has a tensor of {cause.args[0]}",
+            at=user_line_of(error),
+            why="Thunder has no such dtype",
+            instead="another dtype (int32 holds all of uint16), or compute it outside of the function",
+        )
+    )
 
 
 def _tensor_from_nowhere(error: NotImplementedError) -> Exception:
@@ -169,8 +187,21 @@ def _tensor_from_nowhere(error: NotImplementedError) -> Exception:
     )
 
 
+# What torch and pybind11 say of arguments that they do not take.
+_IN_C = re.compile(r"must be Tensor, not \w*Proxy|incompatible function arguments(.|\n)*Invoked with: (.|\n)*Proxy")
+
+
 def _tensor_as_key(error: Exception, cause: BaseException | None) -> Exception:
-    """The error where a program asks for the hash of a tensor, which Thunder's have none; any other as it is."""
+    """The error where a program asks for the hash of a tensor, which Thunder's have none, or gives one to C; any other as it is."""
+    if isinstance(cause, TypeError) and _IN_C.search(str(cause)):
+        return UnsupportedOpError(
+            with_details(
+                "a traced function gives a tensor to a function in C that takes torch's alone",
+                at=user_line_of(cause),
+                why=str(cause).splitlines()[0],
+                instead="operations of torch that return tensors, or compute it outside of the function",
+            )
+        )
     if not isinstance(cause, TypeError) or not re.fullmatch(r"unhashable type: '\w*Proxy'", str(cause)):
         return error
     return UnsupportedOpError(

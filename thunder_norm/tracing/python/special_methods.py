@@ -56,6 +56,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         return None
     if fn is copy.deepcopy and isinstance(args[0].value, TensorProxy):
         return lambda *given, **named: thunders._interpret_call(_deep_copied, *given, **named)
+    if fn is copy.copy and isinstance(args[0].value, TensorProxy):
+        return lambda *given: thunders._interpret_call(_copied, *given)
     if isinstance(fn, FunctionType):
         return None
     name = look_up(_OF_AN_OBJECT, fn)
@@ -167,6 +169,16 @@ def _called(fn: Callable, method: Callable, value: Any, *others: Any) -> Any:
 
 def _of_numbers(fn: Callable, number: Callable, *args: Any, **options: Any) -> Any:
     return fn(*[_numbers_in(number, list(a) if _is_iterated(fn, a) else a) for a in args], **options)
+
+
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    """Another tensor in the same memory."""
+    if x.requires_grad or isinstance(x, torch.nn.Parameter):
+        raise EscapeError(
+            "copy.copy of a parameter, or of a tensor that requires grad: the copy is a leaf of its own, of which a trace makes none; "
+            "use x.detach(), or x.view_as(x)"
+        )
+    return x.view_as(x)
 
 
 def _deep_copied(x: torch.Tensor, memo: dict[int, Any] | None = None, _nil: Any = None) -> torch.Tensor:

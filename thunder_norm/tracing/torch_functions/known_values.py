@@ -17,7 +17,7 @@ from thunder_norm.tracing.shared_memory.memory import Memory
 from thunder_norm.tracing.shared_memory.writes import targets
 from thunder.core import devices, prims
 from thunder.core.codeutils import SigInfo
-from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_map
@@ -49,7 +49,11 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     value = value_of(args[0].value)
     if value is None:
         return None
-    result = read(value)
+    try:
+        result = read(value)
+    except (ValueError, RuntimeError) as e:  # it has more than one
+        error = e
+        return lambda _: do_raise(error)
     return lambda x: wrap(result, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[x.provenance]))
 
 

@@ -17,7 +17,7 @@ States = tuple[torch.Tensor, list[torch.Tensor]]
 
 # Operations that torch or Thunder has, some of which are without the tag of those that draw.
 NAMES = frozenset(
-    "alpha_dropout bernoulli binomial dropout dropout1d dropout2d dropout3d feature_alpha_dropout feature_dropout fractional_max_pool2d "
+    "_sample_dirichlet _standard_gamma alpha_dropout bernoulli binomial dropout dropout1d dropout2d dropout3d feature_alpha_dropout feature_dropout fractional_max_pool2d "
     "fractional_max_pool3d gumbel_softmax multinomial native_dropout normal poisson rand rand_like randint randint_like randn "
     "randn_like randperm rrelu".split()
 )

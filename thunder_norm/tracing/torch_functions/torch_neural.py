@@ -309,3 +309,11 @@ for _function, _own in (
     (torch.feature_dropout_, _written(F.dropout2d)),
 ):
     _instead_of(_function)(_in_place(_own))
+
+
+@_instead_of(torch._weight_norm)
+def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """Thunder does not know it: ``g v / |v|``, the norm over all dimensions but one, or over all for -1."""
+    over = tuple(d for d in range(v.ndim) if d != dim)
+    length = ltorch.sqrt(ltorch.sum(ltorch.mul(v, v), over, keepdim=dim != -1))
+    return ltorch.mul(v, ltorch.true_divide(g, length))

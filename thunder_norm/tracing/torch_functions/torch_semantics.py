@@ -80,6 +80,14 @@ def _tensor(data: Any, **options: Any) -> Any:
     return ltorch.tensor(data, **options)
 
 
+@_instead_of(torch.sign, torch.Tensor.sign)
+def _sign(input: Any) -> Any:
+    """Thunder's of complex numbers is ``sgn``, where torch refuses them in these words."""
+    if dtypes.is_complex_dtype(input.dtype):
+        raise NotImplementedError("torch.sign is not intended to support complex numbers. Please use torch.sgn instead.")
+    return ltorch.sign(input)
+
+
 # -- other arguments --------------------------------------------------------------------------------------------------
 
 
@@ -278,14 +286,6 @@ def _view(self: Any, *shape: Any, dtype: Any = None) -> Any:
 unfold = Symbol(name="unfold", meta=_unfold, id="thunder_norm.unfold", _bind_postprocess=print_without_module)
 ltorch._syms_returning_views.add(unfold)
 _instead_of(torch.Tensor.unfold)(unfold)
-
-
-@_instead_of(torch._weight_norm)
-def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
-    """Thunder does not know it: ``g v / |v|``, the norm over all dimensions but one, or over all for -1."""
-    over = tuple(d for d in range(v.ndim) if d != dim)
-    length = ltorch.sqrt(ltorch.sum(ltorch.mul(v, v), over, keepdim=dim != -1))
-    return ltorch.mul(v, ltorch.true_divide(g, length))
 
 
 # -- other derivatives ------------------------------------------------------------------------------------------------
