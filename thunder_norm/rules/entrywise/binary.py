@@ -88,10 +88,23 @@ def _add_same_kind(input: NormedTensor, other: NormedTensor, alpha: Number = 1) 
     if input.shape == other.shape and input.elem_dims == other.elem_dims:
         return like(input, input.norm_size + times(other.norm_size, c), sensitivity={"input": 1, "other": c})
     if isinstance(input, RMSToRMSTensor):
-        raise NormMismatchError("operators can be added only where their shapes and elem_dims agree")
+        return _sum_of_operators(input, other, c)
     (a, to_a), (b, to_b) = as_kind(input, RMSTensor, input.elem_dims), as_kind(other, RMSTensor, other.elem_dims)
     value, dims, by_input, by_other = _sum(a, b, 1.0, c)
     return rms(value, dims, sensitivity={"input": by_input * to_a, "other": by_other * to_b})
+
+
+def _sum_of_operators(input: NormedTensor, other: NormedTensor, c: float) -> NormedTensor:
+    """The same of matrices one of which is read the other way round (``A - A^T``), or stands for each of a batch (``A + I``)."""
+    is_batch = input.shape[-2:] == other.shape[-2:] and {*input.elem_dims, *other.elem_dims} == {-2, -1}
+    if (
+        type(input) is not type(other)
+        or not is_batch
+        and (input.shape != other.shape or {*input.elem_dims} != {*other.elem_dims})
+    ):
+        raise NormMismatchError("operators can be added only where their shapes and elem_dims agree")
+    b, k = as_kind(other, type(other), input.elem_dims)
+    return like(input, input.norm_size + times(b.norm_size, c), sensitivity={"input": 1, "other": c * k})
 
 
 for _kind in (L1Tensor, L2Tensor, RMSToRMSTensor):
