@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_environment, current_mode, lift, run_real
-from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
@@ -193,14 +193,19 @@ for _kinds in ((RMSTensor, LinfTensor), (LinfTensor, RMSTensor), (RMSTensor, RMS
 def scale_by(x: NormedTensor, gain: NormedTensor, name: str, gain_name: str | None = None) -> NormedTensor:
     """The result of x times a gain, in x's kind: |x| |gain|.
 
-    A matrix keeps its kind if the gain scales whole rows or columns; else its entries are bounded first.
+    Of a matrix it is that if the gain scales whole rows or columns, and typically; else sqrt(min(out, in)) times as much.
+
+    Source:      ``W * G`` by Schur's product has a norm of at most ``|W| max_i |G_i|_2``, of rows or of columns (Horn and Johnson 1991, 5.5.3)
     """
-    fits = broadcast(x.shape, gain.shape) == tuple(x.shape) and any(is_constant_along(gain, (d,)) for d in x.elem_dims)
+    is_of_its_shape = broadcast(x.shape, gain.shape) == tuple(x.shape)
+    fits = is_of_its_shape and any(is_constant_along(gain, (d,)) for d in x.elem_dims)
     dims, c, to_entries, kind = own_dims(x), 1.0, 1.0, type(x)
     if isinstance(x, RMSTensor):
         dims, c = product_dims(x, gain)
-    elif isinstance(x, RMSToRMSTensor) and fits:
+    elif isinstance(x, RMSToRMSTensor) and (fits or current_mode() != "bound" and is_of_its_shape):
         dims = x.elem_dims
+    elif isinstance(x, RMSToRMSTensor) and is_of_its_shape and not isinstance(x, RMSToRMSConvTensor):
+        dims, c = x.elem_dims, math.sqrt(min(x.shape[d] for d in x.elem_dims))
     elif isinstance(x, RMSToRMSTensor):
         entries, to_entries = as_kind(x, RMSTensor, x.elem_dims)
         (dims, c), kind = product_dims(entries, gain), RMSTensor
@@ -218,7 +223,7 @@ def scale_by(x: NormedTensor, gain: NormedTensor, name: str, gain_name: str | No
 
 @normed_op(torch.mul).register_norm
 def mul_gain(input: L1Tensor | L2Tensor | RMSToRMSTensor, other: LinfTensor) -> NormedTensor:
-    """a b with a gain b.  Value |a| |b|, attained, in a's kind; a matrix only if b scales whole rows or columns."""
+    """a b with a gain b.  Value |a| |b|, attained, in a's kind; sqrt(min(out, in)) |a| |b| of a matrix whose rows b does not scale (`scale_by`)."""
     return scale_by(input, other, "input", "other")
 
 
