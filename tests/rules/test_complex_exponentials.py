@@ -49,7 +49,13 @@ CASES = [
         0.0,
         FEW,
     ),
-    Case("a number over it", lambda a, b: parts(2 / torch.complex(a.sigmoid(), b)), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
+    Case(
+        "a number over it",
+        lambda a, b: parts(torch.true_divide(2.0, torch.complex(a.sigmoid(), b))),
+        (x(2, 3), x(2, 3, name="b")),
+        0.0,
+        FEW,
+    ),
     Case(
         "its inverse", lambda a, b: parts(torch.reciprocal(torch.complex(1 + a.exp(), b))), (x(2, 3), x(2, 3, name="b")), 0.0, FEW
     ),

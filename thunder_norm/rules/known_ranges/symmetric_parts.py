@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._C._functorch import is_functorch_wrapped_tensor  # type: ignore[import]
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.context import current_environment
@@ -58,11 +59,11 @@ def _are_transposed(a: Any, b: Any) -> bool:
     ):
         return False
     s, t = _backing(a), _backing(b)
-    if not all(x.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(x) for x in (s, t)):
+    if not all(x.layout is torch.strided and not is_functorch_wrapped_tensor(x) for x in (s, t)):
         return False
     is_one_memory = s.untyped_storage()._cdata == t.untyped_storage()._cdata and s.storage_offset() == t.storage_offset()
     same = s.dtype == t.dtype and s.is_conj() == t.is_conj() and s.is_neg() == t.is_neg()
-    return is_one_memory and same and s.mT.shape == t.shape and s.mT.stride() == t.stride()
+    return bool(is_one_memory and same and s.mT.shape == t.shape and s.mT.stride() == t.stride())
 
 
 def _of_matrix(x: Any, of: Of) -> tuple[Range, bool] | None:
@@ -189,8 +190,8 @@ for _op in (torch.matmul, torch.mm, torch.bmm):
     _beside(_op, _with_its_transpose)
 _beside(F.linear, _by_rows)
 for _op in (torch.transpose, torch.t, torch.Tensor.T):
-    _beside(_op, _transposed)
+    _beside(_op, _transposed)  # type: ignore[arg-type]
 for _op in (torch.Tensor.mT, torch.adjoint):
-    _beside(_op, _of_each)
+    _beside(_op, _of_each)  # type: ignore[arg-type]
 _beside(torch.diag, _of_vector)
 _beside(torch.diag_embed, _on_diagonal)

@@ -71,19 +71,26 @@ def linalg_slogdet_away(A: RMSToRMSTensor) -> tuple:  # noqa: N803
 
     Value:       ``N max(|log c|, |log n|)``      (attained: c I, or n I)
     Sensitivity: N / c                            (attained: c I, along I)
+    Gap:         where A is c I what made it need not be able to move it
     """
     return None, _renamed(_logdet_away(A))
 
 
 @normed_op(torch.slogdet).register_norm(when=keeps_away("input"))
 def slogdet_away(input: RMSToRMSTensor) -> tuple:
-    """The sign, which has no norm, and log |det W|, for ``|x^T W x| >= c |x|^2``: `linalg_slogdet_away`."""
+    """The sign, which has no norm, and log |det W|, for ``|x^T W x| >= c |x|^2``: `linalg_slogdet_away`.
+
+    Gap:         that of `linalg_slogdet_away`
+    """
     return None, _logdet_away(input)
 
 
 @normed_op(torch.logdet).register_norm(when=keeps_away("input"))
 def logdet_away(input: RMSToRMSTensor) -> RMSTensor:
-    """log det W, for ``|x^T W x| >= c |x|^2``: `linalg_slogdet_away`."""
+    """log det W, for ``|x^T W x| >= c |x|^2``: `linalg_slogdet_away`.
+
+    Gap:         that of `linalg_slogdet_away`
+    """
     return _logdet_away(input)
 
 

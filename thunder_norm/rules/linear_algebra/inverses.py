@@ -72,6 +72,7 @@ def solve_operator(A: RMSToRMSTensor, B: RMSToRMSTensor, *, left: bool = True) -
     Value:       |B| / c                          (attained: A = c I)
     Sensitivity: 1 / c to B, |B| / c^2 to A       (attained there)
     Source:      ``c |x|^2 <= |x| |A x|``; ``dX = A^-1 (dB - dA X)``
+    Gap:         where A is c I what made it need not be able to move it
     """
     c = smallest_singular_value(A)
     size = B.norm_size / c
@@ -85,6 +86,7 @@ def solve_away(A: RMSToRMSTensor, B: RMSTensor, *, left: bool = True) -> RMSTens
     Value:       |B| / c                          (attained: A = c I)
     Sensitivity: 1 / c to B, |B| / c^2 to A       (attained there)
     Source:      `solve_operator`
+    Gap:         that of `solve_operator`
     """
     c = smallest_singular_value(A)
     is_vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
@@ -103,6 +105,7 @@ def inverse_away(input: RMSToRMSTensor) -> RMSToRMSTensor:
     Value:       1 / c        (attained: A = c I)
     Sensitivity: 1 / c^2      (attained there)
     Source:      ``c |x|^2 <= |x| |A x|``; ``d A^-1 = -A^-1 dA A^-1``
+    Gap:         that of `solve_operator`
     """
     inverse = 1 / smallest_singular_value(input)
     return RMSToRMSTensor(inverse, elem_dims=input.elem_dims[::-1], sensitivity={"input": inverse.square()})
@@ -143,6 +146,7 @@ def cholesky_solve_away(B: RMSTensor, L: RMSToRMSTensor, upper: bool = False) ->
     Value:       |B| / c                                 (attained: L = sqrt(c) I)
     Sensitivity: 1 / c to B, 2 |L| |B| / c^2 to L        (attained there)
     Source:      ``dX = -A^-1 (dL L^T + L dL^T) X``
+    Gap:         that of `solve_operator`
     """
     known = fact(L, Factor)
     assert known is not None, "the rule's condition has been checked"
