@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor
-from thunder_norm.audit import Ball, search
+from thunder_norm.audit import Ball, Case, search
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import ModularNorm
 
@@ -216,6 +216,12 @@ BELOW = {
     "smallest": lambda x: over(x, lambda t: t.abs().amin(-1, keepdim=True) + 1e-2),
     "changed since": lambda x: over(x.clone().mul_(3), lambda t: x.abs().amax(-1, keepdim=True) + 1e-2),
 }  # fmt: skip
+
+
+OF_RULE = [
+    Case(f"over what no entry exceeds: {name}", LARGER[name], (Ball("x", RMSTensor, (2, 3), 1.5),), 0.0)
+    for name in ("sum of moduli", "clamped mean", "largest", "largest of all")
+]
 
 
 @pytest.mark.parametrize("name", [*LARGER, *BELOW])
