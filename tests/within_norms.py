@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor
+from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor
 
 
 def actual_norm(t: NormedTensor) -> torch.Tensor:
@@ -18,6 +18,9 @@ def actual_norm(t: NormedTensor) -> torch.Tensor:
         return x.sum(dims).max()
     if isinstance(t, L2Tensor):
         return x.square().sum(dims).sqrt().max()
+    if isinstance(t, RMSToRMSTensor):
+        matrices = t.backing.double().movedim(dims, (-2, -1))
+        return torch.linalg.svdvals(matrices).max() * (matrices.shape[-1] / matrices.shape[-2]) ** 0.5
     assert isinstance(t, RMSTensor)
     return x.square().mean(dims).sqrt().max()
 

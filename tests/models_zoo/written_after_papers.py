@@ -138,3 +138,82 @@ class DeltaRule(nn.Module):
             a[..., i, :i] = a[..., i, :i].clone() + (a[..., i, :i, None].clone() * a[..., :i, :i].clone()).sum(-2)
         u = (a + torch.eye(x.shape[1], device=x.device)) @ (v * beta)
         return self.out((q @ k.mT).tril() @ u)
+
+
+@written("diagonal state space", sequences)
+class DiagonalStateSpace(nn.Module):
+    """Gu et al.'s S4D: a convolution by exponentials of complex numbers, which the step divides."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_step = nn.Parameter(torch.rand(16) * 2 - 4)
+        self.log_real, self.imag = (
+            nn.Parameter(torch.full((16, 4), -0.7)),
+            nn.Parameter(math.pi * torch.arange(4.0).repeat(16, 1)),
+        )
+        self.c, self.d, self.out = nn.Parameter(torch.randn(16, 4, 2)), nn.Parameter(torch.randn(16)), nn.Linear(16, 16)
+
+    def forward(self, x):
+        x, n = x.mT, x.shape[1]
+        a = -torch.exp(self.log_real) + 1j * self.imag
+        steps = a * self.log_step.exp()[:, None]
+        c = torch.view_as_complex(self.c) * (steps.exp() - 1) / a
+        kernel = 2 * torch.einsum("hn,hnl->hl", c, torch.exp(steps[..., None] * torch.arange(n, device=x.device))).real
+        y = torch.fft.irfft(torch.fft.rfft(x, n=2 * n) * torch.fft.rfft(kernel, n=2 * n), n=2 * n)[..., :n]
+        return self.out(F.gelu(y + x * self.d[:, None]).mT)
+
+
+@written("orthogonal recurrent network", sequences)
+class OrthogonalRecurrent(nn.Module):
+    """Helfrich et al.'s scoRNN: a state that a Cayley transform of a skew matrix turns."""
+
+    def __init__(self):
+        super().__init__()
+        self.skew, self.into = nn.Parameter(torch.randn(8, 8) * 0.3), nn.Linear(16, 8)
+        self.b, self.out = nn.Parameter(torch.zeros(8)), nn.Linear(8, 4)
+        self.register_buffer("signs", torch.tensor([1.0, -1] * 4))
+
+    def forward(self, x):
+        a, eye = self.skew.triu(1), torch.eye(8, device=x.device)
+        a = a - a.mT
+        turn = torch.linalg.solve(eye + a, eye - a) * self.signs
+        h = x.new_zeros(len(x), 8)
+        for t in range(x.shape[1]):
+            z = self.into(x[:, t]) + h @ turn.mT
+            h = torch.sign(z) * F.relu(z.abs() + self.b)
+        return self.out(h)
+
+
+def answers() -> torch.Tensor:
+    return torch.randn(2, 8, 3)
+
+
+@written("ridge regression head", sequences, answers)
+class RidgeHead(nn.Module):
+    """Bertinetto et al.'s R2D2: features that a linear system in closed form fits the answers with."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+        self.log_weight, self.scale = nn.Parameter(torch.zeros(())), nn.Parameter(torch.ones(()))
+
+    def forward(self, x, y):
+        known, asked = self.features(x)[:, :4], self.features(x)[:, 4:]
+        system = known.mT @ known + F.softplus(self.log_weight) * torch.eye(4, device=x.device)
+        return self.scale * (asked @ torch.linalg.solve(system, known.mT @ y[:, :4]))
+
+
+@written("scaled by the largest", sequences)
+class ScaledByTheLargest(nn.Module):
+    """Attention by scores over the sum of their moduli, and features over the largest of them, as low precision takes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.up, self.down = nn.Linear(16, 48), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        scores = q @ k.mT
+        x = x + (scores / scores.abs().sum(-1, keepdim=True).clamp(min=1e-5)) @ v
+        h = F.relu(self.up(x / x.abs().amax(-1, keepdim=True).clamp(min=1e-5)))
+        return x + self.down(h / (h.sum(-1, keepdim=True) + 1e-5))

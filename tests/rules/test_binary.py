@@ -194,10 +194,12 @@ def test_division_by_a_normed_tensor_is_refused():
             call()
 
 
-def test_operators_add_only_to_the_same():
-    square = torch.zeros(4, 4)
+def test_operators_add_to_what_is_read_the_other_way_round_and_to_each_of_a_batch():
+    wide = torch.zeros(2, 8)
     with pytest.raises(NormMismatchError):
-        OP(1.0, backing=square) + OP(1.0, backing=square, elem_dims=(-1, -2))
+        OP(1.0, backing=torch.zeros(3, 2, 8)) + OP(1.0, backing=wide.expand(3, 1, 2, 8), elem_dims=(-4, -1))
+    assert (OP(1.0, backing=wide) + OP(1.0, backing=wide, elem_dims=(-1, -2))).norm_size == 5, "sigma / 2, and 2 sigma"
+    assert (OP(1.0, backing=wide.expand(3, 2, 8)) + OP(2.0, backing=wide)).norm_size == 3
 
 
 def test_real_values_are_those_of_torch():

@@ -41,6 +41,24 @@ CASES = [
         FEW,
     ),
     Case("of some", lambda a, b: parts(torch.exp(torch.complex(-a.exp(), b)[0])), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
+    Case("over what decays", lambda a, b: parts(a / (1j * b - (a.exp() + 0.1))), (x(2, 3), x(2, 3, name="b")), 0.0, FEW),
+    Case(
+        "complex, over it",
+        lambda a, b: parts(torch.complex(b, a) / torch.complex(F.softplus(a), b)),
+        (x(2, 3), x(2, 3, name="b")),
+        0.0,
+        FEW,
+    ),
+    Case(
+        "a number over it",
+        lambda a, b: parts(torch.true_divide(2.0, torch.complex(a.sigmoid(), b))),
+        (x(2, 3), x(2, 3, name="b")),
+        0.0,
+        FEW,
+    ),
+    Case(
+        "its inverse", lambda a, b: parts(torch.reciprocal(torch.complex(1 + a.exp(), b))), (x(2, 3), x(2, 3, name="b")), 0.0, FEW
+    ),
     Case("a number times", lambda a: parts((3 - 4j) * a), (x(2, 3),), 0.9, FEW),
     Case("a number added", lambda a: parts(1j + (a + (0.3 + 0.4j)) - 2j), (x(2, 3),), 0.0, FEW),
     Case("a number less", lambda a: parts((1 + 1j) - a / 2j), (x(2, 3),), 0.0, FEW),

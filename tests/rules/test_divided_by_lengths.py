@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.seeds import seeded
-from thunder_norm import L2Tensor, RMSTensor
+from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor
+from thunder_norm.audit import Ball, Case, search
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import ModularNorm
 
@@ -183,3 +185,59 @@ def test_parts_of_what_has_a_length_may_be_as_short_as_one_likes():
     rows = Normalized(lambda v: F.normalize(v, dim=-1, eps=1e-3), 4, 6)
     x = torch.randn(3, 6)
     assert ModularNorm(halves, x).sensitivities["v"] > 100 * ModularNorm(rows, x).sensitivities["v"]
+
+
+def over(x: torch.Tensor, divisor: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return x / divisor(x)
+
+
+# what no entry exceeds; the least number that keeps the divisor from 0 says nothing of the value
+LARGER = {
+    "sum of moduli": lambda x: over(x, lambda t: t.abs().sum(-1, keepdim=True) + 1e-2),
+    "a multiple of it": lambda x: over(x, lambda t: 3 * t.abs().sum(-1, keepdim=True) + 1e-2),
+    "clamped mean": lambda x: over(x, lambda t: t.abs().mean(-1, keepdim=True).clamp(min=1e-2)),
+    "of all": lambda x: over(x, lambda t: 1e-2 + t.abs().mean()),
+    "a dimension put in": lambda x: over(x, lambda t: t.abs().sum(0)[None] + 1e-2),
+    "largest": lambda x: over(x, lambda t: t.abs().amax(-1, keepdim=True) + 1e-2),
+    "largest, clamped": lambda x: over(x, lambda t: t.abs().max(dim=-1, keepdim=True).values.clamp(min=1e-2)),
+    "largest, a dimension put in": lambda x: over(x, lambda t: t.abs().amax(0).unsqueeze(0).clamp_min(1e-2)),
+    "largest of all": lambda x: over(x, lambda t: t.abs().max() + 1e-2),
+    "gates": lambda x: over(x.relu(), lambda t: t.sum(-1, keepdim=True) + 1e-2),
+    "squares": lambda x: over(x.square(), lambda t: t.amax(-1, keepdim=True) + 1e-2),
+    "normalize, p = 1": lambda x: F.normalize(x, p=1.0, dim=-1, eps=1e-2),
+    "normalize, p = 3": lambda x: F.normalize(x, p=3.0, dim=-1, eps=1e-2),
+    "normalize, p = inf": lambda x: F.normalize(x, p=math.inf, dim=0, eps=1e-2),
+}
+BELOW = {
+    "no modulus": lambda x: over(x, lambda t: t.sum(-1, keepdim=True).square() + 1e-2),
+    "another": lambda x: over(x, lambda t: (t + 1).abs().amax(-1, keepdim=True) + 1e-2),
+    "in other places": lambda x: over(x, lambda t: t.abs().amax(-1)[None] + 1e-2),
+    "less": lambda x: over(x, lambda t: (t.abs().amax(-1, keepdim=True) - 1).abs() + 1e-2),
+    "smallest": lambda x: over(x, lambda t: t.abs().amin(-1, keepdim=True) + 1e-2),
+    "changed since": lambda x: over(x.clone().mul_(3), lambda t: x.abs().amax(-1, keepdim=True) + 1e-2),
+}  # fmt: skip
+
+
+OF_RULE = [
+    Case(f"over what no entry exceeds: {name}", LARGER[name], (Ball("x", RMSTensor, (2, 3), 1.5),), 0.0)
+    for name in ("sum of moduli", "clamped mean", "largest", "largest of all")
+]
+
+
+@pytest.mark.parametrize("name", [*LARGER, *BELOW])
+@pytest.mark.parametrize("kind, dims", [(RMSTensor, (-1,)), (LinfTensor, ()), (RMSTensor, (-2, -1))])
+def test_what_is_divided_by_what_no_entry_exceeds(name, kind, dims):
+    call = (LARGER | BELOW)[name]
+    ball = Ball("x", kind, (3, 3), 1.5, elem_dims=dims)
+    found = search(call, [ball], restarts=2, steps=8, seed=seeded())
+    assert found.is_sound, found
+    y = call(kind(1.5, backing=torch.zeros(3, 3, dtype=D), elem_dims=dims, perturbation_size=1.0))
+    assert name in BELOW or y.norm_size <= 9, "the sum of nine moduli over their mean"
+
+
+def test_what_is_divided_by_all_that_there_is_moves_as_far_as_is_claimed_next_to_0():
+    """From 0 to where the sum is as large as what is added to it, one entry moves by half of what is claimed."""
+    x = RMSTensor(1.0, backing=torch.zeros(1, 4, dtype=D), perturbation_size=1.0)
+    y = LARGER["sum of moduli"](x)
+    assert isinstance(y, L1Tensor) and y.norm_size.item() == pytest.approx(1.0)
+    assert y.perturbation_size.item() == pytest.approx(4 / 1e-2), "the L1 norm of four entries of 1, over eps"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.rules.range_programs import random_results
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, norm_report
-from thunder_norm.audit import Ball, Case
+from thunder_norm.audit import Ball, Case, search
+from thunder_norm.core.known_ranges import range_within
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
@@ -45,6 +48,58 @@ CASES = [
     Case("eigvalsh", torch.linalg.eigvalsh, (Ball("A", RMSTensor, (3, 3), 1.3, (-2, -1)),), 0.9, {"witnesses": [[1.3 * BELOW * math.sqrt(3)]]}),
     Case("eigvalsh, of the rows' norms", lambda a: torch.linalg.eigvalsh(a, UPLO="U"), (Ball("A", RMSTensor, (3, 3), 1.3, (-1,)),), 0.5),
 ]  # fmt: skip
+
+
+X, B = Ball("x", RMSTensor, (3, 2), 0.8), Ball("b", RMSTensor, (3, 2), 1.1, elem_dims=(-2,))
+VECTOR, NUMBER = Ball("b", RMSTensor, (3,), 1.1), Ball("s", LinfTensor, (), 0.5)
+# matrices that what makes them keeps away from singular ones
+AWAY = [
+    Case("cayley", lambda a, b: torch.linalg.solve(EYE + (a - a.T), b), (operator(3, 3), B)),
+    Case("cayley from the right", lambda a, b: torch.linalg.solve(a.mT - a - 2 * EYE, b.T, left=False), (operator(3, 3), B)),
+    Case("ridge", lambda x, b: torch.linalg.solve(x @ x.T + 0.3 * EYE, b), (X, B)),
+    Case("ridge of rows", lambda x, b: torch.linalg.solve(0.3 * EYE + F.linear(x, x), b.T.contiguous().T), (X, B)),
+    Case("ridge, a vector", lambda x, b: torch.linalg.solve(x.mm(x.t()) / 2 + 0.3 * EYE, b), (X, VECTOR)),
+    Case("ridge by a number", lambda x, s: torch.linalg.inv(x @ x.T + F.softplus(s) * EYE), (X, NUMBER)),
+    Case("negative", lambda x: torch.inverse(-(x @ x.T) - torch.diag(torch.tensor([0.2, 0.5, 0.3], dtype=D))), (X,)),
+    Case("batch", lambda x: torch.linalg.pinv(torch.bmm(x.mT, x) + 0.5 * EYE[:2, :2]), (Ball("x", RMSTensor, (2, 3, 2), 0.8),)),
+    Case("cholesky", lambda x: torch.linalg.cholesky(x @ x.T + 0.5 * EYE), (X,)),
+    Case("cholesky_solve", lambda x, b: torch.cholesky_solve(b, torch.linalg.cholesky(x @ x.T + 0.3 * EYE)), (X, B)),
+    Case("logdet", lambda x: torch.logdet(x @ x.T + 0.3 * EYE), (X,)),
+    Case("slogdet", lambda a: torch.slogdet(0.1 * EYE + (a - a.T))[1], (operator(3, 3, n=0.1),)),
+    Case("linalg.slogdet", lambda v: torch.linalg.slogdet(torch.diag_embed(v.sigmoid() + 0.1))[1], (Ball("v", LinfTensor, (3,), 0.8),)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AWAY, ids=lambda c: c.name)
+def test_bound_of_what_stays_away_from_singular_matrices_holds(case):
+    found = search(case.call, case.balls, restarts=2, steps=12, seed=seeded())
+    assert found.is_sound, found
+    assert found.value > 0.05, "a bound is finite, and no hundred times too large"
+
+
+SQUARE = {
+    "transpose": lambda x: x.transpose(0, 1), "T": lambda x: x.T, "mT": lambda x: x.mT, "neg": torch.neg, "x x^T": lambda x: x @ x.T,
+    "x^T x": lambda x: x.t().mm(x), "less the transpose": lambda x: x - x.T, "and the identity": lambda x: torch.eye(4, dtype=D) + x,
+    "and another": lambda x: torch.sub(x, torch.arange(16.0, dtype=D).view(4, 4), alpha=0.2), "by a number": lambda x: x * 0.3,
+    "by another": lambda x: -2 * x, "by one of its own": lambda x: x.mean().tanh() * x, "over a positive one": lambda x: x / x.sum().exp(),
+    "rows": lambda x: F.linear(x, x), "reversed": lambda x: x.flip(0), "triangle": torch.tril, "copy": torch.clone, "relu": torch.relu,
+    "diagonal": lambda x: torch.diag(x.sigmoid()[0]), "view": lambda x: x.view(2, 8).reshape(4, 4), "row": lambda x: x[:1].expand(4, 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_quadratic_forms_of_random_programs_are_between_their_ends(seed):
+    pick, generator = random.Random(seeded(seed)), torch.Generator().manual_seed(seeded(seed))
+    start = [RMSTensor.of(torch.randn(4, 4, dtype=D, generator=generator))]
+    for name, y in random_results(pick, start, SQUARE, {"add": torch.add, "sub": torch.sub, "mul": torch.mul}, (3, 9), 0.8):
+        known = range_within(y)
+        if known is None or known.rayleigh is None:
+            continue
+        values = torch.linalg.eigvalsh((y.backing + y.backing.mT) / 2)
+        slack = 1e-9 * (1 + values.abs().max())
+        assert known.rayleigh.least_of(y.norm_size) - slack <= values.min(), name
+        assert values.max() <= known.rayleigh.most_of(y.norm_size) + slack, name
+        assert not known.is_symmetric or torch.allclose(y.backing, y.backing.mT), name
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

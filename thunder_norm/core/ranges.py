@@ -95,6 +95,8 @@ class Range:
         sums: whether they are partial sums, where no number has the other sign, or differences of such.
         least: what no entry is less than by the norms at hand, where that says more than `low`.
         most: the same for `high`.
+        rayleigh: between which numbers x^T A x / |x|^2 is, of the square matrices A in the last two dimensions.
+        is_symmetric: whether these matrices are known to be symmetric, where `rayleigh` is known.
     """
 
     low: float = -math.inf
@@ -104,6 +106,8 @@ class Range:
     sums: PartialSums | Differences | None = field(default=None, compare=False)
     least: End | None = field(default=None, compare=False, repr=False)
     most: End | None = field(default=None, compare=False, repr=False)
+    rayleigh: Range | None = field(default=None, compare=False, repr=False)
+    is_symmetric: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # an end that is no number says nothing
@@ -142,7 +146,7 @@ class Range:
     @property
     def is_known_by_norms_alone(self) -> bool:
         """Whether the norm of the entries says it all."""
-        if self.says_something or self.sums is not None or self.least_sum is not None:
+        if self.says_something or any(known is not None for known in (self.sums, self.least_sum, self.rayleigh)):
             return False
         return all(end is None or end.is_apart for end in (self.least, self.most))
 
@@ -182,7 +186,7 @@ class Range:
 
     def of_entries(self) -> Range:
         """Of some of the entries, or of numbers between them."""
-        return replace(self, least_sum=None, sums=None)
+        return replace(self, least_sum=None, sums=None, rayleigh=None)
 
     def of_many(self, count: float) -> Range:
         """Of means over so many of them."""

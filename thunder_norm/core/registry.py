@@ -151,8 +151,18 @@ class NormedOp:
         return rule
 
     def register_fact(self, rule: FactRule) -> FactRule:
-        """Register what is known about a result besides what its norm rule says: all its facts (`thunder_norm.rules._facts`)."""
-        self.fact_rule = rule
+        """Register what is known about a result besides what its norm rule says: all its facts (`thunder_norm.rules._facts`).
+
+        Of several rules of an operation each gets the facts that those before it have found.
+        """
+        earlier = self.fact_rule
+
+        def after(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+            assert earlier is not None, "there is one before"
+            out._facts = earlier(args, kwargs, out)
+            return rule(args, kwargs, out)
+
+        self.fact_rule = rule if earlier is None else after
         return rule
 
     def register_movement(self, rule: Callable) -> Callable:

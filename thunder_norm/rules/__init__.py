@@ -29,8 +29,8 @@ from thunder_norm.rules.entrywise import domains, quantization, special, polynom
 from thunder_norm.rules.layout import strided, written_calls
 from thunder_norm.rules.known_ranges import partial_sums, ranges, ranges_of_activations
 from thunder_norm.rules.weighted import weighted_sums, weighted_places, largest_of_groups, shares_of_groups, weighted_means
-from thunder_norm.rules.quotients import range_bounds
-from thunder_norm.rules.known_ranges import gamma_functions
+from thunder_norm.rules.quotients import over_larger, range_bounds
+from thunder_norm.rules.known_ranges import gamma_functions, symmetric_parts
 from thunder_norm.rules.written_out import divided_by_exponentials
 from thunder_norm.rules.linear_algebra import determinants, reflections
 from thunder_norm.rules.quotients import typical_quotients
@@ -107,6 +107,7 @@ __all__ = [
     "movements_of_normalizations",
     "normalization",
     "order_statistics",
+    "over_larger",
     "own_lengths",
     "patches",
     "pooling",
@@ -140,6 +141,7 @@ __all__ = [
     "untouched",
     "written_calls",
     "summed_products",
+    "symmetric_parts",
     "triangular",
     "typical_quotients",
     "unpooling",

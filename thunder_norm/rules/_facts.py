@@ -9,7 +9,7 @@ no such rule knows gives a result without facts, and the general rules apply.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -38,11 +38,12 @@ class Source:
     perturbation_size: torch.Tensor | None
     elem_dims: ed.Dims
     least: float = 0.0
+    facts: Alternatives = field(default_factory=lambda: NOTHING)
 
     @staticmethod
     def of(x: NormedTensor) -> Source:
         """The tensor as it is now."""
-        return Source(type(x), x.backing, x.norm_size, x.perturbation_size, x.elem_dims, x._least)
+        return Source(type(x), x.backing, x.norm_size, x.perturbation_size, x.elem_dims, x._least, every_fact(x))
 
     def moving(self) -> Any:
         """It again, without facts, and how far it moves."""
@@ -107,10 +108,13 @@ class Alternatives(tuple):
     """Several facts about one tensor, those about where it comes from first."""
 
 
+NOTHING = Alternatives()
+
+
 def every_fact(x: Any) -> Alternatives:
     """The facts about x; none if x is no normed tensor."""
     found = x._facts if isinstance(x, NormedTensor) else None
-    return found if isinstance(found, Alternatives) else Alternatives(() if found is None else (found,))
+    return found if isinstance(found, Alternatives) else NOTHING if found is None else Alternatives((found,))
 
 
 def fact(x: Any, kind: type[F]) -> F | None:

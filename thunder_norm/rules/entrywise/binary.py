@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_environment, current_mode, lift, run_real
-from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
@@ -88,10 +88,23 @@ def _add_same_kind(input: NormedTensor, other: NormedTensor, alpha: Number = 1) 
     if input.shape == other.shape and input.elem_dims == other.elem_dims:
         return like(input, input.norm_size + times(other.norm_size, c), sensitivity={"input": 1, "other": c})
     if isinstance(input, RMSToRMSTensor):
-        raise NormMismatchError("operators can be added only where their shapes and elem_dims agree")
+        return _sum_of_operators(input, other, c)
     (a, to_a), (b, to_b) = as_kind(input, RMSTensor, input.elem_dims), as_kind(other, RMSTensor, other.elem_dims)
     value, dims, by_input, by_other = _sum(a, b, 1.0, c)
     return rms(value, dims, sensitivity={"input": by_input * to_a, "other": by_other * to_b})
+
+
+def _sum_of_operators(input: NormedTensor, other: NormedTensor, c: float) -> NormedTensor:
+    """The same of matrices one of which is read the other way round (``A - A^T``), or stands for each of a batch (``A + I``)."""
+    is_batch = input.shape[-2:] == other.shape[-2:] and {*input.elem_dims, *other.elem_dims} == {-2, -1}
+    if (
+        type(input) is not type(other)
+        or not is_batch
+        and (input.shape != other.shape or {*input.elem_dims} != {*other.elem_dims})
+    ):
+        raise NormMismatchError("operators can be added only where their shapes and elem_dims agree")
+    b, k = as_kind(other, type(other), input.elem_dims)
+    return like(input, input.norm_size + times(b.norm_size, c), sensitivity={"input": 1, "other": c * k})
 
 
 for _kind in (L1Tensor, L2Tensor, RMSToRMSTensor):
@@ -180,14 +193,19 @@ for _kinds in ((RMSTensor, LinfTensor), (LinfTensor, RMSTensor), (RMSTensor, RMS
 def scale_by(x: NormedTensor, gain: NormedTensor, name: str, gain_name: str | None = None) -> NormedTensor:
     """The result of x times a gain, in x's kind: |x| |gain|.
 
-    A matrix keeps its kind if the gain scales whole rows or columns; else its entries are bounded first.
+    Of a matrix it is that if the gain scales whole rows or columns, and typically; else sqrt(min(out, in)) times as much.
+
+    Source:      ``W * G`` by Schur's product has a norm of at most ``|W| max_i |G_i|_2``, of rows or of columns (Horn and Johnson 1991, 5.5.3)
     """
-    fits = broadcast(x.shape, gain.shape) == tuple(x.shape) and any(is_constant_along(gain, (d,)) for d in x.elem_dims)
+    is_of_its_shape = broadcast(x.shape, gain.shape) == tuple(x.shape)
+    fits = is_of_its_shape and any(is_constant_along(gain, (d,)) for d in x.elem_dims)
     dims, c, to_entries, kind = own_dims(x), 1.0, 1.0, type(x)
     if isinstance(x, RMSTensor):
         dims, c = product_dims(x, gain)
-    elif isinstance(x, RMSToRMSTensor) and fits:
+    elif isinstance(x, RMSToRMSTensor) and (fits or current_mode() != "bound" and is_of_its_shape):
         dims = x.elem_dims
+    elif isinstance(x, RMSToRMSTensor) and is_of_its_shape and not isinstance(x, RMSToRMSConvTensor):
+        dims, c = x.elem_dims, math.sqrt(min(x.shape[d] for d in x.elem_dims))
     elif isinstance(x, RMSToRMSTensor):
         entries, to_entries = as_kind(x, RMSTensor, x.elem_dims)
         (dims, c), kind = product_dims(entries, gain), RMSTensor
@@ -205,7 +223,7 @@ def scale_by(x: NormedTensor, gain: NormedTensor, name: str, gain_name: str | No
 
 @normed_op(torch.mul).register_norm
 def mul_gain(input: L1Tensor | L2Tensor | RMSToRMSTensor, other: LinfTensor) -> NormedTensor:
-    """a b with a gain b.  Value |a| |b|, attained, in a's kind; a matrix only if b scales whole rows or columns."""
+    """a b with a gain b.  Value |a| |b|, attained, in a's kind; sqrt(min(out, in)) |a| |b| of a matrix whose rows b does not scale (`scale_by`)."""
     return scale_by(input, other, "input", "other")
 
 

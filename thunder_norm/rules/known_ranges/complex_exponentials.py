@@ -17,12 +17,14 @@ import torch
 from thunder_norm.core.context import current_environment, current_mode, lift
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.known_ranges import range_of, range_of_constant
+from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import OfEntries, Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm, is_complex
 from thunder_norm.rules._facts import fact, unconditional, with_fact
-from thunder_norm.rules._shared import like, over_dims_of, scaled
+from thunder_norm.rules._shared import SAME_DIMS, is_moving, like, over_dims_of, refined, rms, scaled, times
+from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.entrywise.powers import reach
 from thunder_norm.rules.known_ranges.ranges import Known, Of, argument
 
@@ -100,6 +102,8 @@ def rsub_complex(input: RMSTensor, other: Any) -> RMSTensor:
 def _real_part(x: Any) -> Range | None:
     """The range of the real parts of a tensor's entries; a real tensor's own."""
     if isinstance(x, torch.Tensor) and is_complex(x):
+        if not isinstance(x, NormedTensor) and is_moving(x):  # made from parameters: what made it says more than it does itself
+            x = lift(x, LinfTensor, ())
         found = fact(x, RealPart)
         return None if found is None else found.range
     return range_of(x) if isinstance(x, NormedTensor | int | float) else None
@@ -124,12 +128,19 @@ def complex(real: RMSTensor, imag: RMSTensor) -> NormedTensor:
     return with_fact(unconditional(torch.complex, real, imag), RealPart(found))
 
 
-@normed_op(torch.add).register_norm(when=_is_known("input", "other"), takes_complex=True)
-def add(input: RMSTensor, other: RMSTensor, alpha: int | float = 1) -> NormedTensor:
-    """a + alpha b: as ever, and its real parts."""
-    a, b = _real_part(input), _real_part(other)
-    assert a is not None and b is not None, "the rule's condition has been checked"
-    return with_fact(unconditional(torch.add, input, other, alpha), RealPart(a.plus(b.scaled(float(alpha)))))
+def _sum(op: Callable, sign: float) -> None:
+    def rule(input: RMSTensor, other: RMSTensor, alpha: int | float = 1) -> NormedTensor:
+        a, b = _real_part(input), _real_part(other)
+        assert a is not None and b is not None, "the rule's condition has been checked"
+        return with_fact(unconditional(op, input, other, alpha), RealPart(a.plus(b.scaled(sign * float(alpha)))))
+
+    rule.__name__ = rule.__qualname__ = op.__name__
+    rule.__doc__ = f"a {'+' if sign > 0 else '-'} alpha b: as ever, and its real parts."
+    normed_op(op).register_norm(rule, when=_is_known("input", "other"), takes_complex=True)
+
+
+_sum(torch.add, 1.0)
+_sum(torch.sub, -1.0)
 
 
 def _is_scaled(args: Mapping[str, Any]) -> bool:
@@ -208,6 +219,67 @@ def exp(input: LinfTensor | RMSTensor) -> RMSTensor:
         return result
     low = math.exp(min(found.range.low, _LARGE)) if found.range.low > -math.inf else 0.0
     return with_fact(result, Modulus(Range(low, math.exp(high) if high < _LARGE else math.inf)))  # type: ignore[return-value]
+
+
+# -- quotients ------------------------------------------------------------------------------------------------------------
+
+
+def _away(x: Any) -> Range | None:
+    """Between which positive numbers the real parts of complex numbers are, or of their negatives; moduli are no less."""
+    is_given = isinstance(x, torch.Tensor) and is_complex(x) and not (isinstance(x, NormedTensor) and is_local(x))
+    found = _real_part(x) if is_given else None
+    return None if found is None else next((r for r in (found, found.negative()) if r.is_well_above(0.0)), None)
+
+
+def _is_over_complex(args: Mapping[str, Any]) -> bool:
+    return current_mode() == "bound" and args["rounding_mode"] is None and _away(args["other"]) is not None
+
+
+def _inverse_of(x: RMSTensor) -> torch.Tensor:
+    found = _away(x)
+    assert found is not None, "the rule's condition has been checked"
+    return 1 / found.least_of(x.norm_size)
+
+
+@normed_op(torch.div).register_norm(when=_is_over_complex, takes_complex=True, lift_dims=SAME_DIMS)
+def div_away(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
+    """a / z, for complex z whose real parts are of one sign and at least c > 0 in modulus.
+
+    Value:       |a| / c
+    Sensitivity: 1 / c to a;  k |a| / c^2 to z, k = sqrt(N) where both are RMS over the same dimensions, as in a product
+    Source:      |z| >= |Re z|; |d(1 / z)| = |dz| / |z|^2
+    Gap:         the norm of z counts by c alone, and imaginary parts not at all
+    """
+    inverse = _inverse_of(other)
+    dims, k = product_dims(input, other)
+    ca = refined(input, dims)
+    size = input.norm_size * inverse
+    return rms(times(size, ca), dims, sensitivity={"input": times(inverse, ca), "other": times(size * inverse, k)})
+
+
+@normed_op(torch.reciprocal).register_norm(
+    when=lambda args: _is_over_complex({"other": args["input"], "rounding_mode": None}), takes_complex=True
+)
+def reciprocal_away(input: RMSTensor) -> RMSTensor:
+    """1 / z, for complex z whose real parts are of one sign and at least c > 0 in modulus.
+
+    Value:       1 / c      (attained: real numbers)
+    Sensitivity: 1 / c^2    (attained there)
+    Source:      |z| >= |Re z|
+    Gap:         one entry is as small as c, and not all of them
+    """
+    inverse = _inverse_of(input)
+    return like(input, bounded(inverse, input.norm_size), sensitivity={"input": inverse.square()})
+
+
+@normed_op(torch.div).register_norm(when=_is_over_complex, takes_complex=True)
+def number_over_complex(input: int | float, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
+    """c / z for a number c: |c| times `reciprocal_away`.
+
+    Gap:         that of `reciprocal_away`
+    """
+    inverse, c = reciprocal_away(other), math.fabs(input)
+    return like(other, times(inverse.norm_size, c), sensitivity={"other": (inverse._sensitivity or {})["input"] * c})
 
 
 _of_real = normed_op(torch.abs).range_rule

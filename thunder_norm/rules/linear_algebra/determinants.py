@@ -1,6 +1,7 @@
 """Determinants, and typical sizes of their logarithms, as normalizing flows have them.
 
-In mode "bound" logarithms have no norm: a matrix may be singular.  Typically it is a multiple of an orthogonal one.
+In mode "bound" logarithms have no norm, unless what made a matrix keeps it away from singular ones (`symmetric_parts`).  Typically it is a
+multiple of an orthogonal one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import refuse, rms, times
+from thunder_norm.rules.linear_algebra.inverses import keeps_away, smallest_singular_value
 
 _TINY = 1e-30
 
@@ -51,6 +53,45 @@ def det(A: RMSToRMSTensor) -> RMSTensor:  # noqa: N803
     count = A.shape[-1]
     n = A.norm_size
     return rms(n.pow(count), (), sensitivity={"A": count * n.pow(max(count - 1, 0))})
+
+
+def _logdet_away(x: NormedTensor) -> RMSTensor:
+    """``N max(|log c|, |log n|)``, and N / c, for ``|x^T W x| >= c |x|^2`` of N rows.
+
+    Source:      all singular values are between c and n; d log |det W| = tr(W^-1 dW)
+    """
+    c, count = smallest_singular_value(x), float(x.shape[-1])
+    size = torch.maximum(c.log().abs(), x.norm_size.clamp(min=_TINY).log().abs())
+    return rms(times(size, count), (), sensitivity={"input": times(c.reciprocal(), count)})
+
+
+@normed_op(torch.linalg.slogdet).register_norm(when=keeps_away("A"))
+def linalg_slogdet_away(A: RMSToRMSTensor) -> tuple:  # noqa: N803
+    """The sign, which has no norm, and log |det A|, for ``|x^T A x| >= c |x|^2``.
+
+    Value:       ``N max(|log c|, |log n|)``      (attained: c I, or n I)
+    Sensitivity: N / c                            (attained: c I, along I)
+    Gap:         where A is c I what made it need not be able to move it
+    """
+    return None, _renamed(_logdet_away(A))
+
+
+@normed_op(torch.slogdet).register_norm(when=keeps_away("input"))
+def slogdet_away(input: RMSToRMSTensor) -> tuple:
+    """The sign, which has no norm, and log |det W|, for ``|x^T W x| >= c |x|^2``: `linalg_slogdet_away`.
+
+    Gap:         that of `linalg_slogdet_away`
+    """
+    return None, _logdet_away(input)
+
+
+@normed_op(torch.logdet).register_norm(when=keeps_away("input"))
+def logdet_away(input: RMSToRMSTensor) -> RMSTensor:
+    """log det W, for ``|x^T W x| >= c |x|^2``: `linalg_slogdet_away`.
+
+    Gap:         that of `linalg_slogdet_away`
+    """
+    return _logdet_away(input)
 
 
 @normed_op(torch.linalg.slogdet).register_norm(when=lambda args: _is_typical({"input": args["A"]}))

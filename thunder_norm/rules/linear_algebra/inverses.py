@@ -1,20 +1,29 @@
 """Typical sizes of inverses of matrices, and of what solves systems: triangular ones that divide by their diagonals, and any others.
 
-In mode "bound" they have no norm: a matrix may be singular.  Typically it is a multiple n Q of an orthogonal one, as in `determinants`, and its
-inverse ``Q^T / n``.  At the data their derivative says how they move (`thunder_norm.core.by_data`).
+In mode "bound" a matrix may be singular, unless what made it says that ``|x^T A x| >= c |x|^2`` (`symmetric_parts`): then no singular
+value is less than c.  Typically it is a multiple n Q of an orthogonal one, as in `determinants`, and its inverse ``Q^T / n``.  At the data their
+derivative says how they move (`thunder_norm.core.by_data`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
+from thunder_norm.core.known_ranges import known_range
+from thunder_norm.core.local import is_local
+from thunder_norm.core.ranges import OfEntries, Range
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import like, refuse
+from thunder_norm.rules._facts import Alternatives, fact
+from thunder_norm.rules._shared import as_kind, like, refuse, rms
 
 _TINY = 1e-30
 
@@ -25,6 +34,129 @@ def _is_typical(args: dict[str, Any]) -> bool:
 
 def _divides(args: dict[str, Any]) -> bool:
     return _is_typical(args) and not args["unitriangular"]
+
+
+# -- away from singular ones ----------------------------------------------------------------------------------------------
+
+
+def rayleigh_away_from_0(a: Any) -> Range | None:
+    """Between which positive numbers ``x^T A x / |x|^2`` is, or that of -A."""
+    found = None if not isinstance(a, torch.Tensor) or isinstance(a, NormedTensor) and is_local(a) else known_range(a).rayleigh
+    return None if found is None else next((r for r in (found, found.negative()) if r.is_well_above(0.0)), None)
+
+
+def keeps_away(name: str, is_symmetric: bool = False) -> Callable[[dict[str, Any]], bool]:
+    """Whether a bound for all inputs is asked for, and a matrix is known to be away from singular ones; positive definite if `is_symmetric`."""
+
+    def condition(args: dict[str, Any]) -> bool:
+        a = args[name]
+        if current_mode() != "bound" or not isinstance(a, torch.Tensor) or rayleigh_away_from_0(a) is None:
+            return False
+        found = known_range(a)
+        return not is_symmetric or found.is_symmetric and found.rayleigh is not None and found.rayleigh.is_well_above(0.0)
+
+    return condition
+
+
+def smallest_singular_value(a: NormedTensor) -> torch.Tensor:
+    """What none of the singular values of a matrix is less than, which is known to be away from singular ones."""
+    found = rayleigh_away_from_0(a)
+    assert found is not None, "the rule's condition has been checked"
+    return found.least_of(a.norm_size)
+
+
+@normed_op(torch.linalg.solve).register_norm(when=keeps_away("A"))
+def solve_operator(A: RMSToRMSTensor, B: RMSToRMSTensor, *, left: bool = True) -> RMSToRMSTensor:  # noqa: N803
+    """X with ``A X = B``, or ``X A = B``, for ``|x^T A x| >= c |x|^2`` and an operator B.
+
+    Value:       |B| / c                          (attained: A = c I)
+    Sensitivity: 1 / c to B, |B| / c^2 to A       (attained there)
+    Source:      ``c |x|^2 <= |x| |A x|``; ``dX = A^-1 (dB - dA X)``
+    Gap:         where A is c I what made it need not be able to move it
+    """
+    c = smallest_singular_value(A)
+    size = B.norm_size / c
+    return RMSToRMSTensor(size, elem_dims=B.elem_dims, sensitivity={"A": size / c, "B": 1 / c})
+
+
+@normed_op(torch.linalg.solve).register_norm(when=keeps_away("A"))
+def solve_away(A: RMSToRMSTensor, B: RMSTensor, *, left: bool = True) -> RMSTensor:  # noqa: N803
+    """The same for a B of which an RMS norm is known: over its columns, or its rows for ``X A = B``.
+
+    Value:       |B| / c                          (attained: A = c I)
+    Sensitivity: 1 / c to B, |B| / c^2 to A       (attained there)
+    Source:      `solve_operator`
+    Gap:         that of `solve_operator`
+    """
+    c = smallest_singular_value(A)
+    is_vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
+    along = -1 if is_vector or not left else -2
+    b, k = as_kind(B, RMSTensor, tuple(sorted({*B.elem_dims, along})))
+    size = b.norm_size / c
+    return rms(size, b.elem_dims, sensitivity={"A": size / c, "B": k / c})
+
+
+@normed_op(torch.inverse).register_norm(when=keeps_away("input"))
+@normed_op(torch.linalg.inv).register_norm(when=keeps_away("input"))
+@normed_op(torch.linalg.pinv).register_norm(when=keeps_away("input"))
+def inverse_away(input: RMSToRMSTensor) -> RMSToRMSTensor:
+    """The inverse, for ``|x^T A x| >= c |x|^2``.
+
+    Value:       1 / c        (attained: A = c I)
+    Sensitivity: 1 / c^2      (attained there)
+    Source:      ``c |x|^2 <= |x| |A x|``; ``d A^-1 = -A^-1 dA A^-1``
+    Gap:         that of `solve_operator`
+    """
+    inverse = 1 / smallest_singular_value(input)
+    return RMSToRMSTensor(inverse, elem_dims=input.elem_dims[::-1], sensitivity={"input": inverse.square()})
+
+
+@dataclass(frozen=True, eq=False)
+class Factor(OfEntries):
+    """A fact: it is the Cholesky factor of a matrix with no smaller eigenvalue."""
+
+    smallest_eigenvalue: torch.Tensor
+
+
+@normed_op(torch.linalg.cholesky).register_norm(when=keeps_away("input", is_symmetric=True))
+def cholesky_away(input: RMSToRMSTensor, *, upper: bool = False) -> RMSToRMSTensor:
+    """L with ``A = L L^T``, for symmetric A with ``x^T A x >= c |x|^2``.
+
+    Value:       sqrt(n)                        (attained: A = n I)
+    Sensitivity: sqrt(n N / 2) / c, of N rows
+    Source:      ``dL = L Phi(L^-1 dA L^-T)``, Phi the triangle with half the diagonal: its Frobenius norm is at most ``1 / sqrt(2)`` times that of a
+                 symmetric matrix, which is at most sqrt(N) times its operator norm; |L|^2 = n, |L^-1|^2 = 1 / c
+    Gap:         L is large and its inverse as well, and the factor of Phi grows as log N alone
+    """
+    c, root = smallest_singular_value(input), input.norm_size.sqrt()
+    lipschitz = root / c * math.sqrt(input.shape[-1] / 2)
+    result = RMSToRMSTensor(root, elem_dims=input.elem_dims, sensitivity={"input": lipschitz})
+    result._facts = Alternatives((Factor(c),))
+    return result
+
+
+def _is_of_factor(args: dict[str, Any]) -> bool:
+    return current_mode() == "bound" and fact(args["L"], Factor) is not None and not is_local(args["L"])
+
+
+@normed_op(torch.cholesky_solve).register_norm(when=_is_of_factor)
+def cholesky_solve_away(B: RMSTensor, L: RMSToRMSTensor, upper: bool = False) -> RMSTensor:  # noqa: N803
+    """X with ``L L^T X = B``, where no eigenvalue of ``L L^T`` is less than c.
+
+    Value:       |B| / c                                 (attained: L = sqrt(c) I)
+    Sensitivity: 1 / c to B, 2 |L| |B| / c^2 to L        (attained there)
+    Source:      ``dX = -A^-1 (dL L^T + L dL^T) X``
+    Gap:         that of `solve_operator`
+    """
+    known = fact(L, Factor)
+    assert known is not None, "the rule's condition has been checked"
+    c = known.smallest_eigenvalue
+    b, k = as_kind(B, RMSTensor, tuple(sorted({*B.elem_dims, -2})))
+    size = b.norm_size / c
+    return rms(size, b.elem_dims, sensitivity={"B": k / c, "L": 2 * L.norm_size * size / c})
+
+
+# -- typical sizes --------------------------------------------------------------------------------------------------------
 
 
 def _solution(a: RMSToRMSTensor, b: RMSTensor) -> RMSTensor:

@@ -28,19 +28,19 @@ _TINY = 1e-30  # what is typically 0 has a large inverse, and no infinite one
 Condition = Callable[[dict[str, Any]], bool]
 
 
-def _has_size(name: str) -> Condition:
+def _has_size(name: str, takes_complex: bool = False) -> Condition:
     """Whether sizes are typical ones, and an argument has one."""
 
     def has_size(args: dict[str, Any]) -> bool:
         x = args[name]
         is_typical = current_mode() != "bound" and current_sensitivity() == "global"
-        return is_typical and (isinstance(x, NormedTensor) or is_moving(x)) and not is_complex(x)
+        return is_typical and (isinstance(x, NormedTensor) or is_moving(x)) and (takes_complex or not is_complex(x))
 
     return has_size
 
 
 def _divides(args: dict[str, Any]) -> bool:
-    return args["rounding_mode"] is None and _has_size("other")(args)
+    return args["rounding_mode"] is None and _has_size("other", takes_complex=True)(args)
 
 
 def _size(x: RMSTensor) -> torch.Tensor:
@@ -52,7 +52,9 @@ def _as_gain(t: torch.Tensor, args: dict[str, Any]) -> type[NormedTensor]:
     return LinfTensor
 
 
-@normed_op(torch.div).register_norm(when=_divides, lift_dims={"input": SAME_DIMS["input"]}, lift_kinds={"other": _as_gain})
+@normed_op(torch.div).register_norm(
+    when=_divides, lift_dims={"input": SAME_DIMS["input"]}, lift_kinds={"other": _as_gain}, takes_complex=True
+)
 def div(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
     """a / b.
 
@@ -66,7 +68,7 @@ def div(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None)
     return rms(size, dims, sensitivity={"input": times(inverse, ca), "other": size * inverse})
 
 
-@normed_op(torch.div).register_norm(when=_divides)
+@normed_op(torch.div).register_norm(when=_divides, takes_complex=True)
 def number_over(input: Number, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
     """c / b.  Typical: |c| / |b|, and |c| / |b|^2.
 
@@ -100,7 +102,8 @@ def _power(op: Callable, exponent: float, doc: str) -> None:
 
     rule.__name__ = rule.__qualname__ = op.__name__
     rule.__doc__ = f'{doc}\n\nUntried:     in mode "bound" it does not apply'
-    normed_op(op).register_norm(rule, when=_has_size("input"))
+    is_inverse = op is torch.reciprocal
+    normed_op(op).register_norm(rule, when=_has_size("input", takes_complex=is_inverse), takes_complex=is_inverse)
 
 
 _power(torch.sqrt, 0.5, "The root of x.  Typical: sqrt(n), and 1 / (2 sqrt(n)).")

@@ -145,13 +145,13 @@ def _together(a: Form, b: Form) -> Form | None:
         return None
     if a.dims is not None and b.dims is not None and a.dims != b.dims:
         return None
-    if a.axes != b.axes and not (_is_beside(a.axes, a.x) and _is_beside(b.axes, b.x)):
+    if a.axes != b.axes and not (is_beside(a.axes, a.x) and is_beside(b.axes, b.x)):
         return None
     whole = b if a.is_of_groups and (not b.is_of_groups or len(b.axes) > len(a.axes)) else a
     return replace(whole, dims=a.dims if b.dims is None else b.dims)
 
 
-def _is_beside(axes: Axes, x: Source) -> bool:
+def is_beside(axes: Axes, x: Source) -> bool:
     """Whether broadcasting against x puts each group's number beside its entries."""
     is_aligned = all(own in (None, at) for at, own in zip(range(-len(axes), 0), axes, strict=True))
     return is_aligned and len(axes) <= x.backing.ndim
@@ -254,7 +254,7 @@ def quotient(numerator: Form, inverse: Inverse) -> Normalized | None:
     Divided by the length of x minus its mean, x itself has no bound: only the mean's own difference is proportional to it.
     """
     root = inverse.root
-    if not numerator.x.is_same(root.x) or numerator.dims not in (None, root.dims) or not _is_beside(root.axes, root.x):
+    if not numerator.x.is_same(root.x) or numerator.dims not in (None, root.dims) or not is_beside(root.axes, root.x):
         return None
     c = numerator.of_entry(1)
     if c == 0 or numerator.is_of_groups:

@@ -145,7 +145,10 @@ def number_add(input: Number, other: Known, alpha: Number = 1) -> Derived:
 
 @derives(torch.sub)
 def sub_number(input: Known, other: Number, alpha: Number = 1) -> Derived:
-    """f - c: as every sum, and what it is of x."""
+    """f - c: as every sum, and what it is of x.
+
+    Gap:         as the last step of a program of two tensors (a density) it has the bound of the whole
+    """
     return _shifted(input, -float(other * alpha), 1.0)
 
 
