@@ -72,6 +72,8 @@ FUNCTIONS = {
     "rms_norm, eps": lambda x: F.rms_norm(x, (5,), None, 0.3),
     "normalize": lambda x: F.normalize(x, dim=-1),
     "written out": lambda x: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, correction=0) + 1e-5),
+    "written out, a negative multiple": lambda x: W * (x * (-3.0 * torch.rsqrt(x.pow(2).mean((-2, -1), keepdim=True) + 0.2))),
+    "written out, beside itself": lambda x: x + (x @ torch.diag(W)).square().mean(-1, keepdim=True).rsqrt() * (x @ torch.diag(W)),
     "softmax, mixed": lambda x: x.softmax(-1) @ torch.vander(W),
     "softmax": lambda x: x.softmax(-1),
     "softmax, large": lambda x: (4 * x).softmax(-2),
@@ -125,6 +127,7 @@ def test_no_point_nearby_is_steeper(name, radius):
 EXACT = (
     "layer_norm",
     "rms_norm",
+    "written out",
     "group_norm",
     "instance_norm",
     "softmax, mixed",
