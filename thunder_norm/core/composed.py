@@ -24,7 +24,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.context import COMPOSED, current_mode, current_sensitivity
-from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap, Scaled, sum_of
+from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap, identity, sum_of
 from thunder_norm.core.joint import smallest
 from thunder_norm.core.kept import Bend, Step, Sum
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
@@ -39,6 +39,8 @@ from thunder_norm.trees import flat_tensors
 LARGEST, LARGEST_TOGETHER = 1024, 2048
 # Slopes and movements beyond it are of no use to anyone, and products of a few are no numbers.
 _HUGE = 1e100
+# Ellipsoids that are so many times as long as what a norm rule says are given up for a ball; otherwise what is kept together counts more.
+_FAR = 1.5
 # Steps that one search goes back, and roots a tensor's movement is made of.
 _LONGEST, _MOST_ROOTS = 64, 4
 
@@ -145,12 +147,6 @@ def _steps(base: Vertex, passed: Sequence[Vertex]) -> list[Step]:
     return steps
 
 
-@functools.lru_cache(maxsize=64)
-def identity(size: int) -> LinearMap:
-    """The map that changes nothing."""
-    return Scaled(torch.ones(1, dtype=torch.float64), size)
-
-
 @dataclass(frozen=True, eq=False)
 class Spread:
     """How a tensor moves: its features are the last dimensions, `ndim` of them, each part due to another root; norm rules may say less."""
@@ -185,11 +181,13 @@ class Made:
         ndim: how many.
         terms: the terms.
         besides: what each row moves by beside them: in an ellipsoid, times a number.
+        of: arguments that are functions of the terms' tensors, and move the result as these say.
     """
 
     ndim: int
     terms: tuple[Term, ...]
     besides: tuple[tuple[Ellipsoid, torch.Tensor], ...] = ()
+    of: tuple[NormedTensor, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +289,7 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
         made = rule(call)
     if made is None:
         return
-    known = {id(t.x) for m in made if m is not None for t in m.terms}
+    known = {id(x) for m in made if m is not None for x in (*(t.x for t in m.terms), *m.of)}
     # a matrix that moves with the inputs is another one for others: of parameters alone a rule says the rest
     left = rest.of(call.given, known) if known >= {id(x) for x in call.moving} else None
     if left is None:
@@ -316,7 +314,7 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
         return
     by_rule = y.perturbation_size
     if is_limited := by_rule is not None and _may_be_less(y, made) and is_more(moved, by_rule):
-        if made.besides and isinstance(y, RMSTensor | L2Tensor):
+        if made.besides and isinstance(y, RMSTensor | L2Tensor) and moved.item() > _FAR * by_rule.item():
             return  # the norm rule has one constant for all points, which is less this far from the data
         moved = by_rule  # of products, say; what is made of this may still move less by what is known of entries
     y.perturbation_size = moved

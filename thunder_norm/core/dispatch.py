@@ -34,6 +34,7 @@ from thunder_norm.core.registry import NormedOp, NormRule, find_op, key_of
 from thunder_norm.core.results import attach, handing_on, normed_in, track_aliases
 from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import NormedTensor, describe_call, has_norm
+from thunder_norm.core.whole import is_followed, moves_as_one, whole
 from thunder_norm.core.within import keep_near, stay_away
 from thunder_norm.errors import (
     JumpError,
@@ -287,6 +288,8 @@ def apply_rule(
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
                 x._range = None if found is None else found.rounded(x.dtype)
+    if is_told and is_within():
+        _follow_whole(op, func, args, kwargs, real, normed_in(out))
     if is_within() and not is_from_data():
         _follow_away(op, func, args, kwargs, real, normed_in(out))
     with perturbations_recorded():
@@ -318,6 +321,22 @@ def _follow_away(op: NormedOp, func: Callable, args: tuple, kwargs: dict, made: 
         if not moves(y) or not moves(other) or conversions.factor(other, type(y), y.elem_dims) is None:
             continue
         stay_away(y, conversions.convert(other, type(y), y.elem_dims))
+
+
+def _follow_whole(op: NormedOp, func: Callable, args: tuple, kwargs: dict, made: Any, results: Sequence[NormedTensor]) -> None:
+    """Let results be known as one row, as well, where arguments of several are: by the rule for these."""
+    given = [x for x in flat_tensors((args, kwargs)) if isinstance(x, NormedTensor)]
+    if not all(map(is_followed, results)) or all(whole(x) is x for x in given):
+        return
+    args, kwargs = map_tensors(lambda x: whole(x) if isinstance(x, NormedTensor) else x, (args, kwargs))
+    try:
+        rule = op.find(args, kwargs)
+        found = [] if rule is None else normed_in(apply_rule(op, *rule, func, args, kwargs, made))
+    except NormMismatchError:  # no rule for these: they move as their rows do
+        return
+    if len(found) == len(results):
+        for y, other in zip(results, found, strict=True):
+            moves_as_one(y, other)
 
 
 def _sizes(bound: inspect.BoundArguments) -> Iterator[tuple[str, torch.Tensor]]:

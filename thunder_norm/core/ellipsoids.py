@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -78,10 +78,14 @@ class Ellipsoid:
 
     def part(self, groups: torch.Tensor) -> torch.Tensor:
         """The length of the longest part of one of its vectors, the entries of each part given by their numbers [parts, size]."""
+        return self.parts(groups).amax()
+
+    def parts(self, groups: torch.Tensor) -> torch.Tensor:
+        """The same of each part, [parts]."""
         if self.scale == 0:
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros(len(groups), dtype=torch.float64)
         blocks = self.cov[groups[:, :, None], groups[:, None, :]]
-        largest = torch.linalg.eigvalsh(blocks)[:, -1].amax()
+        largest = torch.linalg.eigvalsh(blocks)[:, -1]
         return self.scale * (largest * (1 + 64 * len(self.cov) * EPSILON)).sqrt()
 
     def times(self, factor: float) -> Ellipsoid:
@@ -193,6 +197,12 @@ class Scaled(LinearMap):
     def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
         """``|C| sizes``."""
         return self._factors.detach().abs() * sizes.detach()
+
+
+@lru_cache(maxsize=64)
+def identity(size: int) -> LinearMap:
+    """The map that changes nothing."""
+    return Scaled(torch.ones(1, dtype=torch.float64), size)
 
 
 class Picked(LinearMap):

@@ -65,6 +65,7 @@ class NormedTensor(torch.Tensor):
     _at_data: tuple[Any, NormedTensor | None] | None
     _spread: Any
     _away: NormedTensor | None
+    _whole: NormedTensor | None
 
     norm_formula: ClassVar[str] = ""
     _undifferentiated: ClassVar[str] = "backing"  # derivatives have norms of their own, which those of norms are not
@@ -137,6 +138,7 @@ class NormedTensor(torch.Tensor):
         self._at_data = None  # it with the norm of its entries (None: itself), and what that was found from
         self._spread = None  # in which ellipsoids it moves, inside `norm_sensitivity("composed")`
         self._away = None  # it as it moves away from the data alone, inside `norm_sensitivity("within")`
+        self._whole = None  # it as one row, there
         return self
 
     @classmethod
@@ -237,7 +239,7 @@ class NormedTensor(torch.Tensor):
         self.backing, self.elem_dims = result.backing, result.elem_dims
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
         self._facts, self._range, self._spread = result._facts, result._range, result._spread
-        self._least, self._sums, self._away = result._least, result._sums, result._away
+        self._least, self._sums, self._away, self._whole = result._least, result._sums, result._away, result._whole
         return self
 
     def requires_grad_(self, requires_grad: bool = True):

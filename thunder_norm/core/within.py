@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -52,6 +53,27 @@ def moved(spread: Spread, groups: torch.Tensor | None = None) -> torch.Tensor:
     """How far a row moves, Euclidean, or that group of its features, given by their numbers [groups, size], which moves furthest."""
     lengths = ((v.ellipsoid.length if groups is None else v.ellipsoid.part(groups), v.root.size) for v in spread.parts)
     return functools.reduce(torch.add, (length.to(size.device) * size for length, size in lengths))
+
+
+def distances_of_groups(x: NormedTensor, dims: Sequence[int]) -> torch.Tensor | None:
+    """How far each group of entries along `dims`, negative, may be from the data, Euclidean, inside "within": what is known by ellipsoids.
+
+    Of a shape that broadcasts to that of x without `dims`; None where nothing is known, or a group is more than a row.
+    """
+    if not is_within() or x.perturbation_size is None or x.backing.is_meta or (spread := spread_of(x)) is None:
+        return None
+    spread = away_from_data(x, spread)
+    if any(d < -spread.ndim for d in dims):
+        return None
+    row = x.shape[x.ndim - spread.ndim :]
+    numbers = torch.arange(math.prod(row)).reshape(row).movedim(tuple(dims), tuple(range(-len(dims), 0)))
+    groups = numbers.reshape(-1, math.prod(x.shape[d] for d in dims))
+    found = torch.zeros(len(groups), dtype=torch.float64)
+    for v in spread.parts:
+        found = found + v.ellipsoid.parts(groups).detach() * values(v.root.size.detach())
+    largest = values(x.backing.detach()).abs().amax()
+    slack = 1000 * torch.finfo(x.backing.dtype).eps * largest * math.sqrt(groups.shape[1])
+    return (found * (1 + 1e-9) + slack).reshape(numbers.shape[: spread.ndim - len(dims)])
 
 
 def keep_near(y: NormedTensor) -> None:

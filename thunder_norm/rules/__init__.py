@@ -2,7 +2,7 @@
 
 The files with an underscore hold what families share. A package imports from those before it: `entrywise` and `reducing`, `layout`,
 `linear_algebra`, `layers`, `written_out` (what a program spells in many operations), `known_ranges`, `weighted`, `quotients`,
-`loss_functions`; `movement` is for ellipsoids of perturbations, and knows `layers` alone.
+`loss_functions`; `movement` is for ellipsoids of perturbations, and knows `layers` and `written_out`.
 
 Within one operation the rule registered first is tried first, hence the fixed order.
 """
@@ -59,7 +59,14 @@ from thunder_norm.rules.linear_algebra import fourier
 from thunder_norm.rules.layout import complex_numbers  # after the rules it extends
 from thunder_norm.rules.known_ranges import complex_exponentials
 from thunder_norm.rules.written_out import products  # after all that know more of a product
-from thunder_norm.rules.movement import movements, movements_nearby, movements_of_attention, movements_of_normalizations, slopes
+from thunder_norm.rules.movement import (
+    movements,
+    movements_nearby,
+    movements_of_attention,
+    movements_of_normalizations,
+    movements_of_quotients,
+    slopes,
+)
 
 __all__ = [
     "attention",
@@ -105,6 +112,7 @@ __all__ = [
     "movements_nearby",
     "movements_of_attention",
     "movements_of_normalizations",
+    "movements_of_quotients",
     "normalization",
     "order_statistics",
     "over_larger",

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import torch
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_sensitivity
+from thunder_norm.core.composed import Spread, spread_of
+from thunder_norm.core.context import COMPOSED, current_sensitivity
 from thunder_norm.core.conversions import factor
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_within
@@ -39,15 +40,21 @@ class Source:
     elem_dims: ed.Dims
     least: float = 0.0
     facts: Alternatives = field(default_factory=lambda: NOTHING)
+    spread: Spread | None = None
+    away: NormedTensor | None = None
 
     @staticmethod
     def of(x: NormedTensor) -> Source:
         """The tensor as it is now."""
-        return Source(type(x), x.backing, x.norm_size, x.perturbation_size, x.elem_dims, x._least, every_fact(x))
+        spread = spread_of(x) if current_sensitivity() in COMPOSED and x.perturbation_size is not None else None
+        as_now = x.norm_size, x.perturbation_size, x.elem_dims, x._least
+        return Source(type(x), x.backing, *as_now, every_fact(x), spread, x._away)
 
     def moving(self) -> Any:
-        """It again, without facts, and how far it moves."""
-        return self.kind._wrap(self.backing, self.norm_size, self.perturbation_size, self.elem_dims)
+        """It again, without facts, and how it moves."""
+        out = self.kind._wrap(self.backing, self.norm_size, self.perturbation_size, self.elem_dims)
+        out._spread, out._away = self.spread, self.away
+        return out
 
     def is_same(self, other: Source) -> bool:
         """Whether both are the same values with the same claims."""
@@ -68,6 +75,8 @@ class Source:
         moved = None if self.perturbation_size is None or not is_within() else times(self.perturbation_size.detach(), abs(scale))
         out = self.kind._wrap(backing, times(self.norm_size, abs(scale)), moved, self.elem_dims)
         out._least = self.least * abs(scale)
+        if scale == 1 and is_within():
+            out._spread, out._away = self.spread, self.away
         return out
 
 

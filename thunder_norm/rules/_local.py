@@ -13,6 +13,7 @@ import torch
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
+from thunder_norm.core.within import distances_of_groups
 from thunder_norm.rules._shared import refined
 
 
@@ -30,7 +31,8 @@ def data(x: NormedTensor) -> torch.Tensor:
 def smallest_mean_square(x: NormedTensor, dims: ed.Dims, is_centred: bool, groups: int, distance: float) -> torch.Tensor:
     """Smallest ``mean x^2`` of a group, x minus its mean if `is_centred`: there a normalization's Jacobian is largest.
 
-    `distance` is how far x may be from the data, in its norm, an RMS: a group's is then less by that in the group.
+    `distance` is how far x may be from the data, in its norm, an RMS: a group's is then less by that in the group, or by what is known of the
+    group's own entries.
 
     The Jacobian is ``(P - x x^T / (N (r^2 + eps))) / sqrt(r^2 + eps)`` with a projection P, of norm ``1 / sqrt(r^2 + eps)`` if there is a
     direction orthogonal to x.
@@ -42,10 +44,14 @@ def smallest_mean_square(x: NormedTensor, dims: ed.Dims, is_centred: bool, group
         over = (t.ndim - 1,)
     if is_centred:
         t = t - t.mean(over, keepdim=True)
-    found = t.square().mean(over).amin().to(NORM_DTYPE)
+    found = t.square().mean(over).to(NORM_DTYPE)
     if not distance:
-        return found
-    return (found.sqrt() - distance * refined(x, dims) * math.sqrt(groups)).clamp(min=0).square()
+        return found.amin()
+    moved = found.new_tensor(distance * refined(x, dims) * math.sqrt(groups))
+    of_groups = distances_of_groups(x, dims) if groups == 1 else None
+    if of_groups is not None:
+        moved = torch.minimum(moved, of_groups.to(moved.device) / math.sqrt(ed.numel(x.shape, dims)))
+    return (found.sqrt() - moved).clamp(min=0).amin().square()
 
 
 def softmax(x: NormedTensor, dim: int, of_negative: bool, distance: float) -> tuple[torch.Tensor, torch.Tensor]:

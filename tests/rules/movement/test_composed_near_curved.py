@@ -72,6 +72,8 @@ FUNCTIONS = {
     "rms_norm, eps": lambda x: F.rms_norm(x, (5,), None, 0.3),
     "normalize": lambda x: F.normalize(x, dim=-1),
     "written out": lambda x: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, correction=0) + 1e-5),
+    "written out, a negative multiple": lambda x: W * (x * (-3.0 * torch.rsqrt(x.pow(2).mean((-2, -1), keepdim=True) + 0.2))),
+    "written out, beside itself": lambda x: x + (x @ torch.diag(W)).square().mean(-1, keepdim=True).rsqrt() * (x @ torch.diag(W)),
     "softmax, mixed": lambda x: x.softmax(-1) @ torch.vander(W),
     "softmax": lambda x: x.softmax(-1),
     "softmax, large": lambda x: (4 * x).softmax(-2),
@@ -125,6 +127,7 @@ def test_no_point_nearby_is_steeper(name, radius):
 EXACT = (
     "layer_norm",
     "rms_norm",
+    "written out",
     "group_norm",
     "instance_norm",
     "softmax, mixed",
@@ -153,6 +156,36 @@ def test_at_radius_0_it_is_the_norm_of_the_jacobian(name):
     exact = torch.linalg.matrix_norm(jacobian, 2) if z.elem_dims else jacobian.norm(dim=1).max()
     length = math.sqrt(z.numel() if z.elem_dims else 1)
     assert sensitivities(z, given).item() * length / math.sqrt(given.numel()) == pytest.approx(exact.item(), rel=1e-6)
+
+
+def row_by_row(jacobian):
+    """Of a Jacobian [rows, n, rows, m]: the longest that a row of the result moves by all entries together, and by rows of at most unit length."""
+    _, sizes, directions = torch.linalg.svd(jacobian.flatten(2), full_matrices=False)
+    furthest = directions[:, 0].unflatten(-1, jacobian.shape[2:]).norm(dim=-1).amax(-1)
+    return sizes[:, 0].max().item(), (sizes[:, 0] / furthest).max().item()
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.03])
+@pytest.mark.parametrize(
+    "name", ["attention", "attention, causal", "attention to itself", "layer_norm of all", "scores", "written out, beside itself"]
+)
+def test_of_rows_that_are_mixed_all_is_known_together(name, radius):
+    """At the data a ball of all rows is what is looser than rows of unit length: by the root of their number at most."""
+    torch.manual_seed(seeded(7))
+    x = torch.randn(1, 3, 5, dtype=torch.float64)
+    given = with_perturbation(RMSTensor._wrap(x.clone(), RMSTensor.of(x).norm_size + radius, None, (-1,)), radius)
+    with norm_sensitivity("within"):
+        y = FUNCTIONS[name](given)
+    moved = torch.randn(60, 3, 5, dtype=torch.float64)
+    moved = moved / moved.norm(dim=-1, keepdim=True) * radius * math.sqrt(5)
+    jacobians = torch.func.vmap(torch.func.jacrev(lambda v: FUNCTIONS[name](v[None])[0]))(x[0] + moved)
+    if set(y.elem_dims) >= {-2, -1}:
+        jacobians = jacobians.flatten(1, 2)[:, None]
+    bound = sensitivities(y, given).item() * math.sqrt(math.prod(y.shape[d] for d in y.elem_dims) / 5)
+    found = [row_by_row(j) for j in jacobians]
+    assert max(by_rows for _, by_rows in found) <= bound * (1 + 1e-9)
+    if not radius:
+        assert bound <= max(length for length, _ in found) * math.sqrt(3) * (1 + 1e-6)
 
 
 class Transformer(nn.Module):

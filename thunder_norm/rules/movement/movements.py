@@ -352,7 +352,6 @@ def _multiplied(call: Call, x: Any, factor: Any) -> Found:
     return [Made(spread.ndim, (Term(x, Scaled(low, size) if is_one else (low, high)),))]
 
 
-@normed_op(torch.mul).register_movement
 def mul(call: Call) -> Found:
     """x c."""
     a, b = call.given.get("input"), call.given.get("other")
@@ -385,7 +384,6 @@ def _between(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tenso
     return (low, high) if low.isfinite().all() and high.isfinite().all() else None
 
 
-@normed_op(torch.div).register_movement
 def div(call: Call) -> Found:
     """x / c."""
     a, b = call.given.get("input"), call.given.get("other")

@@ -260,7 +260,7 @@ def _above(cov: torch.Tensor) -> torch.Tensor:
     return cov + 1e-11 * cov.diagonal().amax().clamp(min=0) * torch.eye(len(cov), dtype=cov.dtype)
 
 
-def _normalized(
+def normalized(
     call: Call, x: Any, numbers: Callable[[NormedTensor], torch.Tensor], eps: float, gain: Any, is_centred: bool, f: Function
 ) -> Found:
     """``f(x)``, groups of n entries that get the length ``n^(1/2)``, each entry times its gain, which broadcasts to x."""
@@ -299,7 +299,7 @@ def layer_norm(call: Call) -> Found:
     eps = call.given.get("eps", 1e-5)
     if bias is not None and not is_fixed(bias):
         return None
-    return _normalized(
+    return normalized(
         call, x, _last(shape), eps, weight, True, lambda plain: F.layer_norm(plain(x), shape, plain(weight), plain(bias), eps)
     )
 
@@ -309,7 +309,7 @@ def rms_norm(call: Call) -> Found:
     """The same about 0."""
     x, shape, weight, eps = call.given["input"], call.given["normalized_shape"], call.given.get("weight"), call.given.get("eps")
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _normalized(call, x, _last(shape), eps, weight, False, lambda plain: F.rms_norm(plain(x), shape, plain(weight), eps))
+    return normalized(call, x, _last(shape), eps, weight, False, lambda plain: F.rms_norm(plain(x), shape, plain(weight), eps))
 
 
 def _by_channel(t: Any, x: NormedTensor) -> Any:
@@ -328,7 +328,7 @@ def group_norm(call: Call) -> Found:
         return F.group_norm(plain(x), groups, plain(weight), plain(bias), eps)
 
     numbers = lambda x: torch.arange(x.numel()).reshape(groups, -1)  # noqa: E731
-    return _normalized(call, x, numbers, eps, _by_channel(weight, x), True, run)
+    return normalized(call, x, numbers, eps, _by_channel(weight, x), True, run)
 
 
 @normed_op(F.instance_norm).register_movement
@@ -343,7 +343,7 @@ def instance_norm(call: Call) -> Found:
         return F.instance_norm(plain(x), None, None, plain(weight), plain(bias), True, 0.0, eps)
 
     numbers = lambda x: torch.arange(x.numel()).reshape(x.shape[1], -1)  # noqa: E731
-    return _normalized(call, x, numbers, eps, _by_channel(weight, x), True, run)
+    return normalized(call, x, numbers, eps, _by_channel(weight, x), True, run)
 
 
 @normed_op(F.normalize).register_movement

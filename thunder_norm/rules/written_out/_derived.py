@@ -184,7 +184,7 @@ def _normalized(found: Normalized, inputs: Sequence[str]) -> NormedTensor:
     x = root.x.tensor()
     x.perturbation_size = root.x.perturbation_size
     result = normalized(x, root.dims, root.divisor, root.is_centred)
-    c = found.factor
+    c = abs(found.factor) * root.slack
     scaled = type(result)._wrap(None, times(result.norm_size, c), None, result.elem_dims)  # type: ignore[arg-type]
     return moves_with(root.x, scaled, times((result._sensitivity or {})["input"], c), *inputs)
 

@@ -242,7 +242,7 @@ def reaxed(axes: Axes, old: Sequence[int], new: Sequence[int]) -> Axes | None:
 
 @dataclass(frozen=True, eq=False)
 class Normalized:
-    """``factor * x / divisor(mean x^2)`` over the groups of `root`, of x or of x minus its mean."""
+    """``factor * x / divisor(mean x^2)`` over the groups of `root`, of x or of x minus its mean; give or take the slack of the root."""
 
     root: Root
     factor: float
@@ -263,4 +263,4 @@ def quotient(numerator: Form, inverse: Inverse) -> Normalized | None:
     is_centred = others.keys() == {_MEAN} and math.isclose(others[_MEAN], -c, rel_tol=1e-9)
     if others and not is_centred or root.is_centred and not is_centred:
         return None
-    return Normalized(root, abs(c * inverse.scale) / root.scale * root.slack)
+    return Normalized(root, c * inverse.scale / root.scale)
