@@ -137,7 +137,7 @@ def _resumed(run: Run) -> None:
         optimizer.step()
     model.load_state_dict(of_model)
     optimizer.load_state_dict(of_optimizer)
-    run.model, run.optimizer, run.skipped = model, optimizer, 0
+    run.model, run.optimizer = model, optimizer
 
 
 def _copied(run: Run) -> None:
