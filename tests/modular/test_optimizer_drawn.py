@@ -33,7 +33,8 @@ class Followed:
     average_weight: float = 0.0
 
     def step(self, g: np.ndarray, options: dict[str, Any]) -> None:
-        momentum, decay, size = options["momentum"], options["noise_adaptation"], float(options["lr"]) * self.target
+        momentum, size = float(options["momentum"]), float(options["lr"]) * self.target
+        decay = None if options["noise_adaptation"] is None else float(options["noise_adaptation"])
         before, d, of_direction = self.buffer, g, 1.0
         if momentum:
             self.buffer = momentum * (0 if before is None else before) + (1 - momentum) * g
@@ -52,7 +53,7 @@ class Followed:
             signal = ((d / of_direction) ** 2).sum(axes, keepdims=True)
             squares = self.average / self.average_weight
             factor = np.minimum(1, np.sqrt(np.divide(signal, squares, out=np.ones_like(signal), where=squares > 0)))
-        self.value = (1 - size * options["weight_decay"]) * self.value - size * factor * lmo(self.name, d)
+        self.value = (1 - size * float(options["weight_decay"])) * self.value - size * factor * lmo(self.name, d)
         if options["project"] and size:
             self.value = project(self.name, self.value)
 
@@ -72,13 +73,19 @@ class Run:
         return next((group for group in self.optimizer.param_groups if name in group["param_names"]), None)
 
 
+def _number(draw: random.Random, value: float) -> float | torch.Tensor:
+    """As schedules and configurations have it: also as a tensor, of a dtype and shape that are not the parameters'."""
+    return draw.choice([value, value, torch.tensor(value), torch.tensor([value], dtype=torch.float64)])
+
+
 def _drawn_options(draw: random.Random) -> dict[str, Any]:
+    noise = draw.choice([None, 0.0, 0.8])
     return {
-        "lr": draw.choice([0.1, 0.3, torch.tensor(0.2, dtype=torch.float64), 0.0]),
-        "momentum": draw.choice([0.0, 0.5, 0.9]),
+        "lr": _number(draw, draw.choice([0.1, 0.3, 0.2, 0.0])),
+        "momentum": _number(draw, draw.choice([0.0, 0.5, 0.9])),
         "nesterov": draw.random() < 0.5,
-        "weight_decay": draw.choice([0.0, 0.0, 0.4]),
-        "noise_adaptation": draw.choice([None, 0.0, 0.8]),
+        "weight_decay": _number(draw, draw.choice([0.0, 0.0, 0.4])),
+        "noise_adaptation": noise if noise is None else _number(draw, noise),
         "project": draw.random() < 0.25,
     }
 
