@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,28 @@ class Case:
         if self.kind is RMSTensor:
             return math.sqrt((b**2).sum().item() / b.numel())
         return torch.linalg.vector_norm(b, {LinfTensor: math.inf, L2Tensor: 2, L1Tensor: 1}[self.kind]).item()
+
+    def each(self, t: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """`t` with `f` of each of the blocks in its place."""
+        found = torch.empty_like(t, memory_format=torch.contiguous_format).flatten()
+        for block, at in zip(self.blocks(t), self.blocks(torch.arange(t.numel()).view(t.shape)), strict=True):
+            found[at.flatten()] = f(block).flatten()
+        return found.view(t.shape)
+
+    def steepest(self, b: torch.Tensor) -> torch.Tensor:
+        """Of one block the vector or matrix of norm 1 along which it falls most; complex ones too."""
+        if issubclass(self.kind, RMSToRMSTensor):
+            u, s, vh = torch.linalg.svd(b, full_matrices=False)
+            return u @ ((s > 1e-12 * s[0]).to(b.dtype)[:, None] * vh) * (math.sqrt(b.shape[0] / b.shape[1]) / self.taps)
+        length = b.abs().square().mean().sqrt()
+        return b.sgn() if self.kind is LinfTensor else b / (length if length else 1)
+
+    def nearest(self, b: torch.Tensor) -> torch.Tensor:
+        """Of one block the nearest of norm at most 1."""
+        if issubclass(self.kind, RMSToRMSTensor):
+            u, s, vh = torch.linalg.svd(b, full_matrices=False)
+            return u @ (s.clamp(max=math.sqrt(b.shape[0] / b.shape[1]) / self.taps).to(b.dtype)[:, None] * vh)
+        return b / (b.abs() if self.kind is LinfTensor else b.abs().square().mean().sqrt()).clamp(min=1)
 
     def dual_norm(self, g: torch.Tensor) -> torch.Tensor:
         """Largest <g, D> over the ball: the sum of the blocks', differentiable."""

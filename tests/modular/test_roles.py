@@ -239,8 +239,38 @@ def test_gates_of_recurrent_cells_are_blocks():
     lstm = find_roles(nn.LSTM(6, 5, 2, bidirectional=True), torch.randn(3, 2, 6))
     for row in lstm:
         assert [(b.start, b.size) for b in row.blocks] == [(0, 5), (5, 5), (10, 5), (15, 5)]
-    for row in find_roles(nn.GRU(6, 5), torch.randn(3, 2, 6)):
-        assert [(b.start, b.size) for b in row.blocks] == [(0, 5), (5, 5), (10, 5)]
+    x, state = torch.randn(3, 2, 6), torch.zeros(1, 2, 5)
+    for gru, args in (  # a state that is not given, or is constant, in the first step and in the last
+        (nn.GRU(6, 5), [x]),
+        (nn.GRU(6, 5), [x[:1]]),
+        (nn.GRU(6, 5), [x[:1], state]),
+        (nn.GRUCell(6, 5), [x[0]]),
+        (nn.GRUCell(6, 5), [x[0], state[0]]),
+    ):
+        for row in find_roles(gru, *args):
+            assert [(b.start, b.size) for b in row.blocks] == [(0, 5), (5, 5), (10, 5)]
+
+
+@pytest.mark.parametrize("written", ["softmax", "shifted", "exp"])
+def test_sinks_beside_scores_are_biases(written):
+    class Sinking(Split):
+        def __init__(self):
+            super().__init__(WAYS["chunk"][0])
+            self.sinks = nn.Parameter(torch.randn(2))
+
+        def forward(self, x):
+            q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            logits = torch.cat([q @ k.mT, self.sinks.view(1, -1, 1, 1).expand(*q.shape[:-1], 1)], -1)
+            if written == "softmax":
+                shares = logits.softmax(-1)
+            else:
+                powers = (logits - logits.amax(-1, keepdim=True) if written == "shifted" else logits).exp()
+                shares = powers / powers.sum(-1, keepdim=True)
+            return self.out((shares[..., :-1] @ v).transpose(1, 2).flatten(2))
+
+    roles = find_roles(Sinking(), torch.randn(2, 3, 4))
+    assert roles["sinks"].role == "bias"
+    assert [b.role for b in roles["qkv.weight"].blocks] == _QKV
 
 
 def test_what_is_taken_as_a_whole_is_one_block():

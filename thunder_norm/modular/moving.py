@@ -198,9 +198,9 @@ def check_decay(moving: Sequence[Moving]) -> None:
     if not moving or not moving[0].group["weight_decay"]:
         return
     m = max(moving, key=lambda m: m.target)
-    if m.size * m.group["weight_decay"] > 1:
+    if m.size * (decay := float(m.group["weight_decay"])) > 1:
         raise NormMismatchError(
-            f"lr {float(m.group['lr']):g} * target {m.target:g} of {m.name!r} * weight_decay {m.group['weight_decay']:g} exceeds 1: the "
+            f"lr {float(m.group['lr']):g} * target {m.target:g} of {m.name!r} * weight_decay {decay:g} exceeds 1: the "
             "parameter would change its sign and grow; lower one of them"
         )
 
@@ -239,7 +239,7 @@ def check_unfrozen(frozen: Iterable[tuple[str, torch.Tensor]], groups: Iterable[
 
 def smoothed(group: Mapping[str, Any], gradients: list[torch.Tensor], past: list[torch.Tensor]) -> list[torch.Tensor]:
     """The gradients, smoothed by momentum; updates the buffers."""
-    momentum = group["momentum"]
+    momentum = float(group["momentum"])
     if not momentum:
         return gradients
     torch._foreach_lerp_(past, gradients, 1 - momentum)
@@ -266,8 +266,8 @@ def restore_momentum(state: dict[str, Any], saved: Mapping[str, Any], p: torch.T
 
 def shift(group: Mapping[str, Any], parameters: list[torch.Tensor], steps: list[torch.Tensor], sizes: list[float]) -> None:
     """Decay, and a step."""
-    if group["weight_decay"]:
-        torch._foreach_mul_(parameters, [1 - size * group["weight_decay"] for size in sizes])
+    if decay := float(group["weight_decay"]):  # a tensor would be multiplied in its own dtype and shape
+        torch._foreach_mul_(parameters, [1 - size * decay for size in sizes])
     torch._foreach_sub_(parameters, steps)
 
 

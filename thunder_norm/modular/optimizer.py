@@ -99,7 +99,7 @@ class ModularOptimizer(torch.optim.Optimizer):
 
     Attributes:
         norm: the modular norm.  ``optimizer.norm.initialize_(zero_biases=True)`` starts the model at norm 1.
-        skipped_steps: how many steps were skipped because of gradients that are not finite.
+        skipped_steps: how many steps were skipped because of gradients that are not finite; in a `state_dict`, too.
 
     Raises:
         GradientError: (by `step`) a gradient is missing, sparse or not finite; parameters and state are as before.
@@ -339,8 +339,12 @@ class ModularOptimizer(torch.optim.Optimizer):
         for m, p in projections(moving, lambda outside: mapped(outside, [m.data for m in outside], projected, can_fail=True)):
             m.data.copy_(p)
 
+    def state_dict(self) -> dict[str, Any]:
+        """As other optimizers of torch have it, with `skipped_steps`."""
+        return super().state_dict() | {"skipped_steps": self.skipped_steps}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load buffers and options of groups, as saved by `state_dict`.
+        """Load buffers, options of groups and `skipped_steps`, as saved by `state_dict`.
 
         Raises:
             NormMapKeyError: it is of other parameters, or of the same in another order; nothing was changed.
@@ -354,6 +358,8 @@ class ModularOptimizer(torch.optim.Optimizer):
         if any(group["noise_adaptation"] is not None for group in saved_groups):
             _ = self.norm.roles  # with its errors, before anything changes
         super().load_state_dict(state_dict | {"param_groups": saved_groups})
+        # torch.distributed.checkpoint leaves it out, and one saved before did not have it
+        self.skipped_steps = state_dict.get("skipped_steps", self.skipped_steps)
         for group, names in zip(self.param_groups, groups, strict=True):
             group["param_names"] = names
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])

@@ -244,6 +244,7 @@ def softmax(notes: Notes, call: Call) -> None:
     score = state.score
     if score is None:
         return notes.note(call.out, replace(state, scale=Scale.NOTHING))
+    notes.use(state, "softmax")  # what was added to the scores, or stands beside them (sinks)
     attention = Attention.of(score, call.args[0], is_shifted=call.name == "exp")
     notes.attentions.append(attention)
     for product in score.products:

@@ -25,6 +25,7 @@ from thunder_norm.norms.lifts.parameters import as_parameter, call_with, detache
 from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.trees import leaves_of_results
 
+_RECURRENT = {getattr(torch, name + of) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("", "_cell")}
 _HANDLERS = {**moves.HANDLERS, **products.HANDLERS, **entries.HANDLERS}
 
 
@@ -80,6 +81,7 @@ class _Functions(TorchFunctionMode):
 
     Lists of integers as indices have values, also where tensors have not: as tensors on the CPU.  The input of `F.linear` is an
     activation, also if it was made from parameters (learned queries) or constants: of the two factors of a product no one could tell.
+    So are the input and the states of recurrent layers and cells, which begin as zeros.
     """
 
     def __init__(self, notes: Notes):
@@ -100,6 +102,8 @@ class _Functions(TorchFunctionMode):
         elif func is F.linear:
             input, *others = args or (kwargs.pop("input"),)
             args = (self._as_activation(input), *others)
+        elif func in _RECURRENT:
+            args = (*tree_map(self._as_activation, args[:2]), *args[2:])
         return func(*args, **kwargs)
 
     def _as_activation(self, t: Any) -> Any:
