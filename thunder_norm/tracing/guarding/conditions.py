@@ -9,7 +9,7 @@ from typing import Any
 
 from thunder_norm.tracing.guarding import stored
 from thunder_norm.tracing.guarding.surroundings import Surroundings
-from thunder_norm.tracing.guarding.unchanged import FEWEST, UNCHANGED, Decided, Unchanged, is_of_instance
+from thunder_norm.tracing.guarding.unchanged import FEWEST, UNCHANGED, Decided, Unchanged, are_attributes_counted, is_of_instance
 from thunder_norm.tracing.guarding.ways import Path, Ways
 from thunder_norm.tracing.guarding.written_code import code_of
 
@@ -71,7 +71,7 @@ def compiled(
     checked, of_modules, read = (_Lines(ways, constants) for _ in range(3))
     decided = Decided(ways)
     taken = [decided.takes(path, kind, expected) for path, kind, _, expected in conditions]
-    if len(decided.modules) < FEWEST:
+    if len(decided.modules) < FEWEST or not are_attributes_counted():
         taken, decided = [False] * len(conditions), Decided(ways)
     for condition, is_taken in zip(conditions, taken, strict=True):
         (of_modules if is_taken else checked).refuse_unless(*condition)

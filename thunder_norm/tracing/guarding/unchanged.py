@@ -6,6 +6,7 @@ one whenever anything in it is set or deleted; where the versions are those of a
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from operator import attrgetter
@@ -24,6 +25,20 @@ UNCHANGED = "_thunder_norm_unchanged"  # of a check that asks an `Unchanged`
 _MOST_CHANGES = 16  # in a row: a program that sets an attribute in each call is asked for its conditions alone
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: an object of such a class may get another class
 _dict_of = attrgetter("__dict__")
+
+
+class _Object:
+    """Like any other."""
+
+
+@functools.cache
+def are_attributes_counted() -> bool:
+    """Whether the ``__dict__`` of an object has another version when an attribute is set: from Python 3.13 on it hears nothing of it."""
+    tried = _Object()
+    tried.attribute = 0  # type: ignore[attr-defined]
+    before = dict_version(tried.__dict__)
+    tried.attribute = 1  # type: ignore[attr-defined]
+    return dict_version(tried.__dict__) != before
 
 
 class Holders(NamedTuple):
