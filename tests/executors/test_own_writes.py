@@ -10,24 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.executors.test_calls import OneByOne, jit
 from tests.seeds import seeded
 from thunder_norm import executors
 from thunder_norm.errors import TransformError
-from thunder_norm.transforms import NormTransform
 import thunder
-
-
-class OneByOne(TorchDispatchMode):
-    """Under a mode that listens nothing is compiled, so that programs can be looked at in little time."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-def _jit(f: Any) -> Any:
-    return thunder.jit(f, transforms=[NormTransform()], executors=[executors.inductor])
 
 
 def _names(jitted: Any) -> list[str]:
@@ -52,7 +40,7 @@ class _Block(nn.Module):
 def test_activations_in_place_are_compiled_with_what_they_write_into():
     torch.manual_seed(seeded(0))
     model, x = _Block().eval(), torch.randn(2, 4, 8, 8)
-    jitted = _jit(model)
+    jitted = jit(model)
     with torch.no_grad(), torch._inductor.config.patch(compile_threads=1):
         for _ in range(2):
             assert_close(jitted(x), model(x))
@@ -121,7 +109,7 @@ def _places(tensors: list[torch.Tensor]) -> list[tuple]:
 def test_drawn_programs_that_write_give_eagers_values_and_memory(seed: int):
     torch.manual_seed(seeded(seed))
     program, inputs = _drawn(seed), [torch.randn(4, 4), torch.randn(4, 4).t()]
-    jitted = _jit(program)
+    jitted = jit(program)
     for _ in range(2):
         mine, theirs = ([t.clone() for t in inputs] for _ in range(2))
         with OneByOne():

@@ -13,8 +13,7 @@ from typing import Any
 
 from thunder_norm.checkpointing.replays import REGION, refused, replayable, writes
 from thunder_norm.functions.missing_gradients import differentiated_inside
-from thunder_norm.subclass.crossing.boundary_passes import declare_arguments
-from thunder_norm.tracing.recording import print_without_module
+from thunder_norm.tracing.recording import declare_arguments, print_without_module
 from thunder.core import prims
 from thunder.core.dtypes import is_float_dtype
 from thunder.core.prims import PrimIDs

@@ -20,8 +20,8 @@ from thunder_norm.executors.plans import Layout
 from thunder_norm.executors.regions import Item, Region, partitioned
 from thunder_norm.functions.jitted import Watching
 from thunder_norm.tracing import hooks
+from thunder_norm.tracing.recording import declare_arguments
 from thunder.core import prims
-from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, Variable, unvariableify
 from thunder.core.symbol import BoundSymbol, BoundSymbolTag, Symbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
@@ -133,8 +133,7 @@ def _written(name: str, region: Region) -> Callable:
             prims.unpack_trivial(p, name=p.name)
         trace.bound_symbols += region.bsyms
         trace.bound_symbols.append(prims.python_return.bind(_outputs(region.outputs), output=None))
-    trace._siginfo = SigInfo(name)
-    trace._siginfo.args = [(p.name, None) for p in region.inputs]
+    declare_arguments(trace, name)
     return del_last_used(trace).python_callable(include_decorators=False)
 
 

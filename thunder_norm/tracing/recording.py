@@ -5,11 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
+from thunder.core.codeutils import SigInfo
 from thunder.core.compile_data import get_compile_data
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
+
+
+def declare_arguments(trace: TraceCtx, name: str) -> None:
+    """Make `trace.args` the signature of the function a trace prints."""
+    info = SigInfo(name)
+    info.args = [(p.name, None) for p in trace.args]
+    trace._siginfo = info
 
 
 @contextlib.contextmanager

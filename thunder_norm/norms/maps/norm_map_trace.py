@@ -32,6 +32,7 @@ from thunder_norm.subclass.crossing import boundary_operators, boundary_passes
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.activity import depending
 from thunder_norm.tracing.guarding.bindable import bindable
+from thunder_norm.tracing.recording import declare_arguments
 import thunder
 from thunder.core import dtypes, prims
 from thunder.core.devices import Device, DeviceType
@@ -301,7 +302,7 @@ def _without_side_effects(trace: TraceCtx, received: Sequence[Any]) -> TraceCtx:
     new = from_trace(trace)
     new.bound_symbols = [b for b in body if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in unused]
     new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in unused)
-    boundary_passes.declare_arguments(new, "epilogue")
+    declare_arguments(new, "epilogue")
     return new
 
 
@@ -329,7 +330,7 @@ def _wrap_norms_only(trace: TraceCtx, outputs: list[OutputShape]) -> TraceCtx:
         b for b in new.bound_symbols if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL or b.output.name not in gone
     ]
     new.args = tuple(p for p in trace.args if not isinstance(p, TensorProxy) or p.name not in gone)
-    boundary_passes.declare_arguments(new, "epilogue")
+    declare_arguments(new, "epilogue")
     return new
 
 

@@ -11,12 +11,12 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.op_names import PYTHONS_DTYPES
 from thunder_norm.subclass.acquiring.fallback import is_kept, made_for
 from thunder_norm.subclass.acquiring.sized import Sized
+from thunder_norm.tracing.recording import declare_arguments
 from thunder_norm.tracing.shared_memory.views import makes_view
 from thunder_norm.tracing.shared_memory.writes import targets
 from thunder_norm.tracing.torch_functions.known_values import MAY_BE_VIEWS
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder.core import jit_ext, prims
-from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
@@ -237,8 +237,7 @@ def compiled(p: TensorProxy | NumberProxy, operations: list[BoundSymbol], inputs
     """A function from tensors for `inputs` to that for `p`, every operation run by torch."""
     trace = TraceCtx()
     trace.args, trace.kwargs = tuple(inputs), {}
-    trace._siginfo = SigInfo("plain_values")
-    trace._siginfo.args = [(a.name, None) for a in inputs]
+    declare_arguments(trace, "plain_values")
     trace.names.update(o.name for bsym in _parts(operations) for o in (*bsym.flat_proxy_outs, *bsym.flat_proxy_args))
     with tracectx(trace):
         for a in inputs:

@@ -14,22 +14,15 @@ from thunder_norm.subclass.crossing.boundary_operators import check_results
 from thunder_norm.subclass.recording.trace import keep_only
 from thunder_norm.tracing.activity import depended_on, depending
 from thunder_norm.tracing.guarding.bindable import bindable
+from thunder_norm.tracing.recording import declare_arguments
 from thunder_norm.tracing.shared_memory.views import RETURNING_SELF
 from thunder_norm.tracing.shared_memory.writes import copies_in
 from thunder.core import dtypes, prims
-from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 
 Traces = tuple[TraceCtx, TraceCtx, TraceCtx | None]
-
-
-def declare_arguments(trace: TraceCtx, name: str) -> None:
-    """Make `trace.args` the signature of the function a trace prints."""
-    info = SigInfo(name)
-    info.args = [(p.name, None) for p in trace.args]
-    trace._siginfo = info
 
 
 def bind_arguments(trace: TraceCtx, name: str, added: list[Proxy]) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
-from thunder_norm.subclass.crossing.boundary_passes import declare_arguments
 from thunder_norm.subclass.recording.trace import FLATTEN, LEAF, UNFLATTEN
+from thunder_norm.tracing.recording import declare_arguments
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 

@@ -15,9 +15,10 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import may_have_history, view_root
 from thunder_norm.subclass.classes.proxy import SubclassProxy
-from thunder_norm.subclass.crossing.boundary_passes import Traces, declare_arguments
+from thunder_norm.subclass.crossing.boundary_passes import Traces
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder_norm.tracing.recording import declare_arguments
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol

@@ -15,8 +15,9 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.fakes import num_made
 from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
-from thunder_norm.subclass.crossing.boundary_passes import Traces, declare_arguments
+from thunder_norm.subclass.crossing.boundary_passes import Traces
 from thunder_norm.subclass.recording.trace import UNFLATTEN, OperationId
+from thunder_norm.tracing.recording import declare_arguments
 from thunder.core import prims
 from thunder.core.proxies import Proxy, variableify
 from thunder.core.trace import from_trace

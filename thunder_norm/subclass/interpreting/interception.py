@@ -179,9 +179,8 @@ class Interpreting(Watching):
             # most calls without wrappers
             answer = plain.about_plain(acquisition, fn, args)
             found = answer or lookaside_for(fn, *args, **kwargs)
-            if (
-                found is INTERPRETER_SIGNALS.EXCEPTION_RAISED
-            ):  # one of torch's that Thunder does not know, nor programs are told of
+            if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+                # one of torch's that Thunder does not know, nor programs are told of
                 return plain_operations.with_fallback(acquisition, fn, args, found)
             return plain_operations.with_attributes(acquisition, found, args) if fn is getattr and answer is None else found
         found = interpret.lookaside(acquisition, fn, args, kwargs)

@@ -35,6 +35,9 @@ from thunder_norm.trees import flat_tensors, map_tensors
 aten = torch.ops.aten
 
 
+_OF_ONE_VALUE = frozenset({aten.zero_.default, aten.fill_.Scalar})  # which they give to all entries
+
+
 def _check_casts(func: Any, args: tuple, kwargs: dict) -> None:
     """Let torch say, of numbers that are all zero, whether an operation casts what it writes into tensors of another dtype.
 
@@ -55,9 +58,6 @@ def _check_casts(func: Any, args: tuple, kwargs: dict) -> None:
     with _disable_current_modes(), torch.no_grad():
         zeros = map_tensors(lambda t: torch.zeros(t.shape, dtype=t.dtype, device=t.device), (args, kwargs))
         func(*zeros[0], **zeros[1])
-
-
-_OF_ONE_VALUE = frozenset({aten.zero_.default, aten.fill_.Scalar})  # which they give to all entries
 
 
 class Writing(TorchDispatchMode):

@@ -46,8 +46,7 @@ class _Aliases:
         default_factory=dict
     )  # by the id of what their proxies have as history, and with it
     groups: list[list[str]] = field(default_factory=list)  # the names of those that stand for each other
-    meeting: tuple[str, str] | None = None  # one that is written shares some of its elements with the other
-    apart: tuple[str, str] | None = None  # one that is written is the other, but for its history
+    refused: UnsupportedOpError | None = None  # where one that is written shares some of its elements, or a memory and no history
 
 
 _current: contextvars.ContextVar[_Aliases | None] = contextvars.ContextVar("thunder_norm_input_aliases", default=None)
@@ -98,13 +97,14 @@ def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
     if not positions:
         return
     found = _relations([real[id(p.history)] for p in given], positions)
-    aliases.meeting = next(((given[i].name, given[j].name) for (i, j), how in found.items() if how == _MEET), None)
     for (i, j), how in found.items():
-        if how == _SAME:
-            _join(aliases.groups, given[i].name, given[j].name)
-            if torch.is_grad_enabled() and given_as(given[i]) is not given_as(given[j]):
-                has_history = given[i].requires_grad or given[j].requires_grad
-                aliases.apart = (given[i].name, given[j].name) if has_history else aliases.apart
+        a, b = given[i], given[j]
+        if how == _MEET:
+            aliases.refused = _partly_one(a.name, b.name)
+            break
+        _join(aliases.groups, a.name, b.name)
+        if torch.is_grad_enabled() and given_as(a) is not given_as(b) and (a.requires_grad or b.requires_grad):
+            aliases.refused = _of_two_histories(a.name, b.name)
 
     def check(*tensors: torch.Tensor) -> None:
         if _relations(tensors, positions) != found:
@@ -112,6 +112,26 @@ def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
 
     with tracectx(prologue):
         prologue.bound_symbols.insert(-1, bindable("check_shared_memory", check)(*given, output=None))
+
+
+def _partly_one(a: str, b: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        with_details(
+            f"an in-place operation on an input that shares memory with another input ({a} and {b})",
+            why="the trace does not say which elements of the other one change",
+            instead="give copies (x.clone()), or write out of place",
+        )
+    )
+
+
+def _of_two_histories(a: str, b: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        with_details(
+            f"an in-place operation on an input that lies in the memory of another input ({a} and {b}), one of which requires grad",
+            why="they have one value and two histories, and the trace has one tensor for both",
+            instead="give the program one of them, or call it under torch.no_grad()",
+        )
+    )
 
 
 def _join(groups: list[list[str]], a: str, b: str) -> None:
@@ -131,22 +151,8 @@ def indices(trace: TraceCtx) -> list[list[int]] | None:
     aliases: _Aliases | None = getattr(get_compile_data(), _ATTRIBUTE, None)
     if aliases is None:
         return None
-    if aliases.meeting is not None:
-        raise UnsupportedOpError(
-            with_details(
-                f"an in-place operation on an input that shares memory with another input ({' and '.join(aliases.meeting)})",
-                why="the trace does not say which elements of the other one change",
-                instead="give copies (x.clone()), or write out of place",
-            )
-        )
-    if aliases.apart is not None:
-        raise UnsupportedOpError(
-            with_details(
-                f"an in-place operation on an input that lies in the memory of another input ({' and '.join(aliases.apart)}), one of which requires grad",
-                why="they have one value and two histories, and the trace has one tensor for both",
-                instead="give the program one of them, or call it under torch.no_grad()",
-            )
-        )
+    if aliases.refused is not None:
+        raise aliases.refused
     position = {p.name: i for i, p in enumerate(trace.args)}
     return [sorted(position[name] for name in group) for group in aliases.groups]
 

@@ -275,10 +275,11 @@ def resolved(trace: TraceCtx) -> TraceCtx:
             new.bound_symbols.append(bsym.from_bsym_swap_proxies(swaps) if swaps else bsym)
             continue
         *names, value = bsym.args
-        _check_not_needed(location_of(bsym), new.bound_symbols, {p.name for p in _swapped(names, swaps)}, active)
-        root = _swapped(names, swaps)[0]
+        root, *_ = held = _swapped(names, swaps)
+        held_names = {p.name for p in held}
+        _check_not_needed(location_of(bsym), new.bound_symbols, held_names, active)
         if is_differentiated:
-            earlier |= dict.fromkeys(_views_of(new.bound_symbols, {p.name for p in _swapped(names, swaps)}), location_of(bsym))
+            earlier |= dict.fromkeys(_views_of(new.bound_symbols, held_names), location_of(bsym))
         after = value
         if is_differentiated and any(p.name in active for p in names):
             _check_same_shape(bsym, root, value, active)

@@ -13,9 +13,9 @@ import torch
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.provenances import member_of_module
+from thunder_norm.tracing.recording import declare_arguments
 from thunder_norm.tracing.shared_memory import aliases
 from thunder.core import prims
-from thunder.core.codeutils import SigInfo
 from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 
@@ -81,7 +81,5 @@ def _received_once(computation: TraceCtx, same: dict[str, TensorProxy]) -> Trace
         b.from_bsym_swap_proxies(swaps) for b in computation.bound_symbols if not (b.sym.id is unpacks and b.output.name in same)
     ]
     new.args = tuple(p for p in computation.args if p.name not in same)
-    info = SigInfo("computation")
-    info.args = [(p.name, None) for p in new.args]
-    new._siginfo = info
+    declare_arguments(new, "computation")
     return new
