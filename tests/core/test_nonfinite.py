@@ -230,6 +230,25 @@ def test_a_bound_that_infinite_entries_keep_is_finite(op):
     assert 0 < size < 10
 
 
+@pytest.mark.parametrize("mode", ["bound", "typical"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x: x / (x.abs().sum(-1, keepdim=True) + 1e-3),
+        lambda x: x / x.abs().max().clamp(min=1e-3),
+        lambda x: x / (x.abs().amax(-1, keepdim=True) + 1e-3),
+        *(lambda x, p=p: F.normalize(x, p=p) for p in (1.0, 2.0, 3.0, INF)),
+    ],
+)
+def test_infinite_over_infinite_has_no_bound(op, mode):
+    for value, wanted in ((INF, INF), (NAN, NAN)):
+        x = torch.ones(2, 4)
+        x[0, 0] = value
+        assert op(x).isnan().any()
+        with norm_mode(mode):
+            assert op(RMSTensor.of(x)).norm_size.item() == pytest.approx(wanted, nan_ok=True)
+
+
 def test_attention_with_a_mask_of_minus_infinity_is_bounded():
     q = RMSTensor.of(torch.randn(2, 3, 4))
     for mask in (torch.tensor([0.0, -INF, 0.0]), LinfTensor.of(torch.tensor([[0.0, -INF, 0.0]]))):

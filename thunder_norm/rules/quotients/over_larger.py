@@ -23,6 +23,7 @@ from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import are_local, is_local
+from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, moves_with
@@ -121,11 +122,11 @@ def div(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None)
     n = input.norm_size
     if found.sum_over is None:
         c = refined(input, ())
-        size = times(n, c / found.least).clamp(max=1.0)
+        size = spoiled(times(n, c / found.least).clamp(max=1.0), n)
         return LinfTensor(size, elem_dims=(), sensitivity={"input": c / found.least, "other": refined(other, ()) / found.least})
     c = conversions.factor(input, L1Tensor, found.dims)
     assert c is not None, "the rule's condition has been checked"
-    size = times(n, c / found.least).clamp(max=1 / found.sum_over)
+    size = spoiled(times(n, c / found.least).clamp(max=1 / found.sum_over), n)
     result = L1Tensor(size, elem_dims=found.dims)
     return moves_with(Source.of(input), result, c * found.moves_at_most / found.least, "input", "other")
 
@@ -153,9 +154,9 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
     count, q = float(max(x.numel_normed, 1)), 0.5 - 1 / p
     n = x.norm_size
     if current_mode() != "bound":
-        size = scalar(count**q, n)
+        size = spoiled(scalar(count**q, n), n)
         return L2Tensor(size, elem_dims=x.elem_dims, sensitivity={"input": c * size / n.clamp(min=eps)})
-    size = times(n, 1 / eps).clamp(max=count ** max(q, 0.0))
+    size = spoiled(times(n, 1 / eps).clamp(max=count ** max(q, 0.0)), n)
     return L2Tensor(size, elem_dims=x.elem_dims, sensitivity={"input": c * 2 * count ** abs(q) / eps})
 
 
