@@ -14,7 +14,7 @@ import itertools
 import sys
 import unittest.mock
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -146,6 +146,26 @@ class RuleLog(Environment):
         self.rules.append(rule)
 
 
+class _Asked(Exception):
+    """The rule that an operation is about to run."""
+
+    def __init__(self, rule: NormRule):
+        self.rule = rule
+
+
+class _FirstRule(RuleLog):
+    """Stops where the first rule of an operation would run."""
+
+    def __init__(self, op: NormedOp):
+        super().__init__()
+        self.op = op
+
+    def note_call(self, op: Any, rule: Any, call: tuple[tuple, dict], given: dict[str, Any], prepared: dict[str, Any]) -> None:
+        super().note_call(op, rule, call, given, prepared)
+        if op is self.op and len(self.rules) == 1:
+            raise _Asked(rule)
+
+
 def rules_run(case: Case) -> tuple[NormRule, ...]:
     """The rules that a case's call runs, in order; none if its result has no norm.
 
@@ -153,11 +173,15 @@ def rules_run(case: Case) -> tuple[NormRule, ...]:
         ThunderNormError: there is none that fits, or it refuses.
     """
     log = RuleLog()
+    out = _called(case, log)
+    return tuple(log.rules) if isinstance(out, NormedTensor) else ()
+
+
+def _called(case: Case, log: RuleLog) -> Any:
     generator = torch.Generator().manual_seed(0)
     points = [torch.randn(b.shape, dtype=torch.float64, generator=generator) for b in case.balls]
     with environment(log):
-        out = case.call(*(b.normed(b.point(p, b.norm_size)) for b, p in zip(case.balls, points, strict=True)))
-    return tuple(log.rules) if isinstance(out, NormedTensor) else ()
+        return case.call(*(b.normed(b.point(p, b.norm_size)) for b, p in zip(case.balls, points, strict=True)))
 
 
 def rule_of(case: Case) -> NormRule | None:
@@ -189,10 +213,9 @@ def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
                 norms = tuple((b.kind, b.elem_dims) for b in balls)
                 for output in of.outputs:
                     given = (i, of.positions, norms, output, id(rule) if is_forced else None)
-                    if given not in known:
-                        known[given] = _rule_of(case_of(op, rule, of, balls, output, i, is_forced))
-                    if known[given] is rule:
-                        found.append(case_of(op, rule, of, balls, output, i, is_forced))
+                    case = case_of(op, rule, of, balls, output, i, is_forced)
+                    if known.tries(rule, given, case, op_key(sample.fn) == op.key):
+                        found.append(case)
                         if len(found) == count:
                             return found
         if found:
@@ -206,10 +229,33 @@ def _usable_samples(op: NormedOp, *rules: int) -> Iterator[Sample]:
     return itertools.tee(filter(_is_usable, samples_of(op)), 1)[0]
 
 
+class _Known:
+    """Which rule runs for what is given to an operation, as far as one of its rules was tried with it."""
+
+    def __init__(self, op: NormedOp):
+        self.op = op
+        self._first: dict[Hashable, NormRule | None] = {}
+        self._of: dict[Hashable, NormRule | None] = {}
+
+    def tries(self, rule: NormRule, given: Hashable, case: Case, is_operation: bool) -> bool:
+        """Whether a case tries what a rule claims.
+
+        Where it calls the operation itself, one that begins with another rule is not run to its end.
+        """
+        if is_operation:
+            if given not in self._first:
+                self._first[given] = _unless_refused(functools.partial(_first_rule, self.op), case)
+            if self._first[given] not in (rule, None):
+                return False
+        if given not in self._of:
+            self._of[given] = _unless_refused(rule_of, case)
+        return self._of[given] is rule
+
+
 @functools.lru_cache(maxsize=16)
-def _rules_known(op: NormedOp, *rules: int) -> dict[Hashable, NormRule | None]:
-    """Which rule runs for what is given to an operation that has these rules, as far as one of them was tried with it."""
-    return {}
+def _rules_known(op: NormedOp, *rules: int) -> _Known:
+    """What is known of an operation that has these rules."""
+    return _Known(op)
 
 
 def runs_without_norm(op: NormedOp, rule: NormRule) -> str:
@@ -273,11 +319,20 @@ def _is_usable(sample: Sample) -> bool:
     return not _is_random(sample)
 
 
-def _rule_of(case: Case) -> NormRule | None:
+def _first_rule(op: NormedOp, case: Case) -> NormRule | None:
+    """The rule that a case runs first, if it is one of this operation."""
+    try:
+        _called(case, _FirstRule(op))
+    except _Asked as asked:
+        return asked.rule
+    return None
+
+
+def _unless_refused(find: Callable[[Case], NormRule | None], case: Case) -> NormRule | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return rule_of(case)
+            return find(case)
     except ThunderNormError:
         return None
     except Exception:  # noqa: BLE001 - torch refuses the operation on these shapes or dtypes
