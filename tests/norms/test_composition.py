@@ -101,7 +101,7 @@ def run_without_knowledge(program: Program, inputs: list[NormedTensor]) -> Norme
 # -- sensitivities are sums over paths -------------------------------------------------------------------------------------
 
 
-@examples(150, 5000)
+@examples(60, 5000)
 @given(programs())
 def test_sensitivities_are_sums_over_paths(program):
     points = program.points(0, torch.Generator().manual_seed(seeded(0)))
@@ -157,7 +157,7 @@ def towards(ball, x: torch.Tensor, g: torch.Tensor, gamma: float, radius: float)
     return project(ball.kind, (1 - gamma) * x + gamma * radius * lmo(ball.kind, g, ball.dims), ball.dims, radius)
 
 
-@examples(120, 5000)
+@examples(50, 5000)
 @given(programs())
 def test_values_stay_within_the_bound(program):
     generator = torch.Generator().manual_seed(seeded(0))
@@ -177,7 +177,7 @@ def test_values_stay_within_the_bound(program):
         assert found <= bound * (1 + 1e-9) + claims.rounding + TINY, f"{found} > {bound}"
 
 
-@examples(90, 5000)
+@examples(40, 5000)
 @given(programs())
 def test_moves_stay_within_the_sensitivities(program):
     """|f(X + U) - f(X)| <= sum_i S_i |U_i| for X and X + U in the balls: Lemma 1, at any distance."""
@@ -223,7 +223,7 @@ def assert_same(a: Any, b: Any) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-200, msg=lambda m: f"{m}\n{a}, {b}")
 
 
-@examples(20, 400)
+@examples(10, 400)
 @given(programs(TRACED, most=8))
 def test_traces_and_norm_maps_agree_with_eager(program):
     points = program.points(0, torch.Generator().manual_seed(seeded(0)))
@@ -264,7 +264,7 @@ def outcome(jitted: Callable, arguments: list[Any]) -> Any:
 _AS_TORCH = {"normalize", "vector_norm", "mse_loss", "lerp", "addcmul"}  # Thunder's are others than torch's, ours are torch's
 
 
-@examples(12, 200)
+@examples(6, 200)
 @given(programs(TRACED, most=8))
 def test_real_mode_is_what_thunder_makes_without_us(program):
     points = [p.requires_grad_() for p in program.points(0, torch.Generator().manual_seed(seeded(0)))]
