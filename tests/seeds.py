@@ -7,8 +7,11 @@ No test's verdict hangs on it; a run with another value draws other numbers ever
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
+from collections.abc import Iterable
+from typing import Any
 
 LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 SHIFT = int(os.environ.get("THUNDER_NORM_SEED") or 0)
@@ -26,6 +29,14 @@ def seeded(seed: int = 0) -> int:
 def named_seed(name: str) -> int:
     """A seed of a test's own, by its name."""
     return seeded(zlib.crc32(name.encode()))
+
+
+def crossed(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """All combinations where nothing is left out; else each value of each axis at least once, beside another one of the others each time."""
+    several = [list(axis) for axis in axes]
+    if LONG:
+        return list(itertools.product(*several))
+    return list(dict.fromkeys(tuple(axis[i % len(axis)] for axis in several) for i in range(max(map(len, several)))))
 
 
 def shift_operator_database() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from tests.rules.movement import composed_programs as programs
 from tests.rules.movement.test_composed_within import OPTIONS
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor, certified_radii, norm_sensitivity, with_perturbation
 from thunder_norm.core.composed import spread_of
 from thunder_norm.core.ellipsoids import Ellipsoid
@@ -85,8 +85,7 @@ def test_a_relu_away_from_a_positive_number_is_half_as_uncertain():
     assert least.item() == pytest.approx(0.5, abs=1e-6) and largest.item() == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("radius", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize(("seed", "radius"), crossed(range(10), [0.1, 1.0, 4.0]))
 def test_no_adversary_gets_further(seed: int, radius: float):
     f = programs.program(seed)
     torch.manual_seed(seeded(seed))
@@ -149,8 +148,7 @@ ATTENTION = {
 }
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-@pytest.mark.parametrize("radius", [0.02, 0.2, 0.7])
+@pytest.mark.parametrize(("name", "radius"), crossed(ATTENTION, [0.02, 0.2, 0.7]))
 def test_attention_of_any_kind_gets_no_further(name: str, radius: float):
     f = _attention(10 + len(name), **ATTENTION[name])
     torch.manual_seed(seeded(14))
@@ -207,8 +205,7 @@ def _left_after_first_order(seed: int, factor: float):
     return said, torch.cat(tried).detach().flatten(1)
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("factor", [0.03, 0.3, 1.0])
+@pytest.mark.parametrize(("seed", "factor"), crossed(range(8), [0.03, 0.3, 1.0]))
 def test_what_attention_leaves_after_first_order_is_in_its_ellipsoid_and_ball(seed: int, factor: float):
     said, reached = _left_after_first_order(seed, factor)
     assert reached.norm(dim=1).max().item() <= said.longest * (1 + 1e-9)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import L2Tensor, LipschitzMargin, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.core.ellipsoids import Dense, Ellipsoid
 from thunder_norm.core.joint import _alone, _terms, smallest
@@ -51,9 +51,7 @@ def by_the_theorem(p, c, b, beside, low, high, t) -> torch.Tensor:
     return f @ x @ f.T + g @ torch.diag(1 / t) @ g.T
 
 
-@pytest.mark.parametrize("slopes", SLOPES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("kind", "slopes", "seed"), crossed(KINDS, SLOPES, [0, 1]))
 def test_what_is_computed_is_above_what_the_theorem_says(slopes: str, kind: str, seed: int):
     p, *rest = setting(seed, slopes, kind)
     base, steps = Ellipsoid.of(p), steps_of(*rest)
@@ -74,9 +72,7 @@ def test_what_is_computed_is_above_what_the_theorem_says(slopes: str, kind: str,
         assert -1e-11 < least and (found - exact).abs().max().item() < 1e-4 * size
 
 
-@pytest.mark.parametrize("slopes", SLOPES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("kind", "slopes", "seed"), crossed(KINDS, SLOPES, [0, 1]))
 def test_nothing_leaves_the_ellipsoid(slopes: str, kind: str, seed: int):
     """An adversary chooses the vector and each entry's slope, so that y is as far outside as may be: ``y^T Q^-1 y <= 1``."""
     p, c, b, beside, low, high = setting(seed, slopes, kind)
@@ -100,8 +96,7 @@ def test_nothing_leaves_the_ellipsoid(slopes: str, kind: str, seed: int):
         assert 0.05 < largest <= 1
 
 
-@pytest.mark.parametrize("slopes", SLOPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "slopes"), crossed(KINDS, SLOPES))
 def test_the_search_comes_near_the_best_multipliers_that_another_finds(slopes: str, kind: str):
     p, *rest = setting(0, slopes, kind)
     base, steps = Ellipsoid.of(p), steps_of(*rest)
