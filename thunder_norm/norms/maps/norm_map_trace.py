@@ -172,7 +172,8 @@ class NormMapTransform(NormTransform):
         computation = _with_values(boundary_passes.computing_only(_reading_values_alone(computation), norms))
         outputs: list[OutputShape] = []
         epilogue = _wrap_norms_only(epilogue, outputs)
-        sources = [self._source(acquisition, p) for p in computation.args]
+        own = {} if self._model is None else tensor_names(self._model)
+        sources = [self._source(acquisition, p, own) for p in computation.args]
         moves = [_is_perturbation(acquisition.origins.get(p.name)) for p in computation.args]
         prologue = _return_only(prologue, computation.args)
         fingerprint = "\n".join(str(b) for b in computation.bound_symbols)
@@ -189,7 +190,7 @@ class NormMapTransform(NormTransform):
         )
         return prologue, computation, epilogue
 
-    def _source(self, acquisition: NormAcquisition, p: TensorProxy) -> Source:
+    def _source(self, acquisition: NormAcquisition, p: TensorProxy, own: dict[str, torch.Tensor]) -> Source:
         origin = acquisition.origins.get(p.name)
         if isinstance(origin, LeafOrigin):
             return self._given.in_call.index(origin.name) + origin.index * len(self._given.in_call)
@@ -201,7 +202,7 @@ class NormMapTransform(NormTransform):
             return OfArgument(position, attribute)
         found = acquisition.lifting.member(p)
         if found is not None and self._model is not None:
-            tensor = tensor_names(self._model)[found[1]]
+            tensor = own[found[1]]
             if has_no_data(tensor):
                 raise depends_on_data(f"the values of {found[1]!r}, which is on the meta device", f"{p.name}: {p.type_string()}")
             return OfModel(found[1], spread_of(tensor))
