@@ -8,6 +8,7 @@ CUDA the scalars stay tensors and nvFuser fuses them.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -100,13 +101,12 @@ def fuse_scalars(trace: TraceCtx) -> TraceCtx:
     new = from_trace(trace)
     new.bound_symbols = []
     groups = _schedule(bsyms)
+    last_use = {p.name: position for position, group in enumerate(groups) for b in group for p in b.flat_proxy_args}
     for position, group in enumerate(groups):
         if len(group) == 1 or not _is_fused(group[0]):
             new.bound_symbols.extend(group)
         else:
-            later = (b for g in groups[position + 1 :] for b in g)
-            used_later = {p.name for b in later for p in b.flat_proxy_args}
-            new.bound_symbols.append(fused(new, group, [b.output for b in group if b.output.name in used_later]))
+            new.bound_symbols.append(fused(new, group, [b.output for b in group if last_use.get(b.output.name, -1) > position]))
     new.set_provenance(TraceProvenance("Fusion of norm arithmetic"))
     return del_last_used(new, clear_mutable_collections=_is_backward(bsyms))
 
@@ -117,27 +117,33 @@ def _is_backward(bsyms: Sequence[BoundSymbol]) -> bool:
 
 def _schedule(bsyms: Sequence[BoundSymbol]) -> list[list[BoundSymbol]]:
     """Reorder into alternating runs: everything else in its own order, then all scalar operations that are ready."""
-    produced_by = {p.name: b for b in bsyms for p in b.flat_proxy_outs}
-    done: set[int] = set()
+    producer = {p.name: i for i, b in enumerate(bsyms) for p in b.flat_proxy_outs}
+    awaited = [{producer[p.name] for p in b.flat_proxy_args if p.name in producer} - {i} for i, b in enumerate(bsyms)]
+    readers: list[list[int]] = [[] for _ in bsyms]
+    for i, producers in enumerate(awaited):
+        for producing in producers:
+            readers[producing].append(i)
+    is_scalar = [_is_fused(b) for b in bsyms]
+    ready = [i for i in range(len(bsyms)) if is_scalar[i] and not awaited[i]]  # scalar operations, as a heap: in their order
 
-    def is_ready(b: BoundSymbol) -> bool:
-        return all(
-            id(produced_by[p.name]) in done or produced_by[p.name] is b for p in b.flat_proxy_args if p.name in produced_by
-        )
+    def finish(done: int) -> None:
+        for i in readers[done]:
+            awaited[i].discard(done)
+            if is_scalar[i] and not awaited[i]:
+                heapq.heappush(ready, i)
 
-    scalars = [b for b in bsyms if _is_fused(b)]
-    others = [b for b in bsyms if not _is_fused(b)]
     groups: list[list[BoundSymbol]] = []
-    while scalars or others:
-        while others and is_ready(others[0]):
-            groups.append([others.pop(0)])
-            done.add(id(groups[-1][0]))
-        group, waiting = [], []
-        for b in scalars:
-            (group if is_ready(b) else waiting).append(b)
-            if group and group[-1] is b:
-                done.add(id(b))
-        scalars = waiting
+    others = [i for i in range(len(bsyms)) if not is_scalar[i]]
+    position = 0
+    while ready or position < len(others):
+        while position < len(others) and not awaited[others[position]]:
+            groups.append([bsyms[others[position]]])
+            finish(others[position])
+            position += 1
+        group = []
+        while ready:
+            group.append(bsyms[first := heapq.heappop(ready)])
+            finish(first)
         if group:
             groups.append(group)
     return groups

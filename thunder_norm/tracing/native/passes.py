@@ -36,6 +36,8 @@ class _Parameters:
     def bound(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         """As `inspect.Signature.bind` with defaults; None if that raises an error or may do something else."""
         count, given = len(self.by_position), len(args)
+        if given == count and not kwargs and not self.by_name:  # most operations
+            return args, {}
         if given < self.num_unnamed or given > count and not self.takes_more_by_position:
             return None
         rest = dict(kwargs)
