@@ -24,6 +24,7 @@ from thunder_norm.subclass.acquiring.sized import Sized
 from thunder_norm.tracing.inferred import Inferred
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.translation import for_torch
+from thunder_norm.tracing.undefined_gradients import gradients_by_torch
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
@@ -149,10 +150,12 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
             return (result,) if used[0] else ()
         return _select(tree_flatten(result)[0], used, torch.Tensor)
 
-    def vjp(arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def vjp(arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
         if func in _UPDATES_ARGUMENTS:  # once is enough
             arguments = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, arguments)
-        return _vjp(run, arguments, cotangents, _without_history(func, *arguments))
+        return gradients_by_torch(run, arguments, cotangents, _without_history(func, *arguments))
+
+    vjp.takes_undefined = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def vjp_meta(arguments: tuple[tuple, dict], cotangents: Sequence[TensorProxy]) -> tuple[TensorProxy, ...]:
         return tuple(TensorProxy(like=p, requires_grad=False) for p in _differentiable(arguments))
@@ -308,33 +311,6 @@ def _without_history(func: Callable, args: tuple, kwargs: dict) -> list[torch.Te
     schema = getattr(func, "_schema", None)
     named = {} if schema is None else {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **kwargs}
     return [t for name in WITHOUT_HISTORY if isinstance(t := named.get(name), torch.Tensor)]
-
-
-def _vjp(
-    run: Callable,
-    arguments: tuple[tuple, dict],
-    cotangents: Sequence[torch.Tensor],
-    without_history: Sequence[torch.Tensor] = (),
-) -> tuple[torch.Tensor, ...]:
-    """Vector-Jacobian products of `run`, one for each differentiable tensor in `arguments`, in order."""
-    inputs: list[torch.Tensor] = []
-
-    def leaf(value: Any) -> Any:
-        if not (isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())):
-            return value
-        inputs.append(value.detach().requires_grad_(all(value is not t for t in without_history)))
-        return inputs[-1]
-
-    args, kwargs = tree_map(leaf, arguments)
-    with torch.enable_grad():
-        results = [t for t in run(*args, **kwargs) if t.is_floating_point() or t.is_complex()]
-    pairs = [(t, g) for t, g in zip(results, cotangents, strict=True) if t.requires_grad]
-    moving = [t for t in inputs if t.requires_grad]
-    if not pairs:
-        return tuple(torch.zeros_like(t) for t in inputs)
-    gradients = torch.autograd.grad([t for t, _ in pairs], moving, [g for _, g in pairs], allow_unused=True)
-    found = dict(zip(map(id, moving), gradients, strict=True))
-    return tuple(torch.zeros_like(t) if (g := found.get(id(t))) is None else g for t in inputs)
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(None)})  # arguments with nothing to translate

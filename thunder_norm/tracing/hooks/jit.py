@@ -32,6 +32,7 @@ from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.shared_memory import aliases, replaced_memory, tied_inputs
 from thunder_norm.tracing.torch_functions import autocast, contexts, modules
 from thunder_norm.tracing.torch_functions.random_numbers import keep_draws
+from thunder_norm.tracing.undefined_gradients import leave_undefined
 from thunder_norm.user_code import user_line_of
 import thunder
 from thunder.core.compile_data import get_cache_option, get_compile_data
@@ -358,6 +359,7 @@ def _differentiate(trace: TraceCtx, /, *args: Any, **kwargs: Any) -> TraceCtx:
         keep_draws(trace)
         end_at_detached(trace)
         setattr(get_compile_data(), _DIFFERENTIATED, trace)
+        return leave_undefined(_original_differentiate(trace, *args, **kwargs))
     return _original_differentiate(trace, *args, **kwargs)
 
 
