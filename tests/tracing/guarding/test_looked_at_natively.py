@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,12 @@ CASES: dict[str, tuple[Callable[[Any, torch.Tensor], torch.Tensor], Any, Any]] =
     ),
     "values of a dict": (lambda v, x: x * sum(v), {"a": 1}.values(), {"a": 2}.values()),
     "items of a dict": (lambda v, x: x * sum(n for _, n in v), {"a": 1}.items(), {"a": 2}.items()),
+    "items of a dict in another": (lambda v, x: x * {"m": 1, **v}["n"], {"n": 2}, {"n": 3}),
+    "items of a dict beside others": (lambda v, x: x * {**v, "m": 1}["n"], {"n": 2, "m": 5}, {"n": 3, "m": 5}),
+    "items of an ordered dict in another": (lambda v, x: x * {**v}["n"], OrderedDict(n=2), OrderedDict(n=3)),
+    "number of items of a dict in another": (lambda v, x: x * len({**v}), {"n": 2}, {"n": 2, "m": 3}),
+    "elements of a list in a set": (lambda v, x: x * sum({*v}), [1, 2], [1, 3]),
+    "number of elements of a list in a set": (lambda v, x: x * len({*v, 1}), [1, 2], [1, 2, 3]),
     "f-string": (lambda v, x: x * len(f"{v}"), Formatted(1), Formatted(2)),
     "f-string with a specification": (lambda v, x: x * len(f"{v:ab}"), Formatted(1), Formatted(2)),
     "f-string of a string": (lambda v, x: x * len(f"{v}"), Named(1), Named(2)),
@@ -78,3 +85,16 @@ def test_another_value_is_another_trace(name: str):
         torch.testing.assert_close(of_argument(value, X), use(value, X))
         torch.testing.assert_close(of_attribute(SimpleNamespace(v=value), X), use(value, X))
     assert (thunder.cache_misses(of_argument), thunder.cache_hits(of_argument)) == (2, 2)
+
+
+HELD = {"w": torch.ones(3, 4)}
+
+
+def test_a_tensor_of_a_dict_in_another_is_the_one_that_is_there() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return {"x": x, **HELD}["w"] * x
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    torch.testing.assert_close(jf(X), X)
+    HELD["w"] = torch.full((3, 4), 2.0)
+    torch.testing.assert_close(jf(X), 2 * X)

@@ -213,7 +213,7 @@ def _complex(a: TensorProxy, like: TensorProxy) -> TensorProxy:
 def _linear(operation, pulled) -> None:
     """Of one argument and linear over the reals: the tangent is the operation on the tangent; ``pulled(x, g)`` is its transpose."""
     jvp_rules.add(operation, lambda primals, tangents: (operation(*primals), operation(*tangents)))
-    vjp_rules.add(operation, VjpRule(lambda x: (operation(x), x), pulled))
+    vjp_rules.add(operation, VjpRule(lambda input: (operation(input), input), pulled))
 
 
 _linear(prims.real, lambda x, g: _complex(g, x) if is_complex(x) else g)

@@ -38,7 +38,7 @@ from thunder_norm.tracing.shared_memory import replaced_memory
 from thunder_norm.tracing.torch_functions import torch_arguments
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise
+from thunder.core.interpreter import WrappedValue, do_raise
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, get_tracectx
@@ -179,15 +179,15 @@ class Interpreting(Watching):
             # most calls without wrappers
             answer = plain.about_plain(acquisition, fn, args)
             found = answer or lookaside_for(fn, *args, **kwargs)
-            if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            if plain_operations.is_unknown(fn, kwargs.values(), found):
                 # one of torch's that Thunder does not know, nor programs are told of
-                return plain_operations.with_fallback(acquisition, fn, args, found)
+                return plain_operations.with_fallback(acquisition, fn, args, kwargs, found)
             return plain_operations.with_attributes(acquisition, found, args) if fn is getattr and answer is None else found
         found = interpret.lookaside(acquisition, fn, args, kwargs)
         if not found:
             found = plain_operations.keeping_history(acquisition, fn, args)
         if not found:
-            found = plain_operations.with_fallback(acquisition, fn, args, lookaside_for(fn, *args, **kwargs))
+            found = plain_operations.with_fallback(acquisition, fn, args, kwargs, lookaside_for(fn, *args, **kwargs))
             found = plain.starting_history(acquisition, fn, kwargs, found)
         found = sequences.given_plainly(found, fn, args, kwargs)
         pending = acquisition.refused.take_pending()

@@ -50,7 +50,9 @@ _TORCHS = (
 )  # fmt: skip
 
 
-def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], found: Any) -> Any:
+def with_fallback(
+    acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue], found: Any
+) -> Any:
     """What Thunder calls for `fn`; torch's function runs and is recorded instead where Thunder knows none, raises, or returns something else.
 
     So do ``unfold``, as what stands for it elsewhere is no view, and what draws other numbers in Thunder, or whatever the probabilities.  What torch
@@ -61,8 +63,7 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
     torch_fn = torch_callable(fn)
     if torch_fn is None:
         return found
-    is_unknown = found is None and isinstance(fn, _OPAQUE) and any(isinstance(a.value, TensorProxy) for a in args)
-    if is_unknown or found is INTERPRETER_SIGNALS.EXCEPTION_RAISED or torch_fn in _TORCHS:
+    if is_unknown(fn, (*args, *kwargs.values()), found) or torch_fn in _TORCHS:
         return functools.partial(_recorded, acquisition, torch_fn)
     if found is None or not callable(found):
         return found
@@ -104,6 +105,13 @@ def with_fallback(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVal
         return _recorded(acquisition, torch_fn, *args, **kwargs)
 
     return call
+
+
+def is_unknown(fn: Callable, given: Iterable[WrappedValue], found: Any) -> bool:
+    """Whether `fn` takes plain tensors, and Thunder found nothing to call for it: its own complaint is of tensors given by position alone."""
+    if found is None:
+        return isinstance(fn, _OPAQUE) and any(isinstance(v.value, TensorProxy) for v in given)
+    return found is INTERPRETER_SIGNALS.EXCEPTION_RAISED
 
 
 def _laid_out(acquisition: Acquisition, of: WrappedValue) -> Any:

@@ -80,7 +80,6 @@ _original_store_subscr = _handlers["STORE_SUBSCR"]
 _original_unpack = _handlers["UNPACK_SEQUENCE"]
 _original_list_extend = _handlers["LIST_EXTEND"]
 _original_dict_merge = _handlers["DICT_MERGE"]
-_original_dict_update = _handlers["DICT_UPDATE"]
 _original_set_update = _handlers["SET_UPDATE"]
 
 
@@ -171,6 +170,11 @@ def _dict_merge(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     if type(added.value) is not dict or type(merged.value) is not dict:
         return _original_dict_merge(inst, stack=stack, **state)
     stack.pop_wrapped()
+    return _put_in(merged, added)
+
+
+def _put_in(merged: Any, added: Any) -> Any:
+    """Items of a dict in another one, each as what it is read as."""
     merged.track_items()
     added.track_items()
     for key in list(added.value):
@@ -189,19 +193,18 @@ def _dict_update(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     given = stack.getitem_wrapped(-1).value
     if not hasattr(given, "keys"):
         return thunders.do_raise(TypeError(f"{type(given).__name__!r} object is not a mapping"))
-    if not _is_written_in_python(given):
-        return _original_dict_update(inst, stack=stack, **state)
-    added = stack.pop_wrapped()
-    return thunders.check_signal(thunders._interpret_call(dict.update, stack.getitem_wrapped(-inst.arg), added))
+    added, merged = stack.pop_wrapped(), stack.getitem_wrapped(-inst.arg)
+    if type(given) is dict and type(merged.value) is dict:
+        return _put_in(merged, added)
+    return thunders.check_signal(thunders._interpret_call(dict.update, merged, added))
 
 
 def _set_update(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
-    if stored.has_own(type(stack.getitem_wrapped(-1).value), "__iter__"):
-        listed = thunders._interpret_call(list, stack.getitem_wrapped(-1))
-        if listed is _EXCEPTION_RAISED:
-            return listed
-        stack.pop_wrapped()
-        stack.append(listed)
+    listed = thunders._interpret_call(lambda given: [*given], stack.getitem_wrapped(-1))  # Thunder looks at its elements unseen
+    if listed is _EXCEPTION_RAISED:
+        return listed
+    stack.pop_wrapped()
+    stack.append(listed)
     return _original_set_update(inst, stack=stack, **state)
 
 
