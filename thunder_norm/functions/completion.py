@@ -45,7 +45,7 @@ from thunder.core.symbol import Symbol
 # -- in the interpreter ---------------------------------------------------------------------------------------------------------
 
 
-def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any]) -> Any:
+def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: dict[str, WrappedValue], find: Callable[[], Any]) -> Any:
     """What the interpreter is to call for `fn`: what `find` finds, and torch where that is nothing or raises."""
     selected = selections.lookaside(fn, args, {})
     if selected is not None:
@@ -70,7 +70,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], find: Callable[[], Any
         get_interpreterruntimectx().curexc = None
         return _run_by_torch(operation)
     if found is None:
-        is_called_on_tensors = not isinstance(fn, types.FunctionType) and any(_has_proxy(a.value) for a in args)
+        given = (*args, *kwargs.values())
+        is_called_on_tensors = not isinstance(fn, types.FunctionType) and any(_has_proxy(a.value) for a in given)
         return sequences.given_plainly(_run_by_torch(operation), fn, args, {}) if is_called_on_tensors else None
     return sequences.given_plainly(_first(found, operation), fn, args, {})
 

@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SplitBiasTransform
+from thunder_norm.transforms import (
+    CheckpointTransform,
+    NormTransform,
+    ProfileTransform,
+    SplitBiasTransform,
+    SubclassTransform,
+    grad,
+)
 import thunder
 
 PROGRAMS = {
@@ -97,3 +104,22 @@ def test_out(make):
 def test_out_of_another_dtype_is_refused():
     with pytest.raises(UnsupportedOpError, match="out= of another shape or dtype"):
         thunder.jit(lambda x: torch.add(x, 1, out=x.double()), transforms=[CheckpointTransform()])(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.linalg.matrix_sqrth(input=x @ x.mT + torch.eye(3)).sum(),  # functions that Thunder does not know
+        lambda x: torch.linalg.polar(A=x + torch.eye(3) * 5)[0].sum(),
+        lambda x: torch.conj_physical(input=x * 2).sum(),
+    ]
+    if hasattr(torch.linalg, "polar")
+    else [lambda x: torch.conj_physical(input=x * 2).sum()],
+)
+def test_tensors_by_keyword_alone(f):
+    x = torch.arange(9.0).view(3, 3).cos().requires_grad_()
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    torch.testing.assert_close(jf(x), f(x))
+    wanted = torch.func.grad(f)(x)
+    torch.testing.assert_close(torch.autograd.grad(jf(x), x)[0], wanted)
+    torch.testing.assert_close(grad(f)(x), wanted)

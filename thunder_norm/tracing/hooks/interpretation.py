@@ -71,7 +71,7 @@ def _lookaside(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     stack = functions_inside(jit_ext.get_jit_ctx())
     if not stack:
         return _found(fn, args, kwargs, False)
-    return stack[-1](fn, args, lambda: _found(fn, args, kwargs, True))
+    return stack[-1](fn, args, kwargs, lambda: _found(fn, args, kwargs, True))
 
 
 def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:

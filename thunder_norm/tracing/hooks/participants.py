@@ -169,8 +169,8 @@ def leading(ours: list[Participant]) -> Participant:
 
 
 @contextmanager
-def inside_function(ask: Callable[[Callable, tuple, Callable[[], Any]], Any]) -> Iterator[None]:
-    """The function of a function transform is being interpreted: ``ask(fn, args, find)`` says what is called instead of `fn`.
+def inside_function(ask: Callable[[Callable, tuple, dict, Callable[[], Any]], Any]) -> Iterator[None]:
+    """The function of a function transform is being interpreted: ``ask(fn, args, kwargs, find)`` says what is called instead of `fn`.
 
     ``find()`` is what would be called otherwise.
     """
