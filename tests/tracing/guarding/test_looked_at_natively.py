@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextvars
+import copy
+import itertools
+import operator
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +44,25 @@ class Shown(Named):
         return "x" * self.n
 
 
+class Several:
+    def __init__(self, *n: int):
+        self.n = list(n)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.n)
+
+    def __len__(self) -> int:
+        return len(self.n)
+
+    def __getitem__(self, i: int) -> int:
+        return self.n[i]
+
+
+@dataclass
+class Record:
+    n: int
+
+
 def attention(v: SDPBackend, x: torch.Tensor) -> torch.Tensor:
     with sdpa_kernel(v):
         return F.scaled_dot_product_attention(x[None], x[None], x[None]) * (2 if v == SDPBackend.MATH else 3)
@@ -61,6 +84,29 @@ CASES: dict[str, tuple[Callable[[Any, torch.Tensor], torch.Tensor], Any, Any]] =
     "number of items of a dict in another": (lambda v, x: x * len({**v}), {"n": 2}, {"n": 2, "m": 3}),
     "elements of a list in a set": (lambda v, x: x * sum({*v}), [1, 2], [1, 3]),
     "number of elements of a list in a set": (lambda v, x: x * len({*v, 1}), [1, 2], [1, 2, 3]),
+    "what an object iterates over, summed": (lambda v, x: x * sum(v), Several(1, 2), Several(1, 3)),
+    "what an object iterates over, in a set": (lambda v, x: x * sum(set(v)), Several(1, 2), Several(1, 3)),
+    "what an object iterates over, in a chain": (lambda v, x: x * [*itertools.chain(v)][1], Several(1, 2), Several(1, 3)),
+    "what an object has": (lambda v, x: x * (2 + operator.countOf(v, 2)), Several(1, 2), Several(1, 3)),
+    "a list in a tensor": (lambda v, x: x * torch.Tensor(v)[1], [1.0, 2.0], [1.0, 3.0]),
+    "a list in a tensor of a type": (lambda v, x: x * torch.FloatTensor([v])[0, 1], [1.0, 2.0], [1.0, 3.0]),
+    "a namespace that is compared": (
+        lambda v, x: x * (2 if v == SimpleNamespace(n=1) else 3),
+        SimpleNamespace(n=1),
+        SimpleNamespace(n=2),
+    ),
+    "a namespace in a list": (
+        lambda v, x: x * (2 if v in [SimpleNamespace(n=1)] else 3),
+        SimpleNamespace(n=1),
+        SimpleNamespace(n=2),
+    ),
+    "a namespace as a word": (
+        lambda v, x: x * (2 if str(v) == "namespace(n=1)" else 3),
+        SimpleNamespace(n=1),
+        SimpleNamespace(n=2),
+    ),
+    "records in lists": (lambda v, x: x * (2 if [v] == [Record(1)] else 3), Record(1), Record(2)),
+    "a copy of a record": (lambda v, x: x * copy.deepcopy(v).n, Record(1), Record(2)),
     "f-string": (lambda v, x: x * len(f"{v}"), Formatted(1), Formatted(2)),
     "f-string with a specification": (lambda v, x: x * len(f"{v:ab}"), Formatted(1), Formatted(2)),
     "f-string of a string": (lambda v, x: x * len(f"{v}"), Named(1), Named(2)),

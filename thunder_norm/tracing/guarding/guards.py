@@ -11,19 +11,25 @@ the prologue looks at all of it again.  What the program itself has changed mean
 
 from __future__ import annotations
 
+import array
+import bisect
 import collections
 import contextvars
 import functools
+import itertools
+import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import (
+    BuiltinFunctionType,
     FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
+    SimpleNamespace,
     WrapperDescriptorType,
 )
 from typing import Any
@@ -72,6 +78,18 @@ _ASKED = {
     **dict.fromkeys(_COMPARE, ("__eq__", "__hash__")),
     **dict.fromkeys(("format", "__mod__"), ("__format__", "__str__", "__repr__", "__int__", "__float__", "__index__")),
 }
+# what iterates over what it is given, without the interpreter
+_ITERATING = frozenset(
+    {
+        sum, set, frozenset, collections.deque, array.array, operator.countOf, operator.contains, operator.indexOf, operator.length_hint,
+        *(v for v in vars(itertools).values() if isinstance(v, type)), itertools.chain.from_iterable, itertools.tee, bisect.bisect, bisect.bisect_left,
+        *(v for kind in (set, frozenset, collections.deque) for v in vars(kind).values() if isinstance(v, MethodDescriptorType)),
+    }
+)  # fmt: skip
+_OF_ITERABLES = ("__iter__", "__getitem__", "__len__", "__contains__")
+_OF_VALUES = ("__eq__", "__hash__", "__lt__", "__gt__", "__le__", "__ge__", "__repr__", "__str__")
+_OF_STATE = ("__reduce_ex__", "__repr__", "__str__", "repr", "dumps")  # of which some are of an object's attributes
+_TENSOR_TYPE = type(torch.FloatTensor)
 _NUMBERS = (int, float, complex, str, bytes)  # which of equal ones an object is nobody knows
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # which torch keeps of a module
 
@@ -268,6 +286,30 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         _note_key(args[0], args[1].value, is_asked=fn is dict.get)
     elif isinstance(fn, OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
         _note_opaque(fn, args)
+    elif fn is torch.Tensor or type(fn) is _TENSOR_TYPE:
+        look_into(args)
+    if type(fn) in _OF_C and fn in _ITERATING:
+        _note_states(args, _OF_ITERABLES)
+    elif fn is str:
+        _note_states(args, ())  # methods of classes are interpreted
+
+
+_OF_C = (type, BuiltinFunctionType, MethodDescriptorType)
+
+
+def _note_states(given: Iterable[WrappedValue], asked: tuple[str, ...]) -> None:
+    """Note all attributes of objects that Python's C code is given, where it runs code of their classes, unseen."""
+    for a in given:
+        for part in (a, *_items(a)):
+            if _has_code_for(type(part.value), asked):
+                note(part, "own state", None, snapshots.same_as(vars(part.value)))
+
+
+def look_whole(values: Iterable[Any]) -> None:
+    """Guard all of some values, and of what is in them, that Python's C code compares, hashes or writes out."""
+    given = list(values)
+    inside = [v for v in look_into(given) if type(v.value) is SimpleNamespace or all(v is not g for g in given)]
+    _note_states(inside, _OF_VALUES)
 
 
 def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
@@ -280,14 +322,14 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
             guards.surroundings.note_iterator(fn)
     name = getattr(fn, "__name__", None)
     asked = _ASKED.get(name, ())
-    for a in args[1:] if asked else ():
-        for part in (a, *_items(a)):
-            if _has_code_for(type(part.value), asked):
-                note(part, "own state", None, snapshots.same_as(vars(part.value)))
+    if asked:
+        _note_states(args[1:], asked)
     if name in _HASH:
-        look_into(args[1:2])
+        look_whole(args[1:2])
+    if name in _OF_STATE:
+        _note_states(args, _OF_VALUES)
     if any(stored.is_container(type(a.value)) for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
-        look_into(args)
+        look_whole(args)
 
 
 def reference_asked(reference: weakref.ref) -> Callable:
@@ -307,7 +349,7 @@ def _items(given: WrappedValue) -> Iterator[WrappedValue]:
 def _has_code_for(kind: type, asked: tuple[str, ...]) -> bool:
     """Whether a function in C that is given an object of this class runs Python code that reads its attributes."""
     found = (in_classes(kind.__mro__, name, None) for name in asked)
-    return (
+    return kind is SimpleNamespace or (
         kind.__dictoffset__ != 0 and not kind.__module__.startswith("torch") and any(isinstance(f, FunctionType) for f in found)
     )
 

@@ -10,18 +10,25 @@ from thunder_norm.tracing.guarding.ways import path_of
 from thunder.core.interpreter import WrappedValue
 
 
-def look_into(values: Iterable[Any]) -> None:
+def look_into(values: Iterable[Any]) -> list[WrappedValue]:
     """Guard all that is in the containers among some values, which are given to something that looks at it natively.
 
     A container of the program's own may hold some that are given to it, as the key ``(name, sizes)`` does.
+
+    Returns:
+        what is no container, of those values and in them.
     """
-    pending, seen = list(values), set()
+    pending, seen, others = list(values), set(), []
     while pending:
         value = pending.pop()
-        if not isinstance(value, WrappedValue) or not stored.is_container(type(value.value)) or id(value) in seen:
+        if not isinstance(value, WrappedValue) or id(value) in seen:
+            continue
+        if not stored.is_container(type(value.value)):
+            others.append(value)
             continue
         seen.add(id(value))
         if path_of(value.provenance) is not None:
             value.track_items()
         items = value.item_wrappers or ()
         pending += items.values() if isinstance(items, dict) else items
+    return others

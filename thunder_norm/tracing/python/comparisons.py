@@ -16,7 +16,6 @@ import torch
 
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
-from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions.torch_arguments import as_pythons, holds_number
 from thunder.core import dtypes
@@ -52,7 +51,7 @@ _COMPARE_NATIVELY = LIBRARIES | {"numpy"}
 
 def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
     b, a = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
-    look_into((b, a))
+    guards.look_whole((b, a))
     assert inst.arg is not None
     operation = dis.cmp_op[inst.arg >> _OPERATION_BITS]
     meets_number = _is_tensor_and_number(a, b) or _is_tensor_and_number(b, a)
