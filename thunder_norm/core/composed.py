@@ -78,6 +78,8 @@ class Vertex:
         """One that holds it, for a root of size 1: the smaller of what the graph and the parents alone say."""
         if self.given is not None:
             return self.given
+        if (turned := self._turned()) is not None:
+            return turned
         found = []
         block = _block(self)
         if block is not None:
@@ -85,7 +87,16 @@ class Vertex:
             found.append(smallest(base.ellipsoid, steps))
         if block is None or not self._is_all_of(block[0]):
             found.append(self._of_parents())
-        return min(found, key=lambda e: e.length.item())
+        return found[0] if len(found) == 1 else min(found, key=lambda e: e.length.item())
+
+    def _turned(self) -> Ellipsoid | None:
+        """That of its parent, if it is the same vector times a number or with its entries in another order."""
+        if self.slopes is not None or len(self.terms) != 1:
+            return None
+        ((parent, c),) = self.terms
+        if c is None:
+            return parent.ellipsoid
+        return c.turned(parent.ellipsoid) if parent.size == self.size and c.is_turn else None
 
     def _is_all_of(self, base: Vertex) -> bool:
         """Whether what is known from `base` on is all there is: nothing is made of it but this, directly or after one bend."""
