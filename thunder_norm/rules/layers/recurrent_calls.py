@@ -145,7 +145,9 @@ def _near(layer: Layer, x: NormedTensor, states: Sequence[torch.Tensor], is_reve
     """The sequences at hand, in the order of the steps."""
     data = values(x.backing.detach())
     rows = [t.reshape(-1, t.shape[-1]) for t in data.unbind(time)]
-    slack = 1000 * torch.finfo(x.backing.dtype).eps * (data.abs().amax().item() if data.numel() else 0.0)
+    assert x.perturbation_size is not None
+    largest = data.abs().amax().item() if data.numel() and x.perturbation_size.item() else 0.0
+    slack = 1000 * torch.finfo(x.backing.dtype).eps * largest
     before = [values(s).detach().reshape(-1, s.shape[-1]) for s in states]
     return Near(layer, rows[::-1] if is_reversed else rows, slack, before)
 
