@@ -330,6 +330,17 @@ def test_where_there_are_no_roundings_it_is_refused():
         norm_report(jitted(mlp()), RMSTensor.of(x), precision=torch.bfloat16, sensitivity="composed")
 
 
+@pytest.mark.parametrize(
+    ("program", "words"), [(F.tanhshrink, "more than predicted"), (lambda x: x.exp() - x.exp(), "less"), (F.softsign, None)]
+)
+def test_an_error_that_is_not_the_predicted_one_is_remarked_upon(program, words):
+    x = 0.03 * torch.randn(4, 8, generator=torch.Generator().manual_seed(seeded(6)), dtype=torch.float64)
+    report = norm_report(jitted(program), RMSTensor.of(x), precision=torch.float16)
+    found = report.precision.remark
+    assert found is None if words is None else found is not None and found.startswith(words)
+    assert (found or "in their norms") in report.table(width=120)
+
+
 def test_what_no_rule_follows_is_not_said_to_do_nothing():
     x = torch.randn(16, 64) + 50
 

@@ -12,6 +12,7 @@ from tests.seeds import seeded
 from tests.within_norms import actual_norm
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.audit import Ball, Case
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.rules.layers.recurrent import _blocks, geometric, gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
 
 D = torch.float64
@@ -100,6 +101,17 @@ def test_composed_is_no_more_than_the_product(name, dims):
         with norm_sensitivity(sensitivity):
             claims[sensitivity] = sensitivities(module(normed)[0], normed).item()
     assert claims["composed"] <= claims["global"] * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 2, 3)], ids=["no batch", "another batch"])
+def test_states_of_another_batch_are_refused(shape):
+    x, states, weights = (
+        torch.zeros(shape, dtype=D),
+        [torch.zeros(1, 6, 1, dtype=D)] * 2,
+        [torch.zeros(4, n, dtype=D) for n in (3, 1)],
+    )
+    with pytest.raises(UnsupportedOpError, match="states of"):
+        torch.lstm(RMSTensor.of(x), states, weights, False, 1, 0.0, False, False, False)
 
 
 @pytest.mark.parametrize(("cell", "layer"), [(nn.LSTMCell, nn.LSTM), (nn.GRUCell, nn.GRU), (nn.RNNCell, nn.RNN)])

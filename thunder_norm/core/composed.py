@@ -2,9 +2,7 @@
 
 The entries of a tensor over its last dimensions (its *features*) are a row, and every row moves within one ellipsoid, the same for all as
 they share elem_dims.  What moves is said by *roots*: a leaf with a perturbation_size, or a result of which only a norm rule knows how
-far it moves.  The movement of a tensor is a sum of one vector for each root, and each is the vertex of a graph, in which an edge is
-a linear map or a bend.  The ellipsoid of a vertex is found from the nearest one that all its paths pass (`joint.smallest`), so that what
-is added again, a residual, is kept together with its branch.  Then
+far it moves.  The movement of a tensor is a sum of one vector for each root, and each is a vertex of a graph (`vertices`), of which ellipsoids are found.  Then
 
     perturbation_size = sum over roots of (length of the ellipsoid, in the tensor's norm, for a root of size 1) * (size of the root).
 
@@ -14,137 +12,31 @@ It is the bound for one root moved after the other; that of each holds for movem
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.context import COMPOSED, current_mode, current_sensitivity
-from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap, identity, sum_of
-from thunder_norm.core.joint import smallest
-from thunder_norm.core.kept import Bend, Step, Sum
+from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
 from thunder_norm.core.lengths import length
 from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.perturbations import Rest, is_more
 from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
+from thunder_norm.core.vertices import LARGEST, Root, Vertex
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.trees import flat_tensors
 
-# Features of a row, and the entries of all vectors that are kept together: the price is their cube.
-LARGEST, LARGEST_TOGETHER = 1024, 2048
 # Slopes and movements beyond it are of no use to anyone, and products of a few are no numbers.
 _HUGE = 1e100
 # Ellipsoids that are so many times as long as what a norm rule says are given up for a ball; otherwise what is kept together counts more.
 _FAR = 1.5
-# Steps that one search goes back, and roots a tensor's movement is made of.
-_LONGEST, _MOST_ROOTS = 64, 4
-
-_numbers = itertools.count()
-
-
-@dataclass(frozen=True, eq=False)
-class Root:
-    """Something that moves.  `size` is how far, in the norm that the first ellipsoid is the unit ball of."""
-
-    size: torch.Tensor
-
-
-@dataclass(eq=False)
-class Vertex:
-    """A part of a tensor's movement.
-
-    Attributes:
-        root: what makes it move.
-        size: the number of features.
-        terms: the sum of which linear maps of which vertices it is; none for the first of a root.
-        slopes: the bounds of the slopes, [n] each, if it is a function of each entry of its one parent.
-        given: the ellipsoid of the first of a root.
-    """
-
-    root: Root
-    size: int
-    terms: tuple[tuple[Vertex, LinearMap | None], ...] = ()
-    slopes: tuple[torch.Tensor, torch.Tensor] | None = None
-    given: Ellipsoid | None = None
-    number: int = field(default_factory=lambda: next(_numbers))
-
-    @functools.cached_property
-    def ellipsoid(self) -> Ellipsoid:
-        """One that holds it, for a root of size 1: the smaller of what the graph and the parents alone say."""
-        if self.given is not None:
-            return self.given
-        found = []
-        block = _block(self)
-        if block is not None:
-            base, steps = block
-            found.append(smallest(base.ellipsoid, steps))
-        if block is None or not self._is_all_of(block[0]):
-            found.append(self._of_parents())
-        return min(found, key=lambda e: e.length.item())
-
-    def _is_all_of(self, base: Vertex) -> bool:
-        """Whether what is known from `base` on is all there is: nothing is made of it but this, directly or after one bend."""
-        parents = [v for v, _ in self.terms]
-        if self.slopes is not None or parents == [base]:
-            return True
-        return len(parents) == 1 and parents[0].slopes is not None and parents[0].terms[0][0] is base
-
-    @functools.cached_property
-    def steepest(self) -> torch.Tensor | None:
-        """The steepest slope, if it is a function of each entry and that is the same of all."""
-        if self.slopes is None:
-            return None
-        low, high = self.slopes
-        slopes = torch.maximum(low.abs(), high.abs())
-        return slopes[0] if len(slopes) and bool((slopes == slopes[0]).all()) else None
-
-    def _of_parents(self) -> Ellipsoid:
-        """From the ellipsoids of the parents, as if they had nothing to do with each other."""
-        if self.slopes is not None:
-            return smallest(self.terms[0][0].ellipsoid, [Bend(0, *self.slopes)])
-        parts = [v.ellipsoid if c is None else v.ellipsoid.image(c) for v, c in self.terms]
-        return functools.reduce(sum_of, parts)
-
-
-def _block(vertex: Vertex) -> tuple[Vertex, list[Step]] | None:
-    """The nearest vertex that all paths to this one pass, behind a bend if there is one, and the steps from it; None if it is too far."""
-    frontier, passed = {vertex}, []
-    bends = 0
-    nearest: tuple[Vertex, int] | None = None
-    while len(passed) < _LONGEST and bends <= LARGEST_TOGETHER:
-        if len(frontier) == 1 and passed:
-            (only,) = frontier
-            if bends + only.size <= LARGEST_TOGETHER and (nearest is None or bends):
-                nearest = only, len(passed)
-            if bends or not only.terms:
-                break
-        latest = max(frontier, key=lambda v: v.number)
-        if not latest.terms:
-            break
-        frontier.remove(latest)
-        frontier.update(v for v, _ in latest.terms)
-        passed.append(latest)
-        bends += latest.size if latest.slopes is not None else 0
-    if nearest is None:
-        return None
-    base, count = nearest
-    return base, _steps(base, passed[:count][::-1])
-
-
-def _steps(base: Vertex, passed: Sequence[Vertex]) -> list[Step]:
-    numbers = {base: 0, **{v: i for i, v in enumerate(passed, 1)}}
-    steps: list[Step] = []
-    for v in passed:
-        if v.slopes is not None:
-            steps.append(Bend(numbers[v.terms[0][0]], *v.slopes))
-        else:
-            steps.append(Sum(tuple((numbers[p], identity(p.size) if c is None else c) for p, c in v.terms)))
-    return steps
+# Roots a tensor's movement is made of.
+_MOST_ROOTS = 4
 
 
 @dataclass(frozen=True, eq=False)

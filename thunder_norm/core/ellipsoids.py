@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 
@@ -46,24 +47,19 @@ class Ellipsoid:
     @cached_property
     def eigenvalues(self) -> torch.Tensor:
         """Of `cov`, ascending, constants."""
-        return self._spectrum[0]
-
-    @cached_property
-    def _spectrum(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The eigenvalues, and where `cov` requires grad the vector of the largest."""
-        with torch.no_grad():
-            if not self.cov.requires_grad:
-                return torch.linalg.eigvalsh(self.cov), None
-            values, vectors = torch.linalg.eigh(self.cov)
-            return values, vectors[:, -1]
+        return torch.linalg.eigvalsh(self.cov.detach())
 
     @cached_property
     def length(self) -> torch.Tensor:
         """The length of its longest vector, differentiable in `cov`: at the vector's direction."""
         if self.scale == 0:
             return torch.zeros((), dtype=torch.float64)
-        values, v = self._spectrum
-        largest = values[-1] if v is None else v @ self.cov @ v
+        return self._length_of(self.cov, self.eigenvalues[-1])
+
+    def _length_of(self, block: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+        """Of a block of `cov` and its largest eigenvalue, a constant."""
+        if block.requires_grad:
+            largest = _Largest.apply(block, largest)
         return self.scale * (largest * (1 + 64 * len(self.cov) * EPSILON)).sqrt()
 
     @cached_property
@@ -78,26 +74,65 @@ class Ellipsoid:
 
     def part(self, groups: torch.Tensor) -> torch.Tensor:
         """The length of the longest part of one of its vectors, the entries of each part given by their numbers [parts, size]."""
-        return self.parts(groups).amax()
+        if self.scale == 0:
+            return torch.zeros((), dtype=torch.float64)
+        blocks = self.cov.detach()[groups[:, :, None], groups[:, None, :]]
+        # an eigenvalue is at most sqrt(sum of squares), the largest at least the sum of squares over the sum
+        squares, sums = blocks.square().sum((1, 2)), blocks.diagonal(dim1=1, dim2=2).sum(1)
+        is_short = squares.sqrt() * (1 + 1e-9) < (squares / sums.clamp(min=1e-300)).amax()
+        largest, at = torch.linalg.eigvalsh(blocks[~is_short])[:, -1].max(0)
+        longest = groups[~is_short][at]
+        return self._length_of(self.cov[longest[:, None], longest], largest)
 
     def parts(self, groups: torch.Tensor) -> torch.Tensor:
-        """The same of each part, [parts]."""
+        """The same of each part, [parts], constants."""
         if self.scale == 0:
             return torch.zeros(len(groups), dtype=torch.float64)
-        blocks = self.cov[groups[:, :, None], groups[:, None, :]]
+        blocks = self.cov.detach()[groups[:, :, None], groups[:, None, :]]
         largest = torch.linalg.eigvalsh(blocks)[:, -1]
         return self.scale * (largest * (1 + 64 * len(self.cov) * EPSILON)).sqrt()
 
     def times(self, factor: float) -> Ellipsoid:
         """That many times as large."""
-        return Ellipsoid(self.cov, max(self.scale * factor, 1e-300)) if self.scale and factor else Ellipsoid.of(self.cov * 0)
+        return self._turned(self.cov, self.scale * factor) if self.scale and factor else Ellipsoid.of(self.cov * 0)
+
+    def in_order(self, index: torch.Tensor) -> Ellipsoid:
+        """The same with entries in another order."""
+        return self._turned(self.cov[index[:, None], index], self.scale)
+
+    def _turned(self, cov: torch.Tensor, scale: float) -> Ellipsoid:
+        """Of a covariance that has the same eigenvalues: where they are known they are not looked for again."""
+        out = Ellipsoid(cov, max(scale, 1e-300) if scale else 0.0)
+        if "eigenvalues" in self.__dict__:
+            out.__dict__["eigenvalues"] = self.eigenvalues
+        return out
 
     def image(self, c: LinearMap) -> Ellipsoid:
         """What a linear map makes of it."""
+        if c.is_turn and c.size == len(self.cov):
+            return c.turned(self)
         sizes = self.cov.diagonal().sqrt()
         rows = c.times(self.cov)
         out = c.times(rows.T)
         return Ellipsoid.of(above((out + out.T) / 2, c.magnitudes(sizes), len(sizes)), self.scale * c.scale)
+
+
+class _Largest(torch.autograd.Function):
+    """The largest eigenvalue of a symmetric matrix, where it is known: the vector that its derivative needs is looked for when it is."""
+
+    @staticmethod
+    def forward(cov: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+        return largest.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (cov,) = ctx.saved_tensors
+        v = torch.linalg.eigh(cov.detach())[1][:, -1]
+        return grads[0] * torch.outer(v, v), None
 
 
 def above(cov: torch.Tensor, magnitudes: torch.Tensor, inner: int) -> torch.Tensor:
@@ -146,6 +181,15 @@ class LinearMap:
         """``C diag(factors)``, as a matrix, or as its diagonal if it has no other entries."""
         return self.times(torch.diag(factors))
 
+    @property
+    def is_turn(self) -> bool:
+        """Whether it is a number times the vector with its entries in another order, given one of as many entries as the result has."""
+        return False
+
+    def turned(self, e: Ellipsoid) -> Ellipsoid:
+        """What it makes of an ellipsoid, if it is a turn: nothing is rounded, and eigenvalues stay what they are."""
+        raise NotImplementedError
+
     def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
         """``|C| sizes``: how large a result's terms are together, given how large the entries of the vector are."""
         raise NotImplementedError
@@ -184,6 +228,7 @@ class Scaled(LinearMap):
         largest = factors.detach().abs().max().item() if factors.numel() else 0.0
         self.scale, self.size = largest, size
         self._factors = (factors / largest if largest else factors).expand(size)
+        self._is_one = factors.numel() == 1 and not factors.requires_grad
         self.tensors = (self._factors,)
 
     def times(self, t: torch.Tensor) -> torch.Tensor:
@@ -193,6 +238,15 @@ class Scaled(LinearMap):
     def columns(self, factors: torch.Tensor) -> torch.Tensor:
         """The diagonal of ``C diag(factors)``."""
         return self._factors * factors
+
+    @property
+    def is_turn(self) -> bool:
+        """All factors are one number."""
+        return self._is_one
+
+    def turned(self, e: Ellipsoid) -> Ellipsoid:
+        """As large as that number."""
+        return e if self.scale == 1 else e.times(self.scale)
 
     def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
         """``|C| sizes``."""
@@ -215,6 +269,15 @@ class Picked(LinearMap):
     def times(self, t: torch.Tensor) -> torch.Tensor:
         """``C t``."""
         return t[self._index] * self._is_there[:, None]
+
+    @cached_property
+    def is_turn(self) -> bool:
+        """All entries are taken, each once."""
+        return torch.equal(self._index.sort()[0], torch.arange(self.size)) and bool(self._is_there.all())
+
+    def turned(self, e: Ellipsoid) -> Ellipsoid:
+        """In that order."""
+        return e.in_order(self._index)
 
     def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
         """``|C| sizes``."""

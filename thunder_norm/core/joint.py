@@ -51,6 +51,8 @@ def smallest(base: Ellipsoid, steps: Sequence[Step]) -> Ellipsoid:
     if base.scale == 0:
         size = _size(steps[-1])
         return Ellipsoid(base.cov.new_zeros(size, size), 0.0)
+    if len(steps) == 1 and isinstance(steps[0], Sum) and len(steps[0].terms) == 1:
+        return base.image(steps[0].terms[0][1])
     if sum(isinstance(s, Bend) for s in steps) == 1 and (of_one := _smallest_of_one(base, steps)) is not None:
         return of_one
     with torch.no_grad():
@@ -59,7 +61,8 @@ def smallest(base: Ellipsoid, steps: Sequence[Step]) -> Ellipsoid:
         if not found:  # no number is as large as what these steps make
             return Ellipsoid.ball(_size(steps[-1]), math.inf)
         first = min(found, key=Run.value)
-        best = min({id(r): r for r in (found[0], _searched(begun, steps, first) or first)}.values(), key=lambda r: r.length)
+        best = _searched(begun, steps, first) or first
+        best = best if best is found[0] else min(found[0], best, key=lambda r: r.length)
     if not _requires_grad(base, steps):
         return best.ellipsoid(base)
     again = _run(begin(base, steps), steps, best.multipliers)

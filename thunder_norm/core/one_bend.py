@@ -68,6 +68,13 @@ _PLAIN = Start(TOP * _BELOW, False)
 def first_multipliers(
     q: torch.Tensor, middle: torch.Tensor, half: torch.Tensor, start: Start, largest: float | None = None
 ) -> torch.Tensor:
+    """`first_of`, the multipliers alone."""
+    return first_of(q, middle, half, start, largest)[0]
+
+
+def first_of(
+    q: torch.Tensor, middle: torch.Tensor, half: torch.Tensor, start: Start, largest: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``T = tau / lambda_max(q)``: with ``tau = h / (|m| + h)`` the longest vector becomes as long as the steepest slope says.
 
     Of entries with one slope tau is next to nothing, and q is that of the others.
@@ -78,16 +85,20 @@ def first_multipliers(
         half: of their width.
         start: how.
         largest: the largest eigenvalue of q, where it is known and all tau are the same.
+
+    Returns:
+        T, and the eigenvalues of its H, ascending, if they had to be found.
     """
     middle = middle.abs()
     tau = torch.where(half > 0, half / (middle + half).clamp(min=1e-300), 1.0).clamp(min=1e-6, max=start.most)
     if largest is not None:
-        return tau / (largest * (1 + 1e-10))
+        return tau / (largest * (1 + 1e-10)), None
     sizes = q.diagonal().clamp(min=q.diagonal().max() * 1e-24).clamp(min=1e-250)
     weights = sizes if start.is_scaled else torch.full_like(sizes, sizes.max().item())
     root = (tau / (tau.max() * weights)).sqrt()
-    found = torch.linalg.eigvalsh(root[:, None] * q * root)[-1].clamp(min=1e-12)
-    return tau / (weights * found * (1 + 1e-10))
+    eigenvalues = torch.linalg.eigvalsh(root[:, None] * q * root)
+    scale = tau.max() / (eigenvalues[-1].clamp(min=1e-12) * (1 + 1e-10))
+    return root.square() * scale, eigenvalues * scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,16 +186,23 @@ class OneBend:
             best = found
         return best
 
-    @cached_property
+    @property
     def first(self) -> torch.Tensor:
         """The first multipliers, those of ECLipsE-Fast for relu."""
+        return self._first[0]
+
+    @cached_property
+    def _first(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """They, and the eigenvalues of their H."""
         known = None if self.eigenvalues is None else self.eigenvalues[-1].item()
-        return first_multipliers(self.bent, self.middle, self.half, _PLAIN, known)
+        first, h = first_of(self.bent, self.middle, self.half, _PLAIN, known)
+        if h is not None:
+            return first, h
+        assert self.eigenvalues is not None, "they are what is known"
+        return first, self.eigenvalues * first[0]
 
     def _starts(self) -> Iterator[Tried]:
-        known, first = self.eigenvalues, self.first
-        root = first.sqrt()
-        h = torch.linalg.eigvalsh(root[:, None] * self.bent * root) if known is None else known * first[0]
+        first, h = self._first
         if (tried := self.at(first if (factor := self._larger(h)) == 1 else first * factor)) is not None:
             yield tried
         sizes = self.bent.diagonal()

@@ -33,14 +33,16 @@ def reach(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor]:
 def around(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The rows of x [rows, features], what rounding may have done to them, and how far each feature moves.
 
-    What rounding does to entries is allowed for by a thousand units in the last place of the largest one.
+    What rounding does to entries is allowed for by a thousand units in the last place of the largest one; where nothing moves they are those at
+    hand, as in a local bound.
     """
     rows = values(x.backing.detach()).reshape(-1, spread.parts[0].size)
     moved = torch.zeros(rows.shape[1], dtype=torch.float64)
     for part in away_from_data(x, spread).parts:
         moved = moved + part.ellipsoid.entries * values(part.root.size.detach())
     largest = rows.abs().amax() if rows.numel() else torch.zeros((), dtype=torch.float64)
-    return rows, moved * 1e-9 + 1000 * torch.finfo(x.backing.dtype).eps * largest, moved
+    slack = 1000 * torch.finfo(x.backing.dtype).eps * largest if moved.any() else 0.0
+    return rows, moved * 1e-9 + slack, moved
 
 
 def away_from_data(x: NormedTensor, spread: Spread) -> Spread:

@@ -34,6 +34,10 @@ class Rounding:
     arriving_typical: float
 
 
+# Errors within this factor of each other are as predicted.
+_NEAR = 3.0
+
+
 @dataclass(frozen=True)
 class LowPrecision:
     """A program in low precision: what is predicted of its results, and what it does.
@@ -55,6 +59,17 @@ class LowPrecision:
     measured_typical: float | None
     measured_by: str
     inputs: Rounding | None
+
+    @property
+    def remark(self) -> str | None:
+        """What to make of a measured error that is not the predicted one: beyond the bound, or by more than a factor of 3; None of others."""
+        if self.measured is None or self.measured_typical is None:
+            return None
+        if self.measured_typical > _NEAR * self.typical or self.measured > self.bound:
+            return "more than predicted: operations round inside, or beyond first order"
+        if self.measured_typical * _NEAR < self.typical:
+            return "less than predicted: longer numbers in between, or errors that cancel"
+        return None
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ def in_precision(report: Findings) -> list[str]:
     lines = [f"in {formats}: results move by {_number(found.typical)} typically, at most {_number(found.bound)} to first order"]
     if found.measured is None:
         return [*lines, found.measured_by]
-    return [*lines, f"{found.measured_by}: by {_number(found.measured_typical)}, in their norms {_number(found.measured)}"]
+    lines.append(f"{found.measured_by}: by {_number(found.measured_typical)}, in their norms {_number(found.measured)}")
+    return lines if found.remark is None else [*lines, found.remark]
 
 
 # Columns of the table, and how wide a console must be to have them: on 80 characters no number is cut.

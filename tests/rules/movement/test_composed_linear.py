@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from tests.rules.movement import composed_programs as programs
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, norm_sensitivity, with_perturbation
+from thunder_norm import LinfTensor, RMSTensor, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.core.composed import spread_of
+from thunder_norm.core.ellipsoids import Ellipsoid, Picked, Scaled
 
 F64 = torch.float64
 SHAPE = (2, 4, 3)
@@ -85,3 +86,32 @@ def test_prelu_has_the_slopes_of_its_channels(slopes: tuple[float, float]):
     # the steepest slope everywhere says no less
     steepest = torch.linalg.matrix_norm(after, 2).item() * max(1.0, *map(abs, slopes))
     assert claimed(f, point) <= steepest * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("scope", ["composed", "within"])
+def test_prelu_of_one_number_has_its_one_slope(scope):
+    leaf = with_perturbation(LinfTensor.of(torch.tensor(-2.0, dtype=F64)), 0.5)
+    with norm_sensitivity(scope):
+        moved = sensitivities(F.prelu(leaf, torch.tensor([0.25], dtype=F64)), leaf).item()
+    assert moved == pytest.approx(1.0 if scope == "composed" else 0.25)
+
+
+def test_turned_ellipsoids_are_those_of_the_turned_vectors():
+    covariance = drawn(6, 6)
+    e = Ellipsoid.of(covariance @ covariance.mT)
+    assert e.eigenvalues.numel() == 6
+    order, some = torch.tensor([3, 1, 5, 0, 2, 4]), torch.tensor([3, 1, -1, 0, 2, 4])
+    for c in (Picked(order), Scaled(torch.tensor([-0.3], dtype=F64), 6), Picked(some)):
+        turned, matrix = e.image(c), c.times(torch.eye(6, dtype=F64)) * c.scale
+        torch.testing.assert_close(turned.cov * turned.scale**2, matrix @ (e.cov * e.scale**2) @ matrix.mT)
+        torch.testing.assert_close(turned.eigenvalues, torch.linalg.eigvalsh(turned.cov))
+
+
+def test_the_longest_part_is_that_of_all_and_its_derivative_that_of_its_singular_value():
+    root = drawn(12, 12).requires_grad_()
+    e = Ellipsoid.of(root @ root.mT)
+    groups = torch.arange(12).reshape(3, 4).T.reshape(2, 6)
+    exact = torch.stack([torch.linalg.matrix_norm(root[g], 2) for g in groups]).amax()
+    torch.testing.assert_close(e.part(groups), exact, rtol=1e-9, atol=0)
+    for found, true in ((e.part(groups), exact), (e.length, torch.linalg.matrix_norm(root, 2))):
+        torch.testing.assert_close(*(torch.autograd.grad(t, root, retain_graph=True)[0] for t in (found, true)))

@@ -19,6 +19,8 @@ from thunder_norm import (
     sensitivities,
     with_perturbation,
 )
+from thunder_norm.core.ellipsoids import Dense, Ellipsoid
+from thunder_norm.core.vertices import Root, Vertex
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules.entrywise import slopes_within
 from thunder_norm.rules.movement import slopes
@@ -141,6 +143,55 @@ def test_at_radius_0_it_is_the_norm_of_the_jacobian():
         x = torch.randn(1, 6, dtype=torch.float64)
         jacobian = torch.func.jacrev(lambda v, model=model: model(v[None])[0])(x[0])
         assert within(model, x, 0.0) == pytest.approx(torch.linalg.matrix_norm(jacobian, 2).item(), rel=1e-6)
+
+
+class Gated(nn.Module):
+    """A GRU, or an LSTM, spelled in operations: an input of its own at each step, and products of gates."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.by_input, self.by_state, self.count = nn.Linear(2, count * 3), nn.Linear(3, count * 3), count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = c = torch.zeros(len(x), 3, dtype=x.dtype)
+        for step in x.unbind(1):
+            a, b = self.by_input(step).chunk(self.count, -1), self.by_state(h).chunk(self.count, -1)
+            i, f, *rest = ((s + t).sigmoid() for s, t in zip(a, b, strict=True))
+            n = torch.tanh(a[2] + (b[2] if rest[1:] else i * b[2]))
+            c = f * c + (i * n if rest[1:] else (1 - f) * n)
+            h = rest[1] * c.tanh() if rest[1:] else c
+        return h
+
+
+@pytest.mark.parametrize(("gates", "dtype"), [(3, torch.float32), (4, torch.float64)])
+def test_at_radius_0_steps_by_hand_are_their_jacobian(gates: int, dtype: torch.dtype):
+    torch.manual_seed(seeded(1))
+    model, steps = Gated(gates).to(dtype).requires_grad_(False), 5
+    x = torch.randn(1, steps, 2, dtype=dtype)
+    leaf = with_perturbation(RMSTensor.of(x, (-2, -1)), 0.0)
+    with norm_sensitivity("within"):
+        found = sensitivities(model(leaf), leaf).item() * math.sqrt(3 / x.numel())
+    model.double()
+    jacobian = torch.func.jacrev(lambda v: model(v[None])[0])(x[0].double()).flatten(1)
+    assert found == pytest.approx(torch.linalg.matrix_norm(jacobian, 2).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("width", [0.0, 1e-10, 1e-8])
+def test_what_is_linear_but_for_rounding_is_one_matrix_and_no_slope_leaves_it(width: float):
+    """``B (D A x + x) + D A x`` with diagonals D between two numbers that are so far apart: the worst of them, drawn, is in its ellipsoid."""
+    torch.manual_seed(seeded(2))
+    a, b = torch.randn(2, 4, 4, dtype=torch.float64)
+    low = torch.rand(4, dtype=torch.float64)
+    root = Root(torch.ones(()))
+    x = Vertex(root, 4, given=Ellipsoid.ball(4, 2.0))
+    before = Vertex(root, 4, terms=((x, Dense(a)),))
+    bent = Vertex(root, 4, terms=((before, None),), slopes=(low, low + width))
+    y = Vertex(root, 4, terms=((Vertex(root, 4, terms=((bent, None), (x, None))), Dense(b)), (bent, None)))
+    assert (y.first is x) == (width <= 1e-9)
+    d = torch.diag_embed(low + width * torch.randint(2, (64, 4)))
+    matrices = b @ (d @ a + torch.eye(4, dtype=torch.float64)) + d @ a
+    worst = 2 * torch.linalg.matrix_norm(matrices, 2).amax().item()
+    assert worst * (1 - 1e-14) <= y.ellipsoid.length.item() <= worst * (1 + (1e-6 if width < 1e-9 else 1e-2))
 
 
 def test_it_grows_with_the_radius_to_the_bound_for_all_inputs():

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from thunder_norm.core.composed import LARGEST, Root, Vertex
 from thunder_norm.core.ellipsoids import Dense, Ellipsoid, LinearMap, Picked, Scaled
+from thunder_norm.core.vertices import LARGEST, Root, Vertex
 from thunder_norm.rules.layers._recurrent_slopes import Layer, Near, gru_everywhere, lstm_everywhere
 
 Terms = list[tuple[Vertex, LinearMap | None]]

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 
 from thunder_norm import padded_sequences
 from thunder_norm.core.composed import is_composed, is_fixed, moves, moves_as, moves_within, spread_of, values
+from thunder_norm.core.context import current_environment
 from thunder_norm.core.local import is_within
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.rules.layers import _recurrent_vertices
 from thunder_norm.rules.layers._recurrent_slopes import Layer, Near
 from thunder_norm.rules.layers._recurrent_steps import each_step, elman_step, gru_step, lstm_step
@@ -45,6 +47,7 @@ def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequ
     """One direction of one layer: all states, as x has its steps along the dimension `time`, and the last ones."""
     w_ih, w_hh, b_ih, b_hh, *projection = weights
     gates = F.linear(x.transpose(0, time) if time else x, w_ih, b_ih)
+    _check_batch(gates, states)
     out, *after = layer(gates.flip(0) if is_reversed else gates, *states, w_hh, b_hh, *projection)
     out = out.flip(0) if is_reversed else out
     found = out.transpose(0, time) if time else out, *after
@@ -54,6 +57,24 @@ def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequ
     if layer in _OF_ONE_SLOPE or is_within() and not is_moved:
         _move_by_steps(found, layer, x, states, weights, is_reversed, time)
     return found
+
+
+def _check_batch(gates: torch.Tensor, states: Sequence[torch.Tensor]) -> None:
+    """Refuse states of another batch than the steps have: torch's kernel broadcasts them, the modules of `torch.nn` do not.
+
+    Raises:
+        UnsupportedOpError: that is the case.
+    """
+    batch = tuple(gates.shape[1:-1])
+    if any(tuple(s.shape[:-1]) != batch for s in states):
+        raise UnsupportedOpError(
+            with_details(
+                f"a recurrent function is called with steps of batch {batch} and states of {[tuple(s.shape[:-1]) for s in states]}",
+                at=current_environment().user_location(),
+                why="torch's kernel for CPUs broadcasts such states, the modules of torch.nn refuse them: norms are of one state for each sequence",
+                instead="expand the states, or unsqueeze a single sequence, as torch.nn.LSTM does",
+            )
+        )
 
 
 def _move_by_steps(
@@ -124,7 +145,9 @@ def _near(layer: Layer, x: NormedTensor, states: Sequence[torch.Tensor], is_reve
     """The sequences at hand, in the order of the steps."""
     data = values(x.backing.detach())
     rows = [t.reshape(-1, t.shape[-1]) for t in data.unbind(time)]
-    slack = 1000 * torch.finfo(x.backing.dtype).eps * (data.abs().amax().item() if data.numel() else 0.0)
+    assert x.perturbation_size is not None
+    largest = data.abs().amax().item() if data.numel() and x.perturbation_size.item() else 0.0
+    slack = 1000 * torch.finfo(x.backing.dtype).eps * largest
     before = [values(s).detach().reshape(-1, s.shape[-1]) for s in states]
     return Near(layer, rows[::-1] if is_reversed else rows, slack, before)
 

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import LARGEST, Call, Made, Spread, Term, is_fixed, moves, spread_of, values
+from thunder_norm.core.composed import Call, Made, Spread, Term, is_fixed, moves, spread_of, values
 from thunder_norm.core.ellipsoids import Dense, LinearMap, Picked, Scaled
 from thunder_norm.core.known_ranges import range_within
 from thunder_norm.core.local import is_within
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.core.vertices import LARGEST
 from thunder_norm.core.within import reach
 from thunder_norm.rules.movement import movements_nearby
 from thunder_norm.trees import flat_tensors, map_tensors

@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from thunder_norm.core.composed import LARGEST, Call, Made, Root, Spread, Term, Vertex, is_fixed, moves, spread_of, values
+from thunder_norm.core.composed import Call, Made, Spread, Term, is_fixed, moves, spread_of, values
 from thunder_norm.core.ellipsoids import Dense, Ellipsoid, sum_of
 from thunder_norm.core.local import from_data, is_from_data, is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.vertices import LARGEST, Root, Vertex
 from thunder_norm.core.within import away_from_data, moved
 from thunder_norm.trees import flat_tensors
 

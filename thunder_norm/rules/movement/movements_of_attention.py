@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import Call, Vertex, moves, parts_of, values
+from thunder_norm.core.composed import Call, moves, parts_of, values
 from thunder_norm.core.ellipsoids import Ellipsoid, sum_of
 from thunder_norm.core.local import is_from_data
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.vertices import Vertex
 from thunder_norm.core.within import moved
 from thunder_norm.rules.layers._attention_away import Moving, Remainder, Rows
 from thunder_norm.rules.layers._attention_between import Between

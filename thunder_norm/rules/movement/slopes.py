@@ -137,8 +137,8 @@ def prelu(call: Call) -> Sequence[Made] | None:
     if [id(t) for t in call.moving] != [id(x)] or not is_fixed(weight) or (spread := spread_of(x)) is None:
         return None
     a = values(weight)
-    if weight.ndim != x.ndim and a.numel() > 1:  # of the kernel it has the dimensions of x
-        a = a.reshape(-1, *[1] * (x.ndim - 2))
+    if weight.ndim != x.ndim:  # of the kernel it has the dimensions of x
+        a = a.reshape(-1, *[1] * (x.ndim - 2)) if a.numel() > 1 else a.reshape(())
     rows = a.expand(x.shape).reshape(-1, spread.parts[0].size)
     if not len(rows):
         return None
