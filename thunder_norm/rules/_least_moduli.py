@@ -27,9 +27,9 @@ def smallest(x: RMSTensor) -> Constant:
     found = known_range(x)
     if current_mode() == "bound":
         return least_modulus(x)
-    if current_mode() == "modula" or is_guarded(x):
-        return x.norm_size.clamp(min=found.smallest_modulus)
-    share = _GUARD if found.averaged <= 2 else 1.0 if math.isinf(found.averaged) else math.sqrt(1 - 2 / found.averaged)
+    share = 1.0
+    if current_mode() == "typical" and not is_guarded(x):
+        share = _GUARD if found.averaged <= 2 else math.sqrt(1 - 2 / found.averaged)
     return (x.norm_size * share).clamp(min=found.smallest_modulus)
 
 
