@@ -11,7 +11,7 @@ from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.modular import ModularNorm
 from thunder_norm.norms.lifts.inference import NormSpec
-from thunder_norm.norms.lifts.starts import start_size
+from thunder_norm.norms.lifts.starts import start_size, typical_size
 
 MATRIX, KERNEL = NormSpec(RMSToRMSTensor, (-2, -1)), NormSpec(RMSToRMSConvTensor, (-4, -3))
 VECTOR, GAIN = NormSpec(RMSTensor, (-1,)), NormSpec(LinfTensor, ())
@@ -77,6 +77,29 @@ def test_frozen_parameters_keep_their_size():
     nn.init.eye_(model[1].weight).data.mul_(5)
     model[1].weight.requires_grad_(False)
     assert ModularNorm(model, torch.ones(2, 4), mode="typical").sensitivities["0.weight"] == pytest.approx(5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_frozen_layer_is_as_large_as_what_it_makes_of_independent_inputs(name):
+    """By operator norms, worst cases, a frozen trunk of twelve convolutions was 1e7 times as large as it is."""
+    make, shape, norm = LAYERS[name]
+    torch.manual_seed(seeded(0))
+    layer = make().double()
+    layer.weight.data *= 1 + torch.rand(len(layer.weight), *[1] * (layer.weight.ndim - 1))
+    gain = layer(torch.randn(shape, dtype=torch.float64)).square().mean().sqrt().item()
+    assert typical_size(norm, layer.weight).item() == pytest.approx(gain, rel=0.05)
+
+
+def test_what_is_before_a_frozen_trunk_moves():
+    """As where the transformer of a DETR, or an adapter, trains beside it."""
+    torch.manual_seed(seeded(0))
+    trunk = nn.Sequential(*(m for _ in range(8) for m in (nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.ReLU())))
+    model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), trunk, nn.Conv2d(8, 2, 1, bias=False))
+    nothing_frozen = ModularNorm(model, torch.randn(1, 3, 5, 5), mode="typical")
+    trunk.requires_grad_(False)
+    frozen = ModularNorm(model, torch.randn(1, 3, 5, 5), mode="typical")
+    for name in ("0.weight", "2.weight"):
+        assert frozen.sensitivities[name] == pytest.approx(nothing_frozen.sensitivities[name], rel=0.5)
 
 
 def test_typical_sensitivities_count_as_no_less_than_a_blocks_share():

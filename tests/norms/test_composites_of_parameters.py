@@ -6,11 +6,14 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, build_norm_map
+from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map, norm_report
 from thunder_norm.modular import ModularNorm
+from thunder_norm.transforms import NormTransform
+import thunder
 
 OF_PARAMETERS = {
     "kron": lambda m: torch.kron(m.weight, m.weight),
@@ -70,3 +73,54 @@ def test_steps_of_the_targets_move_the_output_by_no_more_than_one(name):
         p.add_(h * norm.targets[used] * unit)
         moved = (model(x) - before).square().mean(norm.outputs.elem_dims).sqrt().max() / h
     assert 0 < moved <= 1.02
+
+
+class Masked(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4))
+        self.register_buffer("mask", mask)
+
+    def forward(self, x):
+        return F.linear(x, self.mask * self.weight)
+
+
+def test_a_masked_matrix_keeps_the_kind_of_what_uses_it():
+    """Its rows were known alone: the norm of n features was n times that of the input."""
+    torch.manual_seed(seeded(0))
+    model, x = Masked(torch.ones(6, 4).tril()), torch.randn(3, 4)
+    given = {"weight": RMSToRMSTensor(1.0)}
+    traced = thunder.jit(model, transforms=[NormTransform(parameters=given)])(RMSTensor(1.0, backing=x))
+    assert traced.elem_dims == (-1,) and traced.norm_size <= 2, "Schur: sqrt(min(out, in)) times as large at most"
+    torch.testing.assert_close(ModularNorm(model, x, mode="typical").targets["weight"], 1.0)
+    for _ in range(20):
+        w = torch.randn(6, 4)
+        w = w / torch.linalg.matrix_norm(w, 2) / (4 / 6) ** 0.5
+        x = torch.linalg.svd(model.mask * w)[2][:1]  # where it is longest
+        y = F.linear(x, model.mask * w)
+        assert y.square().mean().sqrt() <= traced.norm_size * x.square().mean().sqrt() * (1 + 1e-5)
+    exact = norm_report(thunder.jit(model, transforms=[NormTransform()]), torch.ones(1, 4)).rows[-1]
+    sigma = torch.linalg.matrix_norm(model.mask * model.weight, 2).item() * (4 / 6) ** 0.5
+    assert exact.norm_size <= sigma * (1 + 1e-5), "that of its values, where that is what counts"
+
+
+class Scaled(nn.Module):
+    def __init__(self, is_written):
+        super().__init__()
+        self.weight, self.is_written = nn.Parameter(torch.randn(6, 4)), is_written
+
+    def forward(self, x):
+        gain = torch.ones(6, 4)
+        w = self.weight * gain
+        if self.is_written:
+            gain.zero_()
+        return F.linear(x, w)
+
+
+def test_a_constant_that_is_written_into_later_has_multiplied_a_matrix_before():
+    norms, targets = [], []
+    for is_written in (False, True):
+        model, x = Scaled(is_written), torch.ones(2, 4)
+        norms.append(build_norm_map(model, x, parameters="unit")(RMSTensor(1.0)).norm_size.item())
+        targets.append(ModularNorm(model, x).targets["weight"])
+    assert norms[0] == norms[1] >= 1 and targets[0] == targets[1] > 0

@@ -203,6 +203,18 @@ def test_an_epsilon_counts_where_the_norm_is_smaller_and_in_bounds():
     assert moved(inverse, 1.0)[0] == pytest.approx(1e7)  # mode "bound"
 
 
+@pytest.mark.parametrize(
+    "f", [lambda x: x / (1 + 300 * x**2), lambda x: 1 / (x.abs() * 50 + 0.03)], ids=["attractor", "temperature"]
+)
+def test_a_least_number_far_below_the_norm_is_no_typical_entry(f):
+    """ZoeDepth's bins and temperatures, and Student's kernels: 1 / 1 was taken for 1 / (1 + 300 x^2), and targets were 1e-19."""
+    n = 5.0
+    x = n * torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(seeded(0)))
+    with norm_mode("typical"):
+        value, _ = moved(f, n)
+    assert f(x).square().mean().sqrt() / 3 <= value <= 10 * f(x).square().mean().sqrt()
+
+
 def test_slope_of_a_cosine_is_that_of_lengths_of_gaussians():
     n, count, draws = 0.7, 16, 100_000
     generator = torch.Generator().manual_seed(seeded(0))

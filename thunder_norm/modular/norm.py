@@ -44,8 +44,8 @@ class ModularNorm:
     """The modular norm of a model, and what steepest descent under it needs.
 
     Inputs and parameters have norm at most 1, the latter each in its natural kind (`annotate` decides otherwise); in mode "typical"
-    parameters are as large as they start (`thunder_norm.norms.lifts.starts`); frozen ones keep the norm of their data, except in mode "modula".
-    A parameter that the program divides by its own length (weight normalization) has norm 1 in each group of entries that its norm runs
+    parameters are as large as they start, and frozen ones as they are (`thunder_norm.norms.lifts.starts`); these keep the norm of their data
+    in mode "bound". A parameter that the program divides by its own length (weight normalization) has norm 1 in each group of entries that its norm runs
     over, as `initialize_` draws it.  Nothing in the model changes until `project_` or `initialize_` is called.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.ReLU(), torch.nn.Linear(8, 2, bias=False))

@@ -29,6 +29,7 @@ from thunder_norm.modular.masses import ParameterUses
 from thunder_norm.norms.eager import run_eagerly
 from thunder_norm.norms.lifts.inference import NormSpec, Use
 from thunder_norm.norms.lifts.parameters import as_parameter, call_with, canonical_dims, detached, tensor_names
+from thunder_norm.norms.lifts.starts import typical_size
 from thunder_norm.norms.sensitivity import sensitivities
 from thunder_norm.trees import leaves_of_results
 
@@ -80,7 +81,7 @@ class UnitNorms:
         args, kwargs = _of_norm_1(model, args, kwargs, values if is_meta else None)
         program = _Program(model, args, kwargs, mode, tensors, values)
         norms, found, uses, outputs, loss = program.run({})
-        frozen = {} if is_untouched or mode == "modula" else _frozen(model, norms, tensors)
+        frozen = {} if is_untouched or mode == "modula" else _frozen(model, norms, tensors, mode)
         if frozen:
             norms, found, uses, outputs, loss = program.run(frozen)
         names = [name for name, _ in model.named_parameters()]
@@ -161,12 +162,12 @@ def _default(t: torch.Tensor) -> NormSpec:
 
 
 def _frozen(
-    model: torch.nn.Module, norms: Mapping[str, NormSpec], tensors: Mapping[str, torch.Tensor]
+    model: torch.nn.Module, norms: Mapping[str, NormSpec], tensors: Mapping[str, torch.Tensor], mode: Mode
 ) -> dict[str, NormedTensor]:
-    """The frozen parameters that have data, with the norm of it."""
-    found = {name: p.detach() for name, p in model.named_parameters() if name in norms and not p.requires_grad}
+    """The frozen parameters that have data, as large as they are."""
+    found = {name: whole(p.detach()) for name, p in model.named_parameters() if name in norms and not p.requires_grad}
     sizes = {
-        name: norms[name].kind.of(whole(p), norms[name].elem_dims).norm_size
+        name: typical_size(norms[name], p) if mode == "typical" else norms[name].kind.of(p, norms[name].elem_dims).norm_size
         for name, p in found.items()
         if p.device.type != "meta"
     }

@@ -235,8 +235,7 @@ class NormAcquisition(Acquisition):
             if wrappers := [t for t in tensors if is_wrapper(t)]:
                 _refuse_mixture(fn, wrappers)
                 return fn(*args, **kwargs)
-            carries_no_norm = not self._has_norms and not isinstance(fn, registry.NormedOp)
-            if carries_no_norm:  # Thunder lacks the operation
+            if not self._has_norms and not isinstance(fn, registry.NormedOp):  # Thunder lacks the operation
                 return fn(*args, **kwargs)
             if tensors and self.lifting.concerns(tensors[0]):
                 refuse_mutation(fn, args, kwargs, location_of_user())  # what is derived would stay what it was, its value too
@@ -248,10 +247,9 @@ class NormAcquisition(Acquisition):
                 return environment.derive(fn, args, kwargs)
             if registry.is_mutation(fn, kwargs) and any(map(self.lifting.concerns, tensors)):
                 raise refused(fn, tensors[0], location_of_user(), "parameters are written into it, and others may look at it")
-            is_plain = not any(self.lifting.concerns(t) for t in tensors)
-            if is_plain and not (registry.has_rule(fn) and dispatch.is_factory(fn)):
+            if not any(map(self.lifting.concerns, tensors)) and not (registry.has_rule(fn) and dispatch.is_factory(fn)):
                 return run_plainly(environment, fn, args, kwargs, tensors)
-            return dispatch.run_registered(fn, args, kwargs)
+            return environment.beside_others(fn, args, kwargs)
 
     # -- lifting ------------------------------------------------------------------------------------------------------
 

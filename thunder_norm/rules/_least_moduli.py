@@ -13,24 +13,23 @@ from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import Constant, is_moving
 
-_GUARD = 2e-2  # below, a range is there to keep a program from dividing by 0, and no typical entry is as small
+_GUARD = 2e-2  # below, a range is there to keep a program from dividing by 0; no typical entry of norm 1 is as small
 
 
 def smallest(x: RMSTensor) -> Constant:
     """The least modulus of an entry; in mode "typical" what counts in its place where entries are means of many of one sign.
 
     A length of N Gaussians, of RMS n, has ``E 1 / l^2 = N / ((N - 2) n^2)``, and other means of many are as close to their size.  Where
-    nothing but an epsilon keeps entries from 0 (``x.clamp(min=1e-7)``) they have the size of the norm, as in `typical_quotients`.  In mode
-    "modula" all do.
+    nothing but an epsilon keeps entries from 0 (``x.clamp(min=1e-7)``) they have the size of the norm, as in `typical_quotients`.  Others are
+    no smaller than that part of their norm below which a number counts as an epsilon beside 1 (``1 + 300 x^2``).  In mode "modula" all
+    have the size of the norm.
     """
     found = known_range(x)
     if current_mode() == "bound":
         return least_modulus(x)
-    if current_mode() == "modula" or is_guarded(x):
-        return x.norm_size.clamp(min=found.smallest_modulus)
-    if current_mode() != "typical" or found.averaged <= 2:
-        return found.smallest_modulus
-    share = 1.0 if math.isinf(found.averaged) else math.sqrt(1 - 2 / found.averaged)
+    share = 1.0
+    if current_mode() == "typical" and not is_guarded(x):
+        share = _GUARD if found.averaged <= 2 else math.sqrt(1 - 2 / found.averaged)
     return (x.norm_size * share).clamp(min=found.smallest_modulus)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -207,7 +207,10 @@ def stated_kind(
 
 @dataclass(frozen=True)
 class Derived:
-    """How a tensor was made from parameters alone: the operation, and which of its results it is (None for the only one)."""
+    """How a tensor was made from parameters alone: the operation, and which of its results it is (None for the only one).
+
+    A constant that multiplied them is there as the gain that it was then.
+    """
 
     fn: Callable
     args: tuple
@@ -216,7 +219,7 @@ class Derived:
 
     def sources(self) -> list[torch.Tensor]:
         """The tensors it was made from."""
-        return list(flat_tensors((self.args, self.kwargs)))
+        return [t for t in flat_tensors((self.args, self.kwargs)) if not isinstance(t, NormedTensor)]
 
     def wants_own_kinds(self, kind: type[NormedTensor]) -> bool:
         """Whether the kind wanted of it says nothing about theirs: an operator of them makes vectors of vectors (learned queries, projected)."""
@@ -236,7 +239,7 @@ class Derived:
 
     def norm(self, lift: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         """What the operation's rule makes of the norms that `lift` gives its tensors."""
-        args, kwargs = map_tensors(lift, (self.args, self.kwargs))
+        args, kwargs = map_tensors(lambda t: t if isinstance(t, NormedTensor) else lift(t), (self.args, self.kwargs))
         result = dispatch.run_registered(self.fn, args, kwargs)
         return result if self.index is None else result[self.index]
 
@@ -330,7 +333,13 @@ def _derived_in(derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...
         one = torch.ones((), dtype=NORM_DTYPE)
         for tried in (default, default[::-1]):
             with context.environment(context.Environment()):  # only to see what becomes of the dimensions
-                result = derived.norm(lambda v, o=tried: chosen(v)._wrap(v, one, None, o if v.ndim >= len(o) else None))
+                beside = replace(
+                    derived,
+                    args=map_tensors(
+                        lambda v: v._wrap(v.backing, one, None, ()) if isinstance(v, NormedTensor) else v, derived.args
+                    ),
+                )
+                result = beside.norm(lambda v, o=tried: chosen(v)._wrap(v, one, None, o if v.ndim >= len(o) else None))
             if isinstance(result, kind) and result.elem_dims == dims:
                 order = tried
                 break

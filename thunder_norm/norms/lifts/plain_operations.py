@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thunder_norm.core import bodies, context, dispatch, in_place, registry
 from thunder_norm.core.kinds import LinfTensor
 from thunder_norm.core.ranges import Range, range_of_values
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.lifts.lifting import Lifting
 from thunder_norm.norms.lifts.parameters import canonical_dims, refuse_mutation
@@ -90,6 +90,23 @@ class LiftingEnvironment(context.Environment):
         self.lifting.remember(func, args, kwargs, result)
         return result
 
+    def beside_others(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """An operation on parameters and others by its rule; a matrix times a constant, such as a mask, is plain, but remembered.
+
+        It stays what it was made from, whose kind the operation says that consumes it.
+        """
+        known, tensors = self.lifting, flat_tensors((args, kwargs))
+        if registry.key_of(func) != "mul" or len(tensors) != 2 or len(args) != 2:
+            return dispatch.run_registered(func, args, kwargs)
+        of, gain = tensors if known.concerns(tensors[0]) else tensors[::-1]
+        is_constant = has_norm(gain) and not known.concerns(gain) and gain not in known.unknown
+        if not known.concerns(of) or of.ndim < 2 or of.is_complex() or not is_constant or not _keeps_shape(of, gain):
+            return dispatch.run_registered(func, args, kwargs)
+        result = self.run_real(func, args, kwargs)
+        lifted = self.lift(gain, LinfTensor, ())
+        known.remember(func, tuple(lifted if t is gain else t for t in args), {}, result)
+        return result
+
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         """Called after an operation that neither parameters alone nor NormedTensors take part in."""
 
@@ -142,6 +159,12 @@ class LiftingEnvironment(context.Environment):
     def inside_operation(self) -> contextlib.AbstractContextManager[Any]:
         """What torch's C++ code does to parameters."""
         return Operations(self)
+
+
+def _keeps_shape(of: torch.Tensor, gain: torch.Tensor) -> bool:
+    """Whether what is broadcast to a tensor's shape leaves that as it is."""
+    sizes = zip(reversed(gain.shape), reversed(of.shape), strict=False)
+    return gain.ndim <= of.ndim and all(m in (1, n) for m, n in sizes)
 
 
 class Functions(TorchFunctionMode):
@@ -202,7 +225,7 @@ class Functions(TorchFunctionMode):
                 func, tensors[0], environment.user_location(), "parameters are written into it, and it is not the program's own"
             )
         if any(concerns) and has_rule:
-            return dispatch.run_registered(func, environment.annotated(args), environment.annotated(kwargs))
+            return environment.beside_others(func, environment.annotated(args), environment.annotated(kwargs))
         if any(concerns) and any(map(known.matters, tensors)):
             body = bodies.python_body(func)
             if body is not None:  # what it calls may have rules

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
+import torch
+
+from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.norms.lifts.inference import NormSpec
 
 _GAIN = 1 / math.sqrt(3)
@@ -32,3 +34,19 @@ def start_size(norm: NormSpec, shape: Sequence[int]) -> float:
     is_vector = sum(size > 1 for size in shape) <= 1
     is_added = issubclass(norm.kind, RMSTensor) and not issubclass(norm.kind, LinfTensor)
     return _ADDED if is_added and is_vector else 1.0
+
+
+def typical_size(norm: NormSpec, t: torch.Tensor) -> torch.Tensor:
+    """How large a parameter is as it is, where there are no worst cases to be safe from: its norm, or how much larger it makes independent inputs.
+
+    A matrix or kernel whose entries w take inputs of RMS 1 to the i-th output gives that a mean square of ``sum w^2``, so that all outputs
+    have RMS ``sqrt(sum w^2 / out)``; of several matrices, the largest.  A kernel's norm is that of its taps, times their number.
+
+    >>> from thunder_norm import RMSToRMSTensor
+    >>> typical_size(NormSpec(RMSToRMSTensor, (-2, -1)), torch.ones(2, 9)).item()
+    3.0
+    """
+    if not issubclass(norm.kind, RMSToRMSTensor) or not t.numel():
+        return norm.kind.of(t, norm.elem_dims).norm_size
+    taps = tuple(range(2 - t.ndim, 0)) if issubclass(norm.kind, RMSToRMSConvTensor) else ()
+    return (t.double().square().sum((*norm.elem_dims, *taps)) / t.shape[norm.elem_dims[0]]).amax().sqrt()

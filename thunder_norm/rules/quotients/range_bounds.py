@@ -73,7 +73,7 @@ def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | Non
     Value:       |a| / c; at most |v| for a weighted mean of v (`weighted_means`)
     Sensitivity: 1 / c to a;  k |a| / c^2 to b, k = sqrt(N) where both are RMS over the same dimensions, as in a product
     Typical:     c = |b| sqrt(1 - 2 / N), where each entry of b is a length, a mean or a sum of N numbers; c = |b| where an epsilon
-                 alone keeps b from 0
+                 alone keeps b from 0; c is 0.02 |b| at least
     Source:      |d(1 / b)| = |db| / b^2
     Gap:         the norm of b does not count
     """
