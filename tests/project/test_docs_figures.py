@@ -105,7 +105,9 @@ def test_what_moves_the_best_rates_of_models_with_gates(examples):
     for task, depth, variant in dict.fromkeys(key[:3] for key in sweeps):
         line = {w: s for (*key, w), s in sweeps.items() if key == [task, depth, variant] and w in (16, 32, 64, 128)}
         if len(line) == 4:
-            best = {w: (lowest(seeds(s), s)[0], _jackknife(seeds(s), lambda some, s=s: lowest(some, s)[0])) for w, s in line.items()}
+            best = {
+                w: (lowest(seeds(s), s)[0], _jackknife(seeds(s), lambda some, s=s: lowest(some, s)[0])) for w, s in line.items()
+            }
             cells = " | ".join(f"{value:.2f} ± {error:.2f}" for value, error in best.values())
             counts = ", ".join(str(len(seeds(s))) for s in line.values())
             spread = max(v for v, _ in best.values()) - min(v for v, _ in best.values())
