@@ -103,6 +103,25 @@ def test_forward_mode_of_triangular_solve_does_not_read_the_other_half(options: 
     assert_same(pulled(solution, T)(b, A), pulled(the_same, torch.func)(b, A))
 
 
+@pytest.mark.parametrize("upper", [False, True])
+def test_forward_mode_of_cholesky_inverse_is_that_of_the_inverse(upper: bool) -> None:
+    """Torch's own is another function's.  Both halves count, as in reverse mode."""
+    factor, direction = (
+        t.triu() if upper else t.tril() for t in (float64(3, 3) + 2 * torch.eye(3, dtype=torch.float64), float64(3, 3, seed=1))
+    )
+
+    def inverse(factor: torch.Tensor) -> torch.Tensor:
+        return torch.cholesky_inverse(factor, upper=upper)
+
+    def the_same(factor: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(factor.mT @ factor if upper else factor @ factor.mT)
+
+    expected = torch.func.jvp(the_same, (factor,), (direction,))
+    assert_same(T.jvp(inverse, (factor,), (direction,)), expected)
+    assert_same(thunder.jit(lambda t: T.jvp(inverse, (t,), (direction,)))(factor), expected)
+    assert_same(T.jacfwd(T.jacfwd(inverse))(factor), torch.func.jacfwd(torch.func.jacfwd(the_same))(factor))
+
+
 NAMED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sort": lambda x: x.sort().values * x.sort(dim=0).values,
     "torch.sort": lambda x: torch.sort(x, descending=True).values.cumsum(0),

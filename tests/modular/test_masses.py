@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from transformers import ViTConfig, ViTModel
 
 from tests.seeds import seeded
-from thunder_norm.modular import ModularNorm, ModularOptimizer
-from thunder_norm.modular.masses import ATTENTION, LIGHT, TABLE
+from thunder_norm.modular import ModularNorm, ModularOptimizer, find_roles
+from thunder_norm.modular.masses import ATTENTION, GATED, LIGHT, TABLE
 
 
 class Places(nn.Module):
@@ -152,6 +152,7 @@ class Layer(nn.Module):
         super().__init__()
         self.qkv, self.q, self.k, self.v = nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
         self.out, self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.both = nn.Linear(8, 32)
         self.attention, self.attend = nn.MultiheadAttention(8, 2, batch_first=True), attend
 
     def forward(self, x):
@@ -192,9 +193,40 @@ ATTENTIONS = {
         ),
         ("q.", "k.", "v.", "out"),
     ),
-    "a softmax of features": (lambda m, x: m.out(m.q(x).softmax(-1) * m.v(x)), ()),
     "a mean over tokens": (lambda m, x: m.out(m.v(x).mean(1, keepdim=True)), ()),
 }
+
+
+GATES = {
+    "a sigmoid": (lambda m, x: m.out(m.q(x).sigmoid() * m.v(x)), ("q.", "v.")),
+    "a softmax of features": (lambda m, x: m.out(m.q(x).softmax(-1) * m.v(x)), ("q.", "v.")),
+    "none of both": (lambda m, x: m.out(m.q(x) * m.v(x)), ("q.", "v.")),
+    "a gated unit": (lambda m, x: m.out(F.glu(torch.cat([m.q(x), m.v(x)], -1))), ("q.", "v.")),
+    "scaled before": (lambda m, x: m.out(F.gelu(m.q(x)) * (3 * m.v(x))), ("q.", "v.")),
+    "one gates two": (lambda m, x: m.out(m.q(x).sigmoid() * m.v(x) + m.q(x).tanh() * m.k(x)), ()),
+    "halves": (lambda m, x: m.out(F.glu(m.qkv(x)[..., :16]) + m.q(x)), ()),
+    "both in one": (lambda m, x: m.down(F.glu(m.both(x))), ("both.",)),
+    "thirds": (lambda m, x: m.out(m.qkv(x).chunk(3, -1)[0] * m.qkv(x).chunk(3, -1)[1].tanh() + m.qkv(x).chunk(3, -1)[2]), ()),
+    "a sum": (lambda m, x: m.out((m.q(x) + m.k(x)).sigmoid() * m.v(x)), ()),
+    "of itself": (lambda m, x: m.out(m.q(x).sigmoid() * x), ()),
+    "of another shape": (lambda m, x: m.out(m.q(x)[..., :1].sigmoid() * m.v(x)), ()),
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_what_gates_one_thing_alone_and_what_it_gates_are_factors(name):
+    attend, of_it = GATES[name]
+    found = [role.name for role in find_roles(Layer(attend), torch.randn(2, 5, 8)) if role.is_factor]
+    assert found == [f"{module}weight" for module in of_it]
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.VanishingTargetWarning")
+def test_gates_and_what_they_gate_may_have_a_mass_of_their_own():
+    model, x = Layer(lambda m, x: m.out(m.q(x).sigmoid() * m.v(x)) + m.down(F.glu(m.both(x)))), torch.randn(2, 5, 8)
+    adapted = ModularOptimizer(model, x, lr=0.1, noise_adaptation=0.9).norm
+    for norm, mass in ((adapted, GATED), (ModularOptimizer(model, x, lr=0.1).norm, 1.0), (ModularNorm(model, x, gated=3.0), 3.0)):
+        masses = {name.removesuffix(".weight"): m for name, m in norm.masses.items() if name.endswith("weight")}
+        assert masses == dict.fromkeys(masses, 1.0) | dict.fromkeys(("q", "v", "both"), mass)
 
 
 @pytest.mark.filterwarnings("ignore::thunder_norm.errors.VanishingTargetWarning")

@@ -89,6 +89,44 @@ def test_how_sure_the_best_rates_of_models_of_transformers_are(examples):
         assert row in page, row
 
 
+def test_what_moves_the_best_rates_of_models_with_gates(examples):
+    views = importlib.import_module("transfer_views")
+    sweeps = {(s.task, s.depth, s.variant, s.width): s for s in views.load(ROOT / "docs" / "learning_rate_gates.json")}
+    page, rows, titles = text_of("docs/learning_rate_transfer.md"), [], {"gpt2": "GPT-2", "llama": "Llama"}
+
+    def lowest(losses: Any, of: Any) -> tuple[float, float]:
+        curve = replace(of, losses=list(zip(*losses, strict=True))).curve()
+        assert curve.is_inside
+        return curve.best, curve.at(curve.best)
+
+    def seeds(s: Any) -> list[tuple[float, ...]]:
+        return list(zip(*s.losses, strict=True))
+
+    for task, depth, variant in dict.fromkeys(key[:3] for key in sweeps):
+        line = {w: s for (*key, w), s in sweeps.items() if key == [task, depth, variant] and w in (16, 32, 64, 128)}
+        if len(line) == 4:
+            best = {
+                w: (lowest(seeds(s), s)[0], _jackknife(seeds(s), lambda some, s=s: lowest(some, s)[0])) for w, s in line.items()
+            }
+            cells = " | ".join(f"{value:.2f} ± {error:.2f}" for value, error in best.values())
+            counts = ", ".join(str(len(seeds(s))) for s in line.values())
+            spread = max(v for v, _ in best.values()) - min(v for v, _ in best.values())
+            rows.append(f"| {titles[task]} | {variant or 'none'} | {counts} | {cells} | {spread:.2f} |")
+    for (task, depth, variant, width), s in sweeps.items():
+        if variant:
+            usual = sweeps[task, depth, "", width]
+            pairs = list(zip(seeds(s), seeds(usual), strict=False))
+
+            def change(pairs: Sequence[Any], which: int, s: Any = s, usual: Any = usual) -> float:
+                (best, loss), (usual_best, usual_loss) = map(lowest, zip(*pairs, strict=True), (s, usual))
+                return (best - usual_best, 100 * (loss / usual_loss - 1))[which]
+
+            cells = [f"{change(pairs, i):+.2f} ± {_jackknife(pairs, lambda some, i=i: change(some, i)):.2f}" for i in (0, 1)]  # noqa: B023
+            rows.append(f"| {titles[task]} | {depth} | {width} | {variant} | {len(pairs)} | {cells[0]} | {cells[1]} % |")
+    missing = [row for row in rows if row not in page]
+    assert not missing, "\n".join(missing)
+
+
 def test_the_table_of_local_sensitivities(examples):
     example = importlib.import_module("local_sensitivity")
     result = json.loads((ROOT / "docs" / "local_sensitivity.json").read_text())

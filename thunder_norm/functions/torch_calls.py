@@ -169,7 +169,8 @@ class Forward(enum.Enum):
 
     The tangents of ``torch.linalg.solve``, det, slogdet and others use factors that forward mode takes for constants: torch's own
     derivatives of its forward mode, in either direction, are wrong for them, and so is its forward mode in a batch of batches.  That of
-    ``torch.triangular_solve`` pushes the half of the matrix that the operation does not read.  Reverse mode is right for all of them.
+    ``torch.triangular_solve`` pushes the half of the matrix that the operation does not read, and that of ``torch.cholesky_inverse`` is
+    another function's.  Reverse mode is right for all of them.
     """
 
     RIGHT = "right"
@@ -180,7 +181,7 @@ class Forward(enum.Enum):
     def of(name: str) -> Forward:
         """That of the operation of a name: ``linalg_solve``, ``torch_linalg_solve``, ``_linalg_slogdet``."""
         name = name.removeprefix("torch_").removeprefix("_").removeprefix("linalg_")
-        if name == "triangular_solve":
+        if name in ("triangular_solve", "cholesky_inverse"):
             return Forward.WRONG
         return Forward.WRONG_INSIDE if name in _WITH_FACTORS else Forward.RIGHT
 

@@ -4,7 +4,8 @@ By default matrices, kernels and tables have mass 1; what has one dimension of s
 scales) is light: mass 0.1, in mode "modula" 0, for Modula has none.  So is, in other modes, what is only added, whatever its shape (a
 vision transformer's positions: a bias for each place).  In mode "typical" a table whose rows the program's integers choose (tokens,
 classes) has mass 4, if nothing else is done with it: a row moves only in the steps that meet it.  What makes queries, keys or values of
-attention, and what multiplies its result, may have a mass of its own (`attention`): 1/2 is what trains best with noise adaptation.
+attention, and what multiplies its result, may have a mass of its own (`attention`), and so may gates and what they gate (`gated`), in one
+matrix or each in its own: their product moves by the sum of what both move it by.  1/2 is what trains best with noise adaptation.
 Frozen parameters have mass 0, whatever is said.
 
 Repeated blocks have the mass of one of them together: modules inside an ``nn.ModuleList`` or ``nn.Sequential`` that are of one class,
@@ -32,12 +33,14 @@ from thunder_norm.core.context import Mode
 from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.model_state.shards import own_class
+from thunder_norm.modular.roles import Roles
 from thunder_norm.norms.lifts.annotations import annotations_of
 from thunder_norm.norms.lifts.inference import NormSpec, Use
 
 LIGHT = 0.1
 TABLE = 4.0
 ATTENTION = 0.5
+GATED = 0.5
 
 _ADDITIONS = {"add", "sub"}
 
@@ -49,12 +52,10 @@ class ParameterUses:
     Attributes:
         added: those that it does nothing with but add them to activations.
         tables: those of which it does nothing but take the rows that integers say which it is given.
-        attention: those whose products, or some of these, are queries, keys or values of attention, and those that multiply its result.
     """
 
     added: frozenset[str] = frozenset()
     tables: frozenset[str] = frozenset()
-    attention: frozenset[str] = frozenset()
 
     @staticmethod
     def of(uses: Mapping[str, Sequence[Use]]) -> ParameterUses:
@@ -123,6 +124,21 @@ def repetitions(model: torch.nn.Module, tied: Mapping[str, tuple[str, ...]]) -> 
     return found
 
 
+def role_masses(roles: Roles, attention: float = 1.0, gated: float = 1.0) -> dict[str, float]:
+    """The masses, by first name, of matrices that have one of their own for their role.
+
+    Args:
+        roles: of all parameters.
+        attention: the mass of what makes queries, keys or values, or multiplies what attention returns.
+        gated: of each of two factors, a gate and what it gates, or of the matrix that both are, if it has nothing to do with attention.
+
+    Raises:
+        NormMismatchError: a mass is negative or not finite.
+    """
+    of_gates = dict.fromkeys((role.name for role in roles if role.is_factor), _checked("gated", gated))
+    return of_gates | dict.fromkeys(roles.of_attention, _checked("attention", attention))
+
+
 def assign_masses(
     model: torch.nn.Module,
     masses: Mapping[str, float] | None,
@@ -131,7 +147,7 @@ def assign_masses(
     light: float,
     mode: Mode,
     uses: ParameterUses | None = None,
-    attention: float = 1.0,
+    by_role: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """The mass of every parameter, by its first name.
 
@@ -143,8 +159,8 @@ def assign_masses(
         light: the mass of biases, gains and scales.
         mode: in "modula" repeated blocks do not share a mass.
         uses: which parameters are only added (in mode "modula" no reason to be light, for light is without mass there), which are
-            tables of tokens (of a mass of their own in mode "typical"), and which belong to attention.
-        attention: the mass of these.
+            tables of tokens (of a mass of their own in mode "typical").
+        by_role: the masses of matrices for which that is not 1; see `role_masses`.
 
     Raises:
         NormMapKeyError: a name or pattern that nothing has.
@@ -155,7 +171,7 @@ def assign_masses(
     trainable = frozenset(name for name, p in parameters.items() if p.requires_grad)
     repeats = dict.fromkeys(tied, 1) if mode == "modula" else repetitions(model, tied)
     uses = uses or ParameterUses()
-    heavy = dict.fromkeys(tied, 1.0) | dict.fromkeys(uses.attention, _checked("attention", attention))
+    heavy = dict.fromkeys(tied, 1.0) | dict(by_role or {})
     heavy |= dict.fromkeys(uses.tables if mode == "typical" else (), TABLE)
     found = {
         name: default_mass(norms[name], p.shape, light, heavy=heavy[name], is_added=mode != "modula" and name in uses.added)

@@ -13,7 +13,6 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from thunder_norm.modular.blocks import Block
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, RMSBall, ball
 from thunder_norm.modular.losses import Loss
-from thunder_norm.modular.masses import assign_masses, light_mass, repetitions
+from thunder_norm.modular.masses import assign_masses, light_mass, repetitions, role_masses
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.roles import Roles, find_roles
 from thunder_norm.modular.steepest import nearest, nonfinite, steepest_steps
@@ -64,6 +63,7 @@ class ModularNorm:
         light: the mass of a bias, gain or scale, or of what is only added, that `masses` says nothing about; 0.1, and in mode "modula" 0,
             unless it is given.
         attention: the mass of a matrix that makes queries, keys or values, or multiplies attention's result, that `masses` says nothing about.
+        gated: the same of a gate, and of what it gates, or of the matrix that is both.
         mode: "bound" (the output moves by at most the norm of an update), "typical" or "modula".
         blocks: whether a matrix (or bias) that is several in one, as the program takes it (see `find_roles`), has the largest of the
             blocks' norms as its own, and each block a steepest step of its own; "heads": queries and keys head by head, too.  A mapping
@@ -106,6 +106,7 @@ class ModularNorm:
         masses: Mapping[str, float] | None = None,
         light: float | None = None,
         attention: float = 1.0,
+        gated: float = 1.0,
         mode: Mode = "bound",
         blocks: Blocks = False,
         **example_kwargs: Any,
@@ -125,8 +126,8 @@ class ModularNorm:
         self.sensitivities: dict[str, float] = found.sensitivities
         light = light_mass(light, self.mode)
         self._examples, self._roles = (example_args, example_kwargs), roles_given(blocks, model, example_args, example_kwargs)
-        uses = replace(found.uses, attention=self.roles.of_attention) if attention != 1 else found.uses
-        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, uses, attention)
+        by_role = role_masses(self.roles, attention, gated) if (attention, gated) != (1, 1) else {}
+        self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, found.uses, by_role)
         self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
         self._check_bounded(found.loss)
         self._repeats = repetitions(model, tied) if self.mode == "typical" else {}
@@ -147,16 +148,15 @@ class ModularNorm:
         tiny = sorted((t, name) for name, t in self.targets.items() if 0 < t < _VANISHING)
         if not tiny and not self.unreached:
             return
-        least = ", ".join(f"{name!r} {t:.2g}" for t, name in tiny[:3])
+        instead = "mode='typical' has expected sizes in place of bounds for all inputs" if tiny and self.mode == "bound" else None
+        said = [f"{len(tiny)} by less than {_VANISHING:g}, for the output may move that far with them"] if tiny else []
+        said += [f"{len(self.unreached)} not at all, for no output depends on them"] if self.unreached else []
         text = with_details(
-            f"a step of norm 1 moves {len(tiny)} of {len(self.targets)} parameters by less than {_VANISHING:g}, and "
-            f"{len(self.unreached)} not at all: the output depends on them that much, or does not",
-            least=least or None,
+            f"of {len(self.targets)} parameters a step of norm 1 moves " + ", and ".join(said),
+            least=", ".join(f"{name!r} {t:.2g}" for t, name in tiny[:3]) or None,
             unreached=", ".join(map(repr, self.unreached[:3])) or None,
             lost_in=loss if tiny else None,
-            instead="mode='typical' has expected sizes in place of bounds for all inputs"
-            if tiny and self.mode == "bound"
-            else None,
+            instead=instead,
         )
         warnings.warn(text, VanishingTargetWarning, stacklevel=3)
 

@@ -1,34 +1,101 @@
-"""Matrices with all singular values moved to 1, by matrix products alone or exactly.
+"""Matrices with all singular values moved to 1, by matrix products and one inverse, by products alone, or exactly.
 
-A step of Newton-Schulz is ``x <- P x`` with a polynomial ``P = a + b G + c G^2`` of the Gram matrix ``G = x x^T`` (of tall x, ``x <- x P`` of ``x^T x``).  All of these matrices
-are polynomials of the first Gram matrix, so they commute: the Gram matrix after a step is ``P^2 G``, and the steps together are one
-matrix ``Q = P_5 ... P_1``.  For x [m, n] with m much smaller than n it is cheaper to find Q by products [m, m], and Q x at the end.  A Gram
+A step is ``x <- P x`` with a function P of the Gram matrix ``G = x x^T`` (of tall x, ``x <- x P`` of ``x^T x``): polynomials
+``a + b G + c G^2``, Newton-Schulz steps, or ``b / c + (a - b / c) (1 + c G)^-1``, a step of QDWH.  All of these matrices are functions
+of the first Gram matrix, so they commute: the Gram matrix after a step is ``P^2 G``, and the steps together are one matrix
+``Q = P_n ... P_1``.  For x [m, n] with m much smaller than n it is cheaper to find Q by products [m, m], and Q x at the end.  A Gram
 matrix has the squares of singular values; those of the smallest that count, 0.004 of the Frobenius norm, stand well above its rounding in
 float32, and drown where products of float32 are rounded to fewer bits: then, and of few rows, all steps are taken on x itself.
+
+A CPU inverts ``1 + c G`` of more than a few rows in the time of about two products in float32, and that stands for three of five polynomials.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor  # type: ignore[import]
+from torch.autograd.forward_ad import unpack_dual
 
 from thunder_norm.errors import NormMismatchError
 
 Method = Literal["newton_schulz", "newton_schulz_bf16", "svd"]
 
-# Quintic steps a x + b x^3 + c x^5 for singular values in (0, 1]: each is the best uniform approximation of 1, of its degree, on what the
-# step before makes of [0.004, 1], so that the five together are the best five (Amsel, Persson, Musco and Gower, The Polar Express, 2025,
-# arXiv 2505.16932, theorem 3.1).  All but the last take what is 1.02 times as large, as there: beyond these intervals they grow fast, and rounding
-# to bfloat16 leads there.  The last is scaled to exceed 0.9995 nowhere.  Above 0.004 they end within 0.46 % of 1.
+
+class _Polynomial(NamedTuple):
+    """``a x + b x^3 + c x^5`` of singular values x."""
+
+    a: float
+    b: float
+    c: float = 0.0
+
+    @property
+    def constant(self) -> float:
+        """What of P is a multiple of 1."""
+        return self.a
+
+    def rest(self, gram: torch.Tensor, is_exact: bool = False) -> torch.Tensor:
+        """What of P is not: ``b G + c G^2``."""
+        return _symmetric(gram, gram, gram, self.b, self.c, is_exact) if self.c else gram * self.b
+
+    @property
+    def products(self) -> int:
+        """Of Gram matrices, that `rest` takes."""
+        return 1 if self.c else 0
+
+
+class _Rational(NamedTuple):
+    """``x (a + b x^2) / (1 + c x^2)`` of singular values x."""
+
+    a: float
+    b: float
+    c: float
+
+    @property
+    def constant(self) -> float:
+        """What of P is a multiple of 1."""
+        return self.b / self.c
+
+    def rest(self, gram: torch.Tensor, is_exact: bool = False) -> torch.Tensor:
+        """What of P is not, ``(a - b / c) (1 + c G)^-1``: of a condition of at most 1 + c, symmetric to the last bit."""
+        shifted = gram * self.c
+        shifted.diagonal(dim1=-2, dim2=-1).add_(1)
+        factor, _ = torch.linalg.cholesky_ex(shifted)
+        if (
+            is_functorch_wrapped_tensor(gram) or unpack_dual(gram).tangent is not None
+        ):  # forward mode of cholesky_inverse is wrong (docs/upstream.md)
+            inverse = torch.cholesky_solve(torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device), factor)
+        else:
+            inverse = torch.cholesky_inverse(factor)
+        return inverse * (self.a - self.b / self.c)
+
+    @property
+    def products(self) -> int:
+        """Of Gram matrices, that `rest` takes."""
+        return 0
+
+
+# Steps for singular values in (0, 1]: each is the best uniform approximation of 1, of its degree, on what the step before makes of [0.004, 1], so
+# that all together are the best of their degrees (Amsel, Persson, Musco and Gower, The Polar Express, 2025, arXiv 2505.16932, theorem 3.1).
+# All but the last take what is 1.02 times as large, as there: beyond these intervals they grow fast, and rounding to bfloat16 leads there.
+# The last is scaled to exceed 0.9995 nowhere.  Above 0.004 they end within 0.46 % of 1.
 _QUINTICS = (
-    (8.17743203, -23.1786491, 16.5051551),
-    (3.90622537, -2.80049387, 0.512282929),
-    (3.29209962, -2.37874867, 0.46763014),
-    (2.30846941, -1.62969428, 0.391071522),
-    (1.90558185, -1.29680374, 0.388660776),
+    _Polynomial(8.17743203, -23.1786491, 16.5051551),
+    _Polynomial(3.90622537, -2.80049387, 0.512282929),
+    _Polynomial(3.29209962, -2.37874867, 0.46763014),
+    _Polynomial(2.30846941, -1.62969428, 0.391071522),
+    _Polynomial(1.90558185, -1.29680374, 0.388660776),
 )
+# The same with a first step of QDWH (Nakatsukasa, Bai and Gygi 2010, equation 3.12, of l = 0.004), of which 1 is the maximum and what [0.004, 1] becomes is [0.3845, 1];
+# a quintic; a cubic, flat at 1.  Above 0.004 they end within 0.57 % of 1.
+_WITH_INVERSE = (
+    _Rational(100.01973438529728, 2451.2269494337065, 2550.246683819004),
+    _Polynomial(3.06110679, -4.52317847, 2.52094874),
+    _Polynomial(1.49838456, -0.498885055),
+)
+_Steps = tuple[_Polynomial | _Rational, ...]
 
 _FEW = 64  # rows up to which calls take longer than the products that are saved, and in which what a step makes small would drown
 _SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
@@ -43,8 +110,9 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
 
     Args:
         matrices: any number of them, real or complex; computed in float32 at least, returned in their own dtype.
-        method: "newton_schulz": matrix products alone; singular values come out up to 0.5 % too small, more if they were below 0.004 of
-            the Frobenius norm (as "newton_schulz_bf16" where torch may round products of float32); differentiable.  "newton_schulz_bf16": the same with products in bfloat16, many times faster on
+        method: "newton_schulz": matrix products, on a CPU one inverse for most of them where there are more than 64 rows and columns; singular values come out up to 0.6 % too small,
+            more if they were below 0.004 of the Frobenius norm (as "newton_schulz_bf16" where torch may round products of float32);
+            differentiable.  "newton_schulz_bf16": the same with products in bfloat16, many times faster on
             devices with instructions for it (and slower on others); within 1 %, for those that were above 0.01; complex matrices, which
             bfloat16 has none of, and on a CPU those of at most 64 rows or columns as "newton_schulz".  "svd": exact.
         size: the singular values of the result.
@@ -63,11 +131,13 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
     x = x.mT if is_turned else x
     shape, x = x.shape, x.flatten(0, -3) if x.ndim > 2 else x
     dtype = torch.bfloat16 if method == "newton_schulz_bf16" and _is_faster_in_bfloat16(x) else x.dtype
-    steps = _on_itself if dtype != x.dtype or (torch.is_grad_enabled() and x.requires_grad) or _is_on_itself(x) else _on_gram
+    steps = _WITH_INVERSE if dtype == x.dtype and _has_fast_inverse(x) else _QUINTICS
+    is_on_itself = dtype != x.dtype or (torch.is_grad_enabled() and x.requires_grad) or _is_on_itself(x, steps)
+    moved = functools.partial(_on_itself, dtype=dtype) if is_on_itself else _on_gram
     if x.ndim > 2 and dtype == x.dtype and goes_alone(x):
-        x = torch.stack([steps(one, size, dtype) for one in x])
+        x = torch.stack([moved(one, steps, size) for one in x])
     else:
-        x = steps(x, size, dtype)
+        x = moved(x, steps, size)
     x = x.view(shape)
     return (x.mT if is_turned else x).to(matrices.dtype)
 
@@ -94,11 +164,16 @@ def _is_faster_in_bfloat16(x: torch.Tensor) -> bool:
     return not x.is_complex() and (x.device.type != "cpu" or min(x.shape[-2:]) > _FEW)
 
 
-def _is_on_itself(x: torch.Tensor) -> bool:
+def _has_fast_inverse(x: torch.Tensor) -> bool:
+    """Whether the inverse of a Gram matrix takes less time than the products that it stands for, and has the bits that it needs."""
+    return x.device.type == "cpu" and min(x.shape[-2:]) > _FEW and not _is_rounded(x)
+
+
+def _is_on_itself(x: torch.Tensor, steps: _Steps) -> bool:
     """Whether steps are taken on x itself: of few rows (or columns), where that has no more multiplications, and where a Gram matrix has not its bits."""
     m, n = sorted(x.shape[-2:])
-    steps = len(_QUINTICS)
-    on_itself, on_gram = steps * (2 * n / m + 1), 2 * n / m + 4 * steps - 3  # in units of m^3
+    wide, of_grams = 2 * n / m, sum(step.products for step in steps)  # in units of m^3
+    on_itself, on_gram = len(steps) * wide + of_grams, wide + of_grams + 3 * (len(steps) - 1)
     return m < _FEW or on_itself <= on_gram or _is_rounded(x)
 
 
@@ -108,32 +183,49 @@ def _is_rounded(x: torch.Tensor) -> bool:
     return x.dtype in (torch.float32, torch.complex64) and backend.fp32_precision not in ("ieee", "none")
 
 
-def _on_itself(x: torch.Tensor, size: float, dtype: torch.dtype) -> torch.Tensor:
-    """Each step on x, three products; differentiable, and in the memory of x where nobody wants derivatives."""
-    whole, length = x.dtype, _length(x)
-    x = (x / length if torch.is_grad_enabled() and x.requires_grad else x.div_(length)).to(dtype)
-    for k, (a, b, c) in enumerate(_QUINTICS):
-        gram = _symmetric(*_of_gram(x))
-        times = size if k == len(_QUINTICS) - 1 else 1.0
-        x = _sum(x, *_in_order(_symmetric(gram, gram, gram, b, c), x), beta=a * times, alpha=times)
+def _on_itself(x: torch.Tensor, steps: _Steps, size: float, dtype: torch.dtype) -> torch.Tensor:
+    """Each step on x; differentiable, and in the memory of x where nobody wants derivatives."""
+    whole = x.dtype
+    if steps is _QUINTICS:
+        length = _length(x)
+        x = (x / length if torch.is_grad_enabled() and x.requires_grad else x.div_(length)).to(dtype)
+    else:
+        gram, length = _scaled_gram(x, steps)
+        p = steps[0].rest(gram)
+        p.diagonal(dim1=-2, dim2=-1).add_(steps[0].constant)
+        x, steps = _product(*_in_order(p / length, x)), steps[1:]
+    for k, step in enumerate(steps):
+        times = size if k == len(steps) - 1 else 1.0
+        x = _sum(x, *_in_order(step.rest(_symmetric(*_of_gram(x))), x), beta=step.constant * times, alpha=times)
     return x.to(whole)
 
 
-def _on_gram(x: torch.Tensor, size: float, dtype: torch.dtype) -> torch.Tensor:
-    """The five steps as one matrix of the Gram matrix alone, in the dtype of x; nobody wants derivatives."""
-    product = functools.partial(_symmetric, is_exact=True)
-    length = _length(x)
-    gram, q = product(*_of_gram(x)).div_(length.square()), None
-    for k, (a, b, c) in enumerate(_QUINTICS):
-        p = product(gram, gram, gram, b, c)  # without a
-        if k < len(_QUINTICS) - 1:
-            once = product(p, gram, gram, a)
-            gram = product(p, once, once, a)
-        q = p if q is None else product(p, q, q, a)
+def _on_gram(x: torch.Tensor, steps: _Steps, size: float) -> torch.Tensor:
+    """The steps as one matrix of the Gram matrix alone, in the dtype of x; nobody wants derivatives."""
+    gram, length = _scaled_gram(x, steps)
+    q = None
+    for k, step in enumerate(steps):
+        p = step.rest(gram, is_exact=True)
+        if k < len(steps) - 1:
+            once = _sum(
+                gram, p, gram, beta=step.constant, alpha=1.0
+            )  # rounding of an inverse is no function of the Gram matrix, and commutes with none
+            gram = _symmetric(once, p, once, step.constant, is_exact=True)
+        q = p if q is None else _sum(q, p, q, beta=step.constant, alpha=1.0)
         if k == 0:
-            q.diagonal(dim1=-2, dim2=-1).add_(a)
+            q.diagonal(dim1=-2, dim2=-1).add_(step.constant)
     assert q is not None
     return _product(*_in_order(q.mul_(size).div_(length), x))
+
+
+def _scaled_gram(x: torch.Tensor, steps: _Steps) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smaller Gram matrix of ``x / length``, and length, at least the largest singular value: 1 of zeros, else the Frobenius norm.
+
+    Before an inverse it is the root of the Gram matrix' Frobenius norm, which is at most that, and much less where singular values are alike.
+    """
+    gram = _symmetric(*_of_gram(x), is_exact=True)
+    square = _length(x).square() if steps is _QUINTICS else _length(gram)
+    return gram / square, square.sqrt()
 
 
 def _of_gram(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

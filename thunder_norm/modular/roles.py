@@ -46,6 +46,8 @@ class Role:
         names: all names, if it is tied to others.
         is_first: whether all that it multiplies, as a matrix or a kernel, depends on no parameter: the program's inputs.
         is_attended: whether all that it multiplies, as a matrix, is what attention returns.
+        is_factor: whether its product is multiplied entry by entry by that of one other matrix of its shape, as by a gate, and by no others,
+            or, of a matrix of two blocks, whether these gate one another.
         stack_axis: of a stack of three dimensions, the axis that says which matrix; None if it is not known, and of others.
     """
 
@@ -58,6 +60,7 @@ class Role:
     names: tuple[str, ...] = ()
     is_first: bool = False
     is_attended: bool = False
+    is_factor: bool = False
     stack_axis: int | None = None
 
     @property
@@ -218,7 +221,21 @@ def roles_in(notes: Notes, tied: Mapping[str, tuple[str, ...]]) -> Roles:
     of_each: dict[str, list[Use]] = {name: [] for name in notes.shapes}
     for use in notes.uses:
         of_each[use.name].append(use)
-    return Roles([_role(name, tuple(shape), notes, of_each[name], tied[name]) for name, shape in notes.shapes.items()])
+    rows = [_role(name, tuple(shape), notes, of_each[name], tied[name]) for name, shape in notes.shapes.items()]
+    factors = _factors({row.name: row for row in rows}, set(notes.factors))
+    return Roles([replace(row, is_factor=row.name in factors) for row in rows])
+
+
+def _factors(rows: Mapping[str, Role], products: set[frozenset[str]]) -> frozenset[str]:
+    """Of the matrices (or stacks) that gate others, or are gated, those of one kind of product alone, of two: two of one shape, or one's two blocks."""
+    found: set[str] = set()
+    for names in products:
+        is_one = len(names) == 1
+        alike = {(rows[name].shape, rows[name].role) for name in names}
+        is_sole = all(len(rows[name].blocks) == 1 + is_one and sum(name in other for other in products) == 1 for name in names)
+        if len(names) <= 2 and is_sole and len(alike) == 1 and alike.pop()[1] in ("matrix", "stack"):
+            found |= names
+    return frozenset(found)
 
 
 def _role(name: str, shape: tuple[int, ...], notes: Notes, uses: Sequence[Use], names: tuple[str, ...]) -> Role:
@@ -238,7 +255,7 @@ def _role(name: str, shape: tuple[int, ...], notes: Notes, uses: Sequence[Use], 
     products = [m for m in met if m.op in ("matrix", "convolution")]
     is_first = bool(products) and all(m.is_first for m in products)
     is_attended = bool(products) and all(m.is_attended for m in products)
-    return Role(name, shape, role, blocks, axis, groups, names, is_first, is_attended, stack_axis)
+    return Role(name, shape, role, blocks, axis, groups, names, is_first, is_attended, False, stack_axis)
 
 
 def _stack_axis(summed: Sequence[frozenset[int]]) -> int | None:

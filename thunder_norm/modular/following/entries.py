@@ -52,8 +52,8 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
     operands = [(t, state) for t, state in call.tensors if state is not None]
     active = [state for _, state in operands if not state.is_parameter]
     if call.name not in SUMS and len(active) > 1:
-        for state, op in zip(active, _as_factors(notes, call, active), strict=True):
-            notes.use(state, op)
+        ops = _as_factors(notes, call, active)
+        notes.multiply(tuple(notes.use(state, op) for state, op in zip(active, ops, strict=True)))
     spread = [_spread(notes, call, t, state, operands) for t, state in operands]
     spread, scale = _scaled(call, operands, spread)
     if call.name in SUMS or len(active) < 2:
@@ -87,8 +87,8 @@ def glu(notes: Notes, call: Call) -> None:
         return mix(notes, call)
     dim = call.args[1] if len(call.args) > 1 else -1
     halves = [replace(state, score=None).mapped(lambda t, i=i: t.chunk(2, dim)[i]) for i in (0, 1)]
-    for half, op in zip(halves, ("gated" if state.scale is Scale.PRODUCTS else "gate", "gate"), strict=True):
-        notes.use(half, op)
+    ops = "gated" if state.scale is Scale.PRODUCTS else "gate", "gate"
+    notes.multiply(tuple(notes.use(half, op) for half, op in zip(halves, ops, strict=True)))
     notes.note(call.out, Followed(tuple(s for half in halves for s in half.strands)))
 
 
