@@ -24,6 +24,7 @@ from thunder_norm.subclass.acquiring.data_sizes import DataSizes, UnknownValueEr
 from thunder_norm.subclass.acquiring.equality import Equality
 from thunder_norm.subclass.acquiring.fakes import Fakes, Wrappers
 from thunder_norm.subclass.acquiring.integer_values import IntegerValues
+from thunder_norm.subclass.acquiring.lengths import Lengths
 from thunder_norm.subclass.acquiring.refused import Refused
 from thunder_norm.subclass.acquiring.tape import Tape
 from thunder_norm.subclass.acquiring.writes import Writes
@@ -114,7 +115,8 @@ class Acquisition:
         self.fakes = Fakes(self._watch)
         self.wrappers = Wrappers()
         self.writes = Writes(self.fakes)
-        self.integers = IntegerValues(self.fakes)
+        self.lengths = Lengths()
+        self.integers = IntegerValues(self.fakes, self.lengths)
         self.sizes = DataSizes(self.fakes)
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()

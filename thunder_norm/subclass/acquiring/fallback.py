@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.acquiring.effects import OfOperator, is_effect
 from thunder_norm.subclass.acquiring.functional_forms import WITHOUT_HISTORY, rewritten
+from thunder_norm.subclass.acquiring.lengths import Late
 from thunder_norm.subclass.acquiring.sized import Sized
 from thunder_norm.tracing.inferred import Inferred
 from thunder_norm.tracing.recording import print_without_module
@@ -343,7 +344,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(Non
 def _fallback_name(func: Callable) -> str:
     if isinstance(func, torch._ops.OpOverload):
         return str(func).replace(".", "_").replace("::", "_")
-    if is_effect(func) or isinstance(func, Sized):
+    if is_effect(func) or isinstance(func, Sized | Late):
         return func.__name__
     if func.__name__ == "__get__":  # a property of torch.Tensor
         return f"Tensor_get_{func.__self__.__name__}"

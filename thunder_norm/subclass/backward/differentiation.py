@@ -23,6 +23,7 @@ from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.effects import is_effect
 from thunder_norm.subclass.acquiring.fakes import fake_of
 from thunder_norm.subclass.acquiring.fallback import fallback
+from thunder_norm.subclass.acquiring.lengths import Lengths, is_symbolic
 from thunder_norm.subclass.acquiring.tape import Tape
 from thunder_norm.subclass.backward.followed import check_followed, outputs_of
 from thunder_norm.subclass.backward.gradients import Carriers, Result, Segment, Source, Structure, is_like, leaves_of
@@ -37,6 +38,7 @@ from thunder_norm.subclass.recording.trace import OperationId, composite
 from thunder_norm.tracing.calls.differentiated import STANDS_FOR_GRADIENT
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.translation import proxy_like
+from thunder_norm.trees import map_tensors
 from thunder_norm.wrapper_classes import is_wrapper
 import thunder.torch as ltorch
 from thunder.core import devices, dtypes, prims
@@ -85,6 +87,8 @@ class Joint:
         made |= {id(t) for r in self.results for t in r.tangent.carried}
         needed = [t for s in self.segments for r in s.log for t in r.inputs]
         needed += [t for s in self.sources for t in s.gradient.carried]
+        shapes = [f.shape for r in self.results if r.uses_carriers for f in r.tangent.carried]
+        needed += self.acquisition.lengths.tensors_for(shapes)
         return list({id(t): t for t in needed if id(t) not in made and self._proxy(t) is not None}.values())
 
     def _proxy(self, t: torch.Tensor) -> TensorProxy | None:
@@ -226,8 +230,9 @@ class Joint:
 
         def forward(*args: TensorProxy) -> tuple[TensorProxy, ...]:
             results = [_own(p) if given else prims.shallow_copy(p) for p, given in zip(args, are_given, strict=False)]
+            env = {id(t): p for t, p in zip(used, args[sum(counts) :], strict=True)}
             for result in (r for r in self.results if r.uses_carriers):
-                results.extend(_carrier(f) for f in result.tangent.carried)
+                results.extend(_carrier(f, self.acquisition.lengths, env) for f in result.tangent.carried)
             return tuple(results)
 
         def grad(*args: TensorProxy) -> tuple[TensorProxy, ...]:
@@ -278,15 +283,19 @@ def _own(p: TensorProxy) -> TensorProxy:
 
 def _encoded(gradient: TensorProxy, carried: torch.Tensor) -> TensorProxy:
     """The gradient of a result as its backward takes it: that of a plain complex one comes as complex numbers."""
-    if tuple(gradient.shape) == tuple(carried.shape):
+    if gradient.ndim == carried.ndim:
         return gradient
     resolved = fallback(torch.ops.aten.resolve_conj.default, (True,))(gradient)[0]
     return fallback(torch.ops.aten.view_as_real.default, (True,))(resolved)[0]
 
 
-def _carrier(fake: torch.Tensor) -> TensorProxy:
+def _carrier(fake: torch.Tensor, lengths: Lengths, env: Mapping[int, TensorProxy]) -> TensorProxy:
     device, dtype = devices.to_device(fake.device), dtypes.to_dtype(fake.dtype)
-    return ltorch.expand(ltorch.full((), 0, device=device, dtype=dtype), tuple(fake.shape))
+    zero = ltorch.full((), 0, device=device, dtype=dtype)
+    if not is_symbolic(fake):
+        return ltorch.expand(zero, tuple(fake.shape))
+    function, (shape,), of = lengths.late(torch.ops.aten.expand.default, (list(fake.shape),), {})
+    return fallback(function, (True,))(zero, shape, **map_tensors(lambda t: env[id(t)], of))[0]
 
 
 def starts_late(acquisition: Acquisition, trace: TraceCtx) -> bool:
@@ -325,7 +334,10 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
         check_hooks(acquisition, outputs)
         found, segments = _backward(acquisition, outputs, sources, structures)
         check_known(acquisition, segments)
-    except Exception as e:  # noqa: BLE001 - the forward is right whatever the class says to an operation of the backward
+    except Exception as e:
+        if acquisition.lengths.is_on:  # for which it is, perhaps
+            raise
+        # the forward is right whatever the class says to an operation of the backward
         found, segments = refused_backward(acquisition, sources, structures, e)
     results = [
         Result(fake, structure, is_wrapper(fake) and not is_like(structure.leaves, leaves_of(fake)))
