@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.model_state.escapes import tracing_mode
-from thunder_norm.subclass.acquiring.lengths import as_number
 from thunder_norm.subclass.acquiring.shared_memory import SharedMemory
 from thunder_norm.subclass.classes import jagged
 from thunder_norm.subclass.classes.protocol import WrapperSpec
@@ -235,8 +234,7 @@ class Fakes:
         return found[1] if found is not None else None
 
     def hold(self, fake: torch.Tensor) -> None:
-        """The program got hold of `fake` as a plain tensor, whose sizes are numbers for it."""
-        as_number(fake.shape)
+        """The program got hold of `fake` as a plain tensor."""
         self._held[id(fake)] = fake
         self.has_plain_names |= self.is_inside(fake)
 

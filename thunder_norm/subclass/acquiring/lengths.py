@@ -103,6 +103,15 @@ class Lengths:
         symbol = self._env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
         return self._env.create_symintnode(symbol, hint=value, source=source)
 
+    def be_one(self) -> None:
+        """The trace is for the lengths at hand."""
+        for symbol in self._symbols.values():
+            int(symbol.size)
+
+    def is_symbol_in(self, fake: torch.Tensor | None) -> bool:
+        """Whether a tensor has a size that is a symbol."""
+        return self.is_on and fake is not None and is_symbolic(fake)
+
     # -- operations ---------------------------------------------------------------------------------------------------
 
     def late(self, func: Any, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:

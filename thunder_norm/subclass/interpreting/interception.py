@@ -27,6 +27,7 @@ from thunder_norm.subclass.interpreting import (
     opaque_objects,
     operations,
     plain,
+    plain_lengths,
     plain_operations,
     reading,
     selections,
@@ -116,6 +117,8 @@ class Interpreting(Watching):
             late = late or (found is not None and starts_late(acquisition, found.computation_trace))
         due = {_FROM_THE_FIRST: late, _ALL_MEMORY: misses}
         vars(get_compile_data()).update({name: True for name, is_due in due.items() if is_due})
+        if found is not None and acquisition.lengths.is_on:
+            plain_lengths.check(acquisition, found.computation_trace)
         is_given_up = (found is None or acquisition.lengths.is_one) and attempts.give_up()
         return is_given_up or any(due.values())
 
@@ -159,6 +162,8 @@ class Interpreting(Watching):
         acquisition = _acquisition_of(self)
         if fn is getattr and _reads_no_tensor(acquisition, args):  # half of all calls, of which nothing below has anything to say
             return lookaside_for(fn, *args, **kwargs)
+        if acquisition.lengths.is_on:
+            plain_lengths.note(acquisition, fn, args, kwargs)
         selected = selections.lookaside(fn, args, kwargs)
         if selected is not None:
             return selected
