@@ -120,10 +120,11 @@ class Lengths:
         if not found:
             return func, args, kwargs
         symbols = self._symbols_in(found)
-        args, kwargs = tree_map(_written, (args, kwargs))
+        names = {s.size.node.expr: _symbol(f"n{i}") for i, s in enumerate(symbols)}
+        args, kwargs = tree_map(functools.partial(_written, names), (args, kwargs))
         if not symbols:
             return func, args, kwargs
-        return Late(func, tuple([(s.name, s.dim) for s in symbols])), args, {**kwargs, "of": tuple([s.tensor for s in symbols])}
+        return Late(func, tuple([s.dim for s in symbols])), args, {**kwargs, "of": tuple([s.tensor for s in symbols])}
 
     def tensors_for(self, shapes: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
         """Those that say how long sizes are."""
@@ -166,7 +167,10 @@ class Lengths:
         return [bindable("check_lengths", check)(*self._proxies.values(), output=None)]
 
     def _serves(self, found: dict[str, int]) -> bool:
-        conditions = [f"({_code(g.expr)})" for g in self._env.guards]
+        try:
+            conditions = [f"({_code(g.expr)})" for g in self._env.guards]
+        except AssertionError:  # torch has no text for it
+            return False
         return bool(_function(" and ".join(conditions) or "True", tuple(found))(*found.values()))
 
 
@@ -205,16 +209,22 @@ def _strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def _written(v: Any) -> Any:
-    """A number that hangs on lengths as what computes it."""
+def _written(names: dict[Any, Any], v: Any) -> Any:
+    """A number that hangs on lengths as what computes it, lengths by their names."""
     if not isinstance(v, _SYMBOLIC) or _is_ragged(v):
         return v
     if not is_symbolic(v):
         return as_number(v)
-    return _MARK + _code(v.node.expr)
+    return _MARK + _code(v.node.expr.xreplace(names))
 
 
 _MARK = "= "  # of texts that are computed
+
+
+def _symbol(name: str) -> Any:
+    import sympy  # which torch imports where it is needed: it takes a while
+
+    return sympy.Symbol(name, integer=True)
 
 
 @functools.cache
@@ -242,17 +252,17 @@ class Late:
 
     Attributes:
         func: torch's operation, or one that stands for it.
-        lengths: what a length is called, and the dimension of its tensor that has it.
+        dims: for each length, which the texts call n0, n1 and so on, the dimension of its tensor that has it.
     """
 
     func: Any
-    lengths: tuple[tuple[str, int], ...]
+    dims: tuple[int, ...]
 
     @property
     def __name__(self) -> str:
         """What the operation is called in traces."""
         own = str(self.func) if isinstance(self.func, torch._ops.OpOverload) else self.func.__name__
-        return f"{own}_late".replace("::", "_").replace(".", "_")
+        return f"{own}_late_{'_'.join(map(str, self.dims))}".replace("::", "_").replace(".", "_")
 
     @property
     def tags(self) -> Any:
@@ -261,8 +271,8 @@ class Late:
 
     def __call__(self, *args: Any, of: Sequence[torch.Tensor], **kwargs: Any) -> Any:
         """What the operation returns for tensors of the lengths that `of` have."""
-        names = tuple([name for name, _ in self.lengths])
-        sizes = [t.shape[dim] for t, (_, dim) in zip(of, self.lengths, strict=True)]
+        sizes = [t.shape[dim] for t, dim in zip(of, self.dims, strict=True)]
+        names = tuple([f"n{i}" for i in range(len(sizes))])
 
         def computed(v: Any) -> Any:
             return _function(v.removeprefix(_MARK), names)(*sizes) if type(v) is str and v.startswith(_MARK) else v
