@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm.subclass.classes import jagged
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder_norm.trees import map_leaves
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 
@@ -277,5 +278,5 @@ class Late:
         def computed(v: Any) -> Any:
             return _function(v.removeprefix(_MARK), names)(*sizes) if type(v) is str and v.startswith(_MARK) else v
 
-        args, kwargs = tree_map(computed, (args, kwargs))
+        args, kwargs = map_leaves(computed, (args, kwargs))
         return self.func(*args, **kwargs)
