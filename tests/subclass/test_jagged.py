@@ -195,6 +195,18 @@ def test_second_derivatives_and_writes_into_inputs_of_any_total_length():
     assert counts(twice) == counts(written) == (2, 1)
 
 
+def test_backwards_of_calls_with_several_total_lengths_in_any_order_and_of_some_results_alone():
+    def f(x):
+        return x.sin(), F.linear(x, W), x.values().exp()
+
+    jf = jit(f)
+    inputs = [jagged(n, 2, dtype=torch.float64, requires_grad=True) for n in (3, 9, 5)]
+    for x, found in reversed([(x, jf(x)) for x in inputs]):
+        for got, want in zip(found, f(x), strict=True):
+            assert_same(*(torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True) for y in (got, want)))
+    assert counts(jf) == (2, 1)
+
+
 def test_a_program_that_cannot_be_acquired_for_all_total_lengths_is_for_one(monkeypatch):
     jf = jit(lambda x: x.unflatten(-1, (2, 2)) * 2)
     tried = []

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm.subclass.classes import jagged
+from thunder_norm.tracing.calls.differentiated import OF_ANY_LENGTH
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.trees import map_leaves
@@ -68,6 +70,7 @@ class Lengths:
 
     def __init__(self) -> None:
         self.is_on = False
+        self._is_one = False  # see `be_one`
         self._env: Any = None
         self._symbols: dict[Any, _Symbol] = {}
         self._inputs: dict[int, tuple[FakeTensor, _Symbol]] = {}  # by the identity of fakes
@@ -106,6 +109,7 @@ class Lengths:
 
     def be_one(self) -> None:
         """The trace is for the lengths at hand."""
+        self._is_one = True
         for symbol in self._symbols.values():
             int(symbol.size)
 
@@ -120,6 +124,8 @@ class Lengths:
         found = [v for v in tree_leaves((args, kwargs)) if isinstance(v, _SYMBOLIC)] if self.is_on else []
         if not found:
             return func, args, kwargs
+        if not isinstance(func, _CALLED_LATE):  # what has a part in the program besides what it returns
+            self.be_one()
         symbols = self._symbols_in(found)
         names = {s.size.node.expr: _symbol(f"n{i}") for i, s in enumerate(symbols)}
         args, kwargs = tree_map(functools.partial(_written, names), (args, kwargs))
@@ -140,7 +146,7 @@ class Lengths:
     @property
     def is_one(self) -> bool:
         """Whether the trace serves one length alone."""
-        return any(s.size.node.maybe_as_int() is not None for s in self._symbols.values())
+        return self._is_one or any(s.size.node.maybe_as_int() is not None for s in self._symbols.values())
 
     def checks(self, fake: torch.Tensor) -> bool:
         """Whether it is checked here, and not by its shape, what an inner tensor of an input is."""
@@ -150,6 +156,7 @@ class Lengths:
         """What an inner tensor of an input is in the prologue."""
         if id(fake) in self._inputs:
             self._proxies[id(fake)] = proxy
+            proxy.tags.add(OF_ANY_LENGTH)
 
     def guards(self) -> list[BoundSymbol]:
         """Operations of the prologue: the trace serves the lengths of the call."""
@@ -219,6 +226,7 @@ def _written(names: dict[Any, Any], v: Any) -> Any:
     return _MARK + _code(v.node.expr.xreplace(names))
 
 
+_CALLED_LATE = (torch._ops.OpOverload, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
 _MARK = "= "  # of texts that are computed
 
 

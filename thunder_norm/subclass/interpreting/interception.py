@@ -119,6 +119,8 @@ class Interpreting(Watching):
         vars(get_compile_data()).update({name: True for name, is_due in due.items() if is_due})
         if found is not None and acquisition.lengths.is_on:
             plain_lengths.check(acquisition, found.computation_trace)
+        if acquisition.lengths.is_on and acquisition.is_transformed:
+            acquisition.lengths.be_one()
         is_given_up = (found is None or acquisition.lengths.is_one) and attempts.give_up()
         return is_given_up or any(due.values())
 
@@ -289,11 +291,13 @@ def _begin_lengths(acquisition: Acquisition, wrappers: list[torch.Tensor]) -> No
     found = tuple([jagged.total_length(x) for x in wrappers if jagged.is_jagged_class(type(x))])
     seen = vars(cd).setdefault(_LENGTHS, set())
     is_alone = type(acquisition) is Acquisition and len(cd.transforms) == 1 and not acquisition.opaque.is_run
-    is_due = found and found not in seen and any(len(other) == len(found) for other in seen)
-    seen.add(found)
-    if is_due and is_alone and attempts.may_begin() and not any(map(_takes_regions, cd.executors_list)) and None not in found:
+    is_alone = is_alone and not (acquisition.is_transformed or any(map(_takes_regions, cd.executors_list)))
+    is_other = None not in found and found not in seen and any(len(other) == len(found) for other in seen)
+    if found and is_other and is_alone and attempts.may_begin():
         attempts.begin()
         acquisition.lengths.begin(acquisition.fakes.mode)
+    else:
+        seen.add(found)
 
 
 def _takes_regions(executor: Any) -> bool:
