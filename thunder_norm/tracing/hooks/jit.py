@@ -279,6 +279,7 @@ def _with_cache_info(fn: Callable) -> Callable:
             try:
                 entry, *inputs = with_room(find, *args, **kwargs)
             except Exception:
+                # what was tried for more calls than this one may have failed for that, and in a pass of Thunder's
                 if not attempts.give_up(around["weakref_cd"]()):
                     raise
                 entry, *inputs = with_room(find, *args, **kwargs)
