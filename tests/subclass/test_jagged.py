@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nested import as_nested_tensor, nested_tensor_from_jagged
 from tests.seeds import seeded
 from tests.subclasses import assert_same
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError
+from thunder_norm.subclass.acquiring.lengths import Lengths
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -58,11 +60,12 @@ SERVES_ITS_OWN = {
     "parts of the batch": lambda x: [y * 2 for y in x.chunk(2, 0)],
 }
 LENGTHS = [(2, 3, 4), (4, 3, 2), (3, 2, 4), (1, 7, 1), (9, 0, 0), (2, 3, 4)]
+OTHER_LENGTHS = [(20, 30, 51), (1, 0, 2), (30, 40, 33)]  # together
 
 
-def assert_eager_s(program: Callable, *, expected: tuple[int, int], requires_grad: bool) -> None:
+def assert_eager_s(program: Callable, all_lengths: list, *, expected: tuple[int, int], requires_grad: bool) -> None:
     jf = jit(program)
-    for lengths in LENGTHS:
+    for lengths in all_lengths:
         torch.manual_seed(seeded(0))
         x = jagged(*lengths, dtype=torch.float64, requires_grad=requires_grad)
         own = nested_tensor_from_jagged(x.values().detach().clone(), x.offsets().clone()).detach().requires_grad_(requires_grad)
@@ -80,25 +83,143 @@ def assert_eager_s(program: Callable, *, expected: tuple[int, int], requires_gra
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", SERVES_ALL)
-def test_one_trace_serves_all_offsets_of_a_total_length(name: str, requires_grad: bool):
-    assert_eager_s(SERVES_ALL[name], expected=(1, 5), requires_grad=requires_grad and name not in ("sum", "mean"))
+def test_one_trace_serves_all_offsets_of_the_first_total_length_and_one_those_of_all_others(name: str, requires_grad: bool):
+    requires_grad = requires_grad and name not in ("sum", "mean")
+    lengths = LENGTHS if name == "padding to a length" else LENGTHS[:3] + OTHER_LENGTHS + LENGTHS[:1]
+    assert_eager_s(SERVES_ALL[name], lengths, expected=(1, 5) if lengths is LENGTHS else (2, 5), requires_grad=requires_grad)
 
 
 def test_where_the_longest_is_asked_for_one_trace_serves_all_offsets_with_it():
-    assert_eager_s(lambda x: x.softmax(1), expected=(3, 3), requires_grad=True)
+    assert_eager_s(lambda x: x.softmax(1), LENGTHS, expected=(3, 3), requires_grad=True)
+    assert_eager_s(lambda x: x.softmax(1), [(2, 3, 5), (5, 5, 5), (1, 5, 5)], expected=(2, 1), requires_grad=True)
 
 
 @pytest.mark.parametrize("name", SERVES_ITS_OWN)
 def test_where_sequences_are_taken_apart_other_lengths_are_traced_anew(name: str):
-    assert_eager_s(SERVES_ITS_OWN[name], expected=(5, 1), requires_grad=False)
+    assert_eager_s(SERVES_ITS_OWN[name], LENGTHS, expected=(5, 1), requires_grad=False)
 
 
-def test_another_total_length_is_traced_anew():
-    jf = jit(lambda x: x * 2)
-    for lengths in ((2, 3), (2, 4), (1, 4), (3, 3)):
-        x = jagged(*lengths)
-        assert_same(jf(x), x * 2)
+W = torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 4).requires_grad_()
+ANY_TOTAL = {
+    "a loss of values": lambda x: F.mse_loss(F.linear(x, W).values(), x.values().tanh()),
+    "values in and out": lambda x: F.linear(x.values(), W).reshape(-1, 2).relu().view(-1, 4),
+    "made of values": lambda x: nested_tensor_from_jagged(F.layer_norm(x.values() @ W, (4,)), x.offsets()).softmax(-1),
+    "rows with rows": lambda x: (x.values() @ W @ x.values().t()).mean(),
+    "written into": lambda x: F.linear(x, W).mul_(2).sub_(1).sum(),
+    "several": lambda x: (F.linear(x, W).sum(), x.sin(), torch.cat([x.values(), x.values() @ W])),
+}
+ITS_TOTAL = {
+    "branch": lambda x: x.sum() * 2 if x.values().shape[0] > 10 else x.sum(),
+    "len": lambda x: x.sum() / len(x.values()),
+    "numel": lambda x: x.sum() / x.numel() + torch.numel(x.values()),
+    "rows one by one": lambda x: sum(row.sum() * i for i, row in enumerate(x.values())),
+    "size of another": lambda x: x.values() + torch.arange(x.values().size(0)).unsqueeze(1),
+    "taken from a dict": lambda x: max([x.values()], key=lambda v: v.size(0)).sum(),
+    "a function under vmap": lambda x: torch.func.vmap(lambda row: row.sum())(x.values()),
+}
+
+
+@pytest.mark.parametrize("name", ANY_TOTAL)
+def test_a_second_trace_serves_all_total_lengths(name: str):
+    jf = jit(ANY_TOTAL[name])
+    for lengths in ((2, 3), (40, 61), (2, 1), (31, 72)):
+        torch.manual_seed(seeded(0))
+        x = jagged(*lengths, dtype=torch.float64, requires_grad=True)
+        results = [program(x) for program in (jf, ANY_TOTAL[name])]
+        assert_same(*results)
+        sums = [sum(t.square().sum() for t in (r if isinstance(r, tuple) else (r,))) for r in results]
+        assert_same(*(torch.autograd.grad(s, (W, x)) for s in sums))
     assert counts(jf) == (2, 2)
+    for trace in (thunder.last_traces(jf)[-1], thunder.last_backward_traces(jf)[-1]):  # of the call with 101 rows
+        assert not re.search(r"\b(101|202|404|10201)\b", re.sub("#.*", "", str(trace)))
+
+
+@pytest.mark.parametrize("name", ITS_TOTAL)
+def test_where_something_hangs_on_the_total_length_each_is_traced_anew(name: str):
+    jf = jit(ITS_TOTAL[name])
+    for lengths in ((2, 3), (5, 6), (6, 6), (6, 6)):
+        x = jagged(*lengths)
+        assert_same(jf(x), ITS_TOTAL[name](x))
+    assert counts(jf) == (3, 1)
+
+
+def test_total_lengths_of_zero_and_one_and_values_with_gaps_have_traces_of_their_own():
+    jf = jit(lambda x: (x * 2, x.values() + 1))
+    for lengths in ((2, 3), (4, 4), (1, 0), (0, 0), (3, 4)):
+        x = jagged(*lengths)
+        assert_same(jf(x), (x * 2, x.values() + 1))
+    assert counts(jf) == (4, 1)
+    apart = nested_tensor_from_jagged(torch.randn(7, 8)[:, ::2], torch.tensor([0, 3, 7]))
+    assert_same(jf(apart), (apart * 2, apart.values() + 1))
+    assert counts(jf) == (5, 1)
+
+
+def test_total_lengths_of_two_that_have_to_be_equal():
+    def f(x, y):
+        return x.values() * y.values()
+
+    jf = jit(f)
+    for n in (3, 5, 9, 4):
+        x, y = jagged(n, 2), jagged(1, n + 1)
+        assert_same(jf(x, y), f(x, y))
+    assert counts(jf) == (2, 2)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        jf(jagged(3, 3), jagged(3, 4))
+
+
+def test_total_lengths_of_two_may_differ_and_so_may_that_of_a_permuted_one():
+    def f(x, y):
+        return attend(x, y).sum() + x.values().t().sum(0).square().mean(), y.transpose(1, 2) * 2
+
+    jf = jit(f)
+    for n, m in ((3, 5), (6, 4), (9, 9), (4, 8)):
+        x, y = (jagged(k, 2, requires_grad=True) for k in (n, m))
+        found, expected = jf(x, y), f(x, y)
+        assert_same(found, expected)
+        assert_same(*(torch.autograd.grad(r[0] + r[1].sum(), (x, y)) for r in (found, expected)))
+    assert counts(jf) == (2, 2)
+
+
+def test_second_derivatives_and_writes_into_inputs_of_any_total_length():
+    twice, written = jit(lambda x: x.sin() * x), jit(lambda x: x.mul_(3).sum())
+    for n in (3, 5, 9):
+        x = jagged(n, 2, dtype=torch.float64, requires_grad=True)
+        found = []
+        for result in (twice(x), x.sin() * x):
+            (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+            found.append(torch.autograd.grad((gradient * gradient).sum(), x))
+        assert_same(*found)
+        own, eager_s = jagged(n, 2), jagged(n, 2)
+        own.values().copy_(eager_s.values())
+        assert_same((written(own), own), (eager_s.mul_(3).sum(), eager_s))
+    assert counts(twice) == counts(written) == (2, 1)
+
+
+def test_backwards_of_calls_with_several_total_lengths_in_any_order_and_of_some_results_alone():
+    def f(x):
+        return x.sin(), F.linear(x, W), x.values().exp()
+
+    jf = jit(f)
+    inputs = [jagged(n, 2, dtype=torch.float64, requires_grad=True) for n in (3, 9, 5)]
+    for x, found in reversed([(x, jf(x)) for x in inputs]):
+        for got, want in zip(found, f(x), strict=True):
+            assert_same(*(torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True) for y in (got, want)))
+    assert counts(jf) == (2, 1)
+
+
+def test_a_program_that_cannot_be_acquired_for_all_total_lengths_is_for_one(monkeypatch):
+    jf = jit(lambda x: x.unflatten(-1, (2, 2)) * 2)
+    tried = []
+
+    def late(*_):
+        tried.append(1)
+        raise TypeError("unhashable")
+
+    for n in (3, 5, 9, 5):
+        x = jagged(n, 2)
+        assert_same(jf(x), x.unflatten(-1, (2, 2)) * 2)
+        monkeypatch.setattr(Lengths, "late", lambda self, *call: late() if self.is_on else call)
+    assert counts(jf) == (3, 1) and len(tried) == 1
 
 
 def test_a_longest_length_that_is_given_is_eager_s():

@@ -161,6 +161,7 @@ def _level(ctx: JitCtx, name: str) -> Iterator[None]:
     names.append(name)
     if of_wrappers is not None:
         of_wrappers.num_levels += 1
+        of_wrappers.lengths.be_one()  # what is transformed is an operation of Thunder's
     try:
         with hooks.inside_function(completion.lookaside):
             yield

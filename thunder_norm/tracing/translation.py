@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -27,4 +28,9 @@ def empty_for(proxy: TensorProxy) -> torch.Tensor:
 def proxy_like(t: torch.Tensor, *, requires_grad: bool = False, tags: set | None = None) -> TensorProxy:
     """A new plain proxy with the metadata of a tensor."""
     device, dtype = devices.to_device(t.device), dtypes.to_dtype(t.dtype)
-    return TensorProxy(shape=tuple(t.shape), device=device, dtype=dtype, requires_grad=requires_grad, tags=tags)
+    return TensorProxy(shape=sizes(t.shape), device=device, dtype=dtype, requires_grad=requires_grad, tags=tags)
+
+
+def sizes(shape: Iterable[Any]) -> tuple[int, ...]:
+    """A shape in numbers: of sizes that are symbols, those of the call at hand."""
+    return tuple([n if type(n) is int else n.node.hint for n in shape])

@@ -24,6 +24,7 @@ from thunder_norm.subclass.acquiring.data_sizes import DataSizes, UnknownValueEr
 from thunder_norm.subclass.acquiring.equality import Equality
 from thunder_norm.subclass.acquiring.fakes import Fakes, Wrappers
 from thunder_norm.subclass.acquiring.integer_values import IntegerValues
+from thunder_norm.subclass.acquiring.lengths import Lengths
 from thunder_norm.subclass.acquiring.refused import Refused
 from thunder_norm.subclass.acquiring.tape import Tape
 from thunder_norm.subclass.acquiring.writes import Writes
@@ -114,7 +115,8 @@ class Acquisition:
         self.fakes = Fakes(self._watch)
         self.wrappers = Wrappers()
         self.writes = Writes(self.fakes)
-        self.integers = IntegerValues(self.fakes)
+        self.lengths = Lengths()
+        self.integers = IntegerValues(self.fakes, self.lengths)
         self.sizes = DataSizes(self.fakes)
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
@@ -188,7 +190,7 @@ class Acquisition:
     @property
     def _follows_plain(self) -> bool:
         """Whether plain tensors have more to them than Thunder knows: gradients of wrappers, or a value that was replaced."""
-        return self.autograd.is_running or self.fakes.follows_plain
+        return self.autograd.is_running or self.fakes.follows_plain or self.lengths.is_on
 
     def wants(self, fn: Callable, args: tuple, kwargs: dict) -> bool:
         """Whether an operation without wrappers among its (interpreter-wrapped) arguments is taken over."""
@@ -196,7 +198,7 @@ class Acquisition:
             return False
         values = tree_flatten(([value_of(a) for a in args], [value_of(v) for v in kwargs.values()]))[0]
         proxies = [v for v in values if isinstance(v, TensorProxy)]
-        if any(p.name in self.fakes.replaced for p in proxies):
+        if any(p.name in self.fakes.replaced or self.lengths.is_symbol_in(self.fakes.known(p)) for p in proxies):
             return True
         if proxies and self.fakes.follows_memory and (is_in_place(fn) or may_share_memory(fn)):
             return True

@@ -20,11 +20,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.acquiring.effects import OfOperator, is_effect
 from thunder_norm.subclass.acquiring.functional_forms import WITHOUT_HISTORY, rewritten
+from thunder_norm.subclass.acquiring.lengths import Late
 from thunder_norm.subclass.acquiring.sized import Sized
 from thunder_norm.tracing.inferred import Inferred
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.tracing.undefined_gradients import gradients_by_torch
+from thunder_norm.trees import map_leaves
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
@@ -141,10 +143,8 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
 
     def run(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         if kwargs or not _PLAIN.issuperset(map(type, args)):
-            args, kwargs = (
-                tree_map(for_torch, args),
-                tree_map(for_torch, kwargs),
-            )  # only the computation trace is translated, the backward is not
+            # only the computation trace is translated, the backward is not
+            args, kwargs = map_leaves(for_torch, (args, kwargs))
         result = _LSTM[func](*args) if func in _LSTM else func(*args, **kwargs)
         if type(result) is torch.Tensor:
             return (result,) if used[0] else ()
@@ -319,7 +319,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(Non
 def _fallback_name(func: Callable) -> str:
     if isinstance(func, torch._ops.OpOverload):
         return str(func).replace(".", "_").replace("::", "_")
-    if is_effect(func) or isinstance(func, Sized):
+    if is_effect(func) or isinstance(func, Sized | Late):
         return func.__name__
     if func.__name__ == "__get__":  # a property of torch.Tensor
         return f"Tensor_get_{func.__self__.__name__}"

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from thunder_norm.subclass.acquiring.fakes import Fakes
+from thunder_norm.subclass.acquiring.lengths import Lengths
 from thunder_norm.subclass.classes import jagged
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.guarding.bindable import bindable
@@ -76,9 +77,10 @@ _PARTS = (aten.unbind.int, aten.select.int)  # one number of many: all of them a
 class IntegerValues:
     """The integer tensors of one acquisition whose values may be asked for, and which were."""
 
-    def __init__(self, fakes: Fakes) -> None:
+    def __init__(self, fakes: Fakes, lengths: Lengths) -> None:
         self.is_followed = False  # see `follow`
         self._fakes = fakes
+        self._lengths = lengths
         self._known: dict[
             int, tuple[torch.Tensor, Known | None]
         ] = {}  # by the identity of fakes; None for what was changed in place
@@ -109,7 +111,8 @@ class IntegerValues:
         source = self._structures[id(jagged.ragged_source(x))][1]
         if source.nested_int_memo is None:
             source.nested_int_memo = ragged
-        return tuple([self._structures[id(t)][1] if id(t) in structure else self._fakes.new(t) for t in leaves])
+        values = self._lengths.fake_of(x, self._fakes.mode) if self._lengths.is_on else self._fakes.new(leaves[0])
+        return values, *(self._structures[id(t)][1] for t in leaves[1:])
 
     def shared_fake(self, proxy: TensorProxy) -> torch.Tensor | None:
         """The fake of a plain input that is met for the first time, if it is the offsets of an input or another plain input."""

@@ -22,12 +22,19 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.effects import is_effect
 from thunder_norm.subclass.acquiring.fakes import fake_of
-from thunder_norm.subclass.acquiring.fallback import fallback
 from thunder_norm.subclass.acquiring.tape import Tape
 from thunder_norm.subclass.backward.followed import check_followed, outputs_of
 from thunder_norm.subclass.backward.gradients import Carriers, Result, Segment, Source, Structure, is_like, leaves_of
 from thunder_norm.subclass.backward.hooks_of_backward import check_hooks, check_retained
-from thunder_norm.subclass.backward.joint_operations import computed_from, with_copies, with_outputs, with_plain_sums
+from thunder_norm.subclass.backward.joint_operations import (
+    carrier,
+    computed_from,
+    encoded,
+    own,
+    with_copies,
+    with_outputs,
+    with_plain_sums,
+)
 from thunder_norm.subclass.backward.mutations import check_newest
 from thunder_norm.subclass.backward.refused_backward import check_known, refused_backward, untraceable_backward
 from thunder_norm.subclass.classes.proxy import SubclassProxy
@@ -38,8 +45,7 @@ from thunder_norm.tracing.calls.differentiated import STANDS_FOR_GRADIENT
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.wrapper_classes import is_wrapper
-import thunder.torch as ltorch
-from thunder.core import devices, dtypes, prims
+from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
@@ -85,6 +91,8 @@ class Joint:
         made |= {id(t) for r in self.results for t in r.tangent.carried}
         needed = [t for s in self.segments for r in s.log for t in r.inputs]
         needed += [t for s in self.sources for t in s.gradient.carried]
+        shapes = [f.shape for r in self.results if r.uses_carriers for f in r.tangent.carried]
+        needed += self.acquisition.lengths.tensors_for(shapes)
         return list({id(t): t for t in needed if id(t) not in made and self._proxy(t) is not None}.values())
 
     def _proxy(self, t: torch.Tensor) -> TensorProxy | None:
@@ -156,8 +164,8 @@ class Joint:
         Returns:
             What the computation returns: `outputs`, connected, then the carriers of results, and what is kept.
         """
-        own = (p.name for p in (*arguments, *values) if isinstance(p, TensorProxy))
-        given = with_copies({*own, *self._without_gradient(returned, inner)}, trace.bound_symbols)
+        named = (p.name for p in (*arguments, *values) if isinstance(p, TensorProxy))
+        given = with_copies({*named, *self._without_gradient(returned, inner)}, trace.bound_symbols)
         anchored = self._anchor_results(returned, inner, given)
         results = iter(self._write_operation(trace, executor, list(anchored.values()), given))
         connected = {name: next(results) for name in anchored}
@@ -170,7 +178,7 @@ class Joint:
         changed -= {p.name for p in arguments if isinstance(p, TensorProxy)}
         saved = (self.acquisition.fakes.current(self._proxy(t)) for t in self._used()) if targets else ()
         with tracectx(trace), scope(trace) as made:  # a tensor that is returned twice has the derivatives of one place only
-            self.kept = tuple(map(_own, {p.name: p for p in saved if p.name in changed}.values()))
+            self.kept = tuple(map(own, {p.name: p for p in saved if p.name in changed}.values()))
         trace.bound_symbols = with_outputs([*trace.bound_symbols, *made])
         return *connected_outputs, *carriers, *self.kept
 
@@ -225,9 +233,10 @@ class Joint:
         are_given = [p.name in arguments for p in anchored]
 
         def forward(*args: TensorProxy) -> tuple[TensorProxy, ...]:
-            results = [_own(p) if given else prims.shallow_copy(p) for p, given in zip(args, are_given, strict=False)]
+            results = [own(p) if given else prims.shallow_copy(p) for p, given in zip(args, are_given, strict=False)]
+            env = {id(t): p for t, p in zip(used, args[sum(counts) :], strict=True)}
             for result in (r for r in self.results if r.uses_carriers):
-                results.extend(_carrier(f) for f in result.tangent.carried)
+                results.extend(carrier(f, self.acquisition.lengths, env) for f in result.tangent.carried)
             return tuple(results)
 
         def grad(*args: TensorProxy) -> tuple[TensorProxy, ...]:
@@ -235,12 +244,12 @@ class Joint:
             tangents = [t for r in self.results if not r.uses_carriers for t in r.tangent.carried]
             tangents += [t for r in self.results if r.uses_carriers for t in r.tangent.carried]
             env = {id(t): p for t, p in zip(used, args[sum(counts) :], strict=True)}
-            env |= {id(t): _encoded(prims.get_grad(p), t) for t, p in zip(tangents, results, strict=True)}
+            env |= {id(t): encoded(prims.get_grad(p), t) for t, p in zip(tangents, results, strict=True)}
             self._write_backward(env)
             given = set(map(id, used))  # Thunder keeps what an operation of the backward takes, not what is a gradient as it is
             for p, t in zip(args[counts[0] : sum(counts)], (t for s in self.sources for t in s.gradient.carried), strict=True):
                 gradient = env[id(t)] if id(t) in env else captured(t)
-                prims.put_grad(p, _own(gradient) if id(t) in given else gradient)
+                prims.put_grad(p, own(gradient) if id(t) in given else gradient)
             return results
 
         operation = executor.register_operator(_WITH_TAPE if self.tape else _WITHOUT_TAPE, like=forward)
@@ -269,24 +278,6 @@ class Joint:
             symbol, _ = composite(of_segment, log, list(inputs.values()), outputs, inside, is_detached=True)
             for t, p in zip(outputs, symbol(*(env[i] for i in inputs)), strict=True):
                 env[id(t)] = p
-
-
-def _own(p: TensorProxy) -> TensorProxy:
-    """A tensor of its own in the same memory: an argument handed back as it is would come out without its gradient."""
-    return fallback(torch.ops.aten.alias.default, (True,))(p)[0]
-
-
-def _encoded(gradient: TensorProxy, carried: torch.Tensor) -> TensorProxy:
-    """The gradient of a result as its backward takes it: that of a plain complex one comes as complex numbers."""
-    if tuple(gradient.shape) == tuple(carried.shape):
-        return gradient
-    resolved = fallback(torch.ops.aten.resolve_conj.default, (True,))(gradient)[0]
-    return fallback(torch.ops.aten.view_as_real.default, (True,))(resolved)[0]
-
-
-def _carrier(fake: torch.Tensor) -> TensorProxy:
-    device, dtype = devices.to_device(fake.device), dtypes.to_dtype(fake.dtype)
-    return ltorch.expand(ltorch.full((), 0, device=device, dtype=dtype), tuple(fake.shape))
 
 
 def starts_late(acquisition: Acquisition, trace: TraceCtx) -> bool:
@@ -325,7 +316,10 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
         check_hooks(acquisition, outputs)
         found, segments = _backward(acquisition, outputs, sources, structures)
         check_known(acquisition, segments)
-    except Exception as e:  # noqa: BLE001 - the forward is right whatever the class says to an operation of the backward
+    except Exception as e:
+        if acquisition.lengths.is_on:  # for which it is, perhaps
+            raise
+        # the forward is right whatever the class says to an operation of the backward
         found, segments = refused_backward(acquisition, sources, structures, e)
     results = [
         Result(fake, structure, is_wrapper(fake) and not is_like(structure.leaves, leaves_of(fake)))

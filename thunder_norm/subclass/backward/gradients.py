@@ -13,6 +13,7 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.model_state.escapes import check_inner
+from thunder_norm.subclass.acquiring.lengths import is_symbolic
 from thunder_norm.subclass.acquiring.tape import Tape
 from thunder_norm.subclass.backward.encoding import decode, encode
 from thunder_norm.subclass.classes.jagged import is_jagged_class
@@ -101,6 +102,12 @@ class Structure:
             check_inner(gradient, self.spec.names, "the gradient of ", self.what)
         return gradient
 
+    def shapes_for(self, owner: torch.Tensor) -> list[torch.Size]:
+        """The shapes of what is carried, where it is the gradient of `owner`: of a nested tensor those of its own values."""
+        if not any(map(is_symbolic, self.carried)):
+            return [f.shape for f in self.carried]
+        return [t.shape for t in _moving_in(self.spec, leaves_of(owner))]
+
     def builder(self) -> Callable[[Sequence[torch.Tensor | None]], torch.Tensor | None]:
         """`build` without offsets, as a function of as few steps as there can be: a backward calls one for each parameter."""
         spec, what = self.spec, self.what
@@ -143,7 +150,7 @@ class Structure:
 
     @functools.cached_property
     def _expected(self) -> list[tuple]:
-        return [_metadata(f)[:2] for f in self._moving]
+        return [(tuple([None if is_symbolic(n) else n for n in f.shape]), f.dtype) for f in self._moving]
 
     def open(self, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What is handed on of a gradient that comes in.
@@ -178,12 +185,20 @@ class Structure:
             leaves = _moving_in(other, leaves_of(t))
         else:
             leaves = None
-        return None if leaves is None or [(tuple(x.shape), x.dtype) for x in leaves] != self._expected else leaves
+        if leaves is None or [(tuple(x.shape), x.dtype) for x in leaves] == self._expected:  # most
+            return leaves
+        return leaves if all(map(_is_as_expected, leaves, self._expected)) else None
 
     def _has_contexts_of(self, other: WrapperSpec) -> bool:
         """Whether a gradient has what the backward was traced with; of nested tensors that are lengths, which a cotangent need not know."""
         assert self.spec is not None
         return is_jagged_class(self.spec.cls) or is_equal(self.spec.contexts, other.contexts)
+
+
+def _is_as_expected(t: torch.Tensor, expected: tuple) -> bool:
+    """Whether shape and dtype are these; a size that is None may be any."""
+    shape, dtype = expected
+    return t.dtype is dtype and t.ndim == len(shape) and all(e is None or n == e for n, e in zip(t.shape, shape, strict=True))
 
 
 def _zeros(fake: torch.Tensor) -> torch.Tensor:
@@ -230,7 +245,7 @@ class Carriers:
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         offsets = [g.taken_from(x) for (g, _), x in zip(self._gradients, inputs, strict=True)] if self._have_offsets else None
-        return with_sources(self._stand_ins(), Sources(inputs, functools.partial(self._gradients_of, offsets)))
+        return with_sources(self._stand_ins(inputs), Sources(inputs, functools.partial(self._gradients_of, offsets)))
 
     @functools.cached_property
     def _builders(self) -> list[tuple[Callable[[Sequence[torch.Tensor | None]], torch.Tensor | None], slice]]:
@@ -238,14 +253,21 @@ class Carriers:
         ends = list(accumulate(n for _, n in self._gradients))
         return [(g.builder(), slice(end - n, end)) for (g, n), end in zip(self._gradients, ends, strict=True)]
 
-    def _stand_ins(self) -> tuple[torch.Tensor, ...]:
+    def _stand_ins(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Tensors without data, of the metadata of what is carried."""
         if self._made is not None:
             return self._made
         fakes = [f for g, _ in self._gradients for f in g.carried]
+        shapes = [s for (g, _), x in zip(self._gradients, inputs, strict=True) for s in g.shapes_for(x)]
         with torch.inference_mode(False):
-            made = tuple([torch.empty_strided(f.shape, (0,) * f.ndim, dtype=f.dtype, device=f.device) for f in fakes])
-        if all(type(t) is torch.Tensor for t in made):  # none of a mode that makes fake tensors
+            made = tuple(
+                [
+                    torch.empty_strided(s, (0,) * f.ndim, dtype=f.dtype, device=f.device)
+                    for s, f in zip(shapes, fakes, strict=True)
+                ]
+            )
+        # none of a mode that makes fake tensors, and each of the same size in every call
+        if all(type(t) is torch.Tensor for t in made) and not any(map(is_symbolic, fakes)):
             self._made = made
         return made
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from thunder_norm.subclass.acquiring.fallback import fallback
+from thunder_norm.subclass.acquiring.lengths import Lengths, is_symbolic
 from thunder_norm.subclass.recording.record import Recorded
 from thunder_norm.subclass.recording.trace import OperationId
-from thunder.core import prims
+from thunder_norm.trees import map_tensors
+import thunder.torch as ltorch
+from thunder.core import devices, dtypes, prims
+from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 
 
@@ -84,3 +89,26 @@ def _drops(kept: Recorded, viewed: torch.Tensor) -> bool:
 
 
 _aten = torch.ops.aten
+
+
+def own(p: TensorProxy) -> TensorProxy:
+    """A tensor of its own in the same memory: an argument handed back as it is would come out without its gradient."""
+    return fallback(torch.ops.aten.alias.default, (True,))(p)[0]
+
+
+def encoded(gradient: TensorProxy, carried: torch.Tensor) -> TensorProxy:
+    """The gradient of a result as its backward takes it: that of a plain complex one comes as complex numbers."""
+    if gradient.ndim == carried.ndim:
+        return gradient
+    resolved = fallback(torch.ops.aten.resolve_conj.default, (True,))(gradient)[0]
+    return fallback(torch.ops.aten.view_as_real.default, (True,))(resolved)[0]
+
+
+def carrier(fake: torch.Tensor, lengths: Lengths, env: Mapping[int, TensorProxy]) -> TensorProxy:
+    """A tensor without data that autograd hands on for a gradient like `fake`; `env` has what is known by the identity of fakes."""
+    device, dtype = devices.to_device(fake.device), dtypes.to_dtype(fake.dtype)
+    zero = ltorch.full((), 0, device=device, dtype=dtype)
+    if not is_symbolic(fake):
+        return ltorch.expand(zero, tuple(fake.shape))
+    function, (shape,), of = lengths.late(torch.ops.aten.expand.default, (list(fake.shape),), {})
+    return fallback(function, (True,))(zero, shape, **map_tensors(lambda t: env[id(t)], of))[0]

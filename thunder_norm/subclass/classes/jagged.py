@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from thunder_norm.tracing.translation import sizes
+
 _MODULE = "torch.nested._internal.nested_tensor"  # torch imports it when it is first used
 _EXTREMES = ("min_seqlen", "max_seqlen")
 _identities = itertools.count(1 << 40)  # none that torch counts up to
@@ -41,10 +43,32 @@ def built(cls: type, inner: dict[str, torch.Tensor], ctx: dict[str, Any]) -> tor
     return cls(values, offsets=offsets, lengths=lengths, _ragged_idx=ctx["ragged_idx"], _metadata_cache=known)
 
 
-def metadata(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Its shape in numbers, with the sum of all lengths in the place of the ragged one, and the strides of its values."""
-    values = x._values
-    return (x._offsets.shape[0] - 1, *values.shape), tuple(values.stride())
+def metadata(x: torch.Tensor) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """Its shape in numbers, without how long all sequences are together, and how its values lie in memory."""
+    values, along = x._values, x._ragged_idx - 1
+    return (x._offsets.shape[0] - 1, *(-1 if d == along else n for d, n in enumerate(values.shape))), layout(values)
+
+
+def sizes_at_hand(x: torch.Tensor) -> tuple[int, ...]:
+    """Its shape in numbers, with the sum of all lengths in the place of the ragged one."""
+    return x._offsets.shape[0] - 1, *sizes(x._values.shape)
+
+
+def total_length(x: torch.Tensor) -> int | None:
+    """How long all its sequences are together; None where that is 0 or 1, or its values have gaps in memory."""
+    length = x._values.shape[x._ragged_idx - 1]
+    return length if length > 1 and layout(x._values)[0] else None
+
+
+def layout(values: torch.Tensor) -> tuple[bool, tuple[int, ...]]:
+    """Whether a tensor lies in memory without gaps, and then its dimensions from the outermost to the innermost, else its strides."""
+    strides, step = values.stride(), 1
+    order = tuple(sorted(range(values.dim()), key=lambda d: -strides[d]))
+    for d in reversed(order):
+        if strides[d] != step:
+            return False, tuple(strides)
+        step = step * values.shape[d]
+    return True, order
 
 
 def structure_of(x: torch.Tensor) -> dict[str, torch.Tensor]:

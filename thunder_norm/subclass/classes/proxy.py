@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from thunder_norm.subclass.classes import jagged
 from thunder_norm.subclass.classes.protocol import outer_metadata
 from thunder.core import devices, dtypes
 from thunder.core.proxies import TensorProxy
@@ -23,7 +24,7 @@ class SubclassProxy(TensorProxy):
     def __init__(
         self, fake: torch.Tensor, acquisition: Any, *, name: str | None = None, history: Any = None, tags: set | None = None
     ):
-        shape, _, _ = outer_metadata(fake)
+        shape = jagged.sizes_at_hand(fake) if jagged.is_jagged_class(type(fake)) else outer_metadata(fake)[0]
         with torch._C.DisableTorchFunctionSubclass():
             dtype, device = fake.dtype, fake.device
         super().__init__(

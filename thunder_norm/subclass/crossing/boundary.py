@@ -16,6 +16,7 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition, LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
+from thunder_norm.subclass.acquiring.lengths import Lengths
 from thunder_norm.subclass.backward.differentiation import Joint
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
@@ -232,6 +233,7 @@ def _lower_prologue(
                     function, inputs, carriers = opening
                     bind = bindable("gradient_carriers", function)
                     new.bound_symbols.append(bind(*inputs, output=carriers))
+                new.bound_symbols.extend(acquisition.lengths.guards())
                 new.bound_symbols.extend(acquisition.guards(list(_wrappers_in(trace))))
                 new.bound_symbols.extend(guard_input(acquisition, p, checked) for p in objects)
                 if checked:
@@ -244,7 +246,7 @@ def _lower_prologue(
             # autograd stops at a wrapper that requires grad itself
             is_source = id(bsym.output.fake) in acquisition.autograd.sources
             is_detached = tuple(is_source and acquisition.fakes.inner.get(id(t), False) for t in fakes)
-            checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name], is_detached))
+            checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name], is_detached, acquisition.lengths))
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new
 
@@ -261,11 +263,15 @@ def _open(
     wrapper: SubclassProxy,
     leaves: tuple[TensorProxy, ...],
     is_detached: tuple[bool, ...],
+    lengths: Lengths,
 ) -> tuple[TensorProxy, ...]:
-    """Guard, unpack and check one wrapper in the prologue; returns the inner proxies."""
+    """Guard, unpack and check one wrapper in the prologue, but for lengths that `lengths` checks; returns the inner proxies."""
     with tracectx(trace):
         trace.bound_symbols.append(flatten_operator(spec, is_detached)(wrapper, output=leaves))
-        _check_metadata(leaves)
+        fakes = spec.leaves(wrapper.fake)
+        _check_metadata(p for p, fake in zip(leaves, fakes, strict=True) if not lengths.checks(fake))
+        for p, fake in zip(leaves, fakes, strict=True):
+            lengths.note_proxy(fake, p)
     return leaves
 
 

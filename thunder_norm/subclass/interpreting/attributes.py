@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.lengths import as_number
 from thunder_norm.subclass.backward import given_attributes, tensor_hooks, users_attributes
 from thunder_norm.subclass.backward.set_attributes import Held
 from thunder_norm.subclass.classes.proxy import SubclassProxy
@@ -245,7 +246,7 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
         return type(value)(to_value(acquisition, v) for v in value)
     if type(value) is dict:
         return {key: to_value(acquisition, v) for key, v in value.items()}
-    return value
+    return as_number(value)
 
 
 ASKS_FOR_OVERRIDES = (

@@ -16,6 +16,7 @@ from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.backward import side_effects, tensor_hooks
 from thunder_norm.subclass.backward.differentiation import starts_late
 from thunder_norm.subclass.backward.mutations import is_missed
+from thunder_norm.subclass.classes import jagged
 from thunder_norm.subclass.classes.jagged import is_jagged_class
 from thunder_norm.subclass.classes.protocol import WrapperSpec, check_supported, outer_metadata
 from thunder_norm.subclass.classes.wrapper_scan import may_construct_wrappers
@@ -26,12 +27,14 @@ from thunder_norm.subclass.interpreting import (
     opaque_objects,
     operations,
     plain,
+    plain_lengths,
     plain_operations,
     reading,
     selections,
     sequences,
 )
 from thunder_norm.tracing import hooks
+from thunder_norm.tracing.guarding import attempts
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 from thunder_norm.tracing.provenances import without_unused
 from thunder_norm.tracing.shared_memory import replaced_memory
@@ -42,10 +45,12 @@ from thunder.core.interpreter import WrappedValue, do_raise
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, get_tracectx
+from thunder.extend import FusionExecutor
 
 _INTERPRETED = "_thunder_norm_is_interpreted"
 _FROM_THE_FIRST = "_thunder_norm_differentiates_from_the_first"
 _ALL_MEMORY = "_thunder_norm_follows_all_memory"
+_LENGTHS = "_thunder_norm_total_lengths"  # of nested tensors, that a program was acquired with
 
 
 class Watching(Participant):
@@ -112,7 +117,12 @@ class Interpreting(Watching):
             late = late or (found is not None and starts_late(acquisition, found.computation_trace))
         due = {_FROM_THE_FIRST: late, _ALL_MEMORY: misses}
         vars(get_compile_data()).update({name: True for name, is_due in due.items() if is_due})
-        return any(due.values())
+        if found is not None and acquisition.lengths.is_on:
+            plain_lengths.check(acquisition, found.computation_trace)
+        if acquisition.lengths.is_on and acquisition.is_transformed:
+            acquisition.lengths.be_one()
+        is_given_up = (found is None or acquisition.lengths.is_one) and attempts.give_up()
+        return is_given_up or any(due.values())
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""
@@ -154,6 +164,8 @@ class Interpreting(Watching):
         acquisition = _acquisition_of(self)
         if fn is getattr and _reads_no_tensor(acquisition, args):  # half of all calls, of which nothing below has anything to say
             return lookaside_for(fn, *args, **kwargs)
+        if acquisition.lengths.is_on:
+            plain_lengths.note(acquisition, fn, args, kwargs)
         selected = selections.lookaside(fn, args, kwargs)
         if selected is not None:
             return selected
@@ -259,6 +271,7 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
     if wrappers:
         _note_shared(acquisition, tensors)
         acquisition.note_presence(Presence.EXPECTED)
+        _begin_lengths(acquisition, wrappers)
     acquisition.fakes.follows_memory = vars(get_compile_data()).pop(_ALL_MEMORY, False)
     is_due = vars(get_compile_data()).pop(_FROM_THE_FIRST, False)
     if torch.is_grad_enabled() and (is_due or any(outer_metadata(x)[2] for x in wrappers)):
@@ -270,6 +283,29 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
         acquisition.begin(*given)
     except ThunderNormError as e:  # see `Interpreting.proxy`
         acquisition.refused.raise_later(acquisition.refuse(e))
+
+
+def _begin_lengths(acquisition: Acquisition, wrappers: list[torch.Tensor]) -> None:
+    """Have the total lengths of nested tensors be symbols, if the program was acquired before, for others."""
+    cd = get_compile_data()
+    found = tuple([jagged.total_length(x) for x in wrappers if jagged.is_jagged_class(type(x))])
+    seen = vars(cd).setdefault(_LENGTHS, set())
+    is_alone = type(acquisition) is Acquisition and len(cd.transforms) == 1 and not acquisition.opaque.is_run
+    is_alone = is_alone and not (acquisition.is_transformed or any(map(_takes_regions, cd.executors_list)))
+    is_other = None not in found and found not in seen and any(len(other) == len(found) for other in seen)
+    if found and is_other and is_alone and attempts.may_begin():
+        attempts.begin()
+        acquisition.lengths.begin(acquisition.fakes.mode)
+    else:
+        seen.add(found)
+
+
+def _takes_regions(executor: Any) -> bool:
+    """Whether an executor compiles regions for the shapes that it finds, and takes operations of torch's: not one that knows Thunder's alone."""
+    return isinstance(executor, FusionExecutor) and executor.name not in _OF_THUNDERS_SYMBOLS
+
+
+_OF_THUNDERS_SYMBOLS = ("nvfuser", "torchcompile_xentropy", "torchcompile_cat")
 
 
 def _tensors_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[torch.Tensor]:

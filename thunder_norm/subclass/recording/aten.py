@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.fallback import Written, fallback, fallback_executor, is_random
+from thunder_norm.subclass.acquiring.lengths import is_symbolic
 from thunder_norm.subclass.recording.aten_table import SPECIAL
 from thunder_norm.subclass.recording.decompositions import decompose, decomposition_of, differentiate
 from thunder_norm.subclass.recording.einsum_strides import is_made_of_einsum
@@ -55,7 +56,8 @@ def emit(
         return (args[0],)
     if _is_identity(recorded.func, args, kwargs, recorded.outputs):
         return (args[0],)
-    if not is_random(recorded.func):
+    has_lengths = any(map(is_symbolic, (*recorded.inputs, *recorded.outputs)))  # which Thunder's symbols take for numbers
+    if not (has_lengths or is_random(recorded.func)):
         for symbol, symbol_args, symbol_kwargs in _candidates(recorded.func, args, kwargs):
             outputs = _try(symbol, symbol_args, symbol_kwargs, recorded.outputs)
             if outputs is not None:
@@ -63,7 +65,7 @@ def emit(
     elif recorded.func is aten.native_dropout.default:
         used = (True, True)  # its gradient needs the mask
     kwargs = {k: v for k, v in kwargs.items() if k not in _HOW_NOT_WHAT}
-    if decomposition_of(recorded.func) is not None:
+    if not has_lengths and decomposition_of(recorded.func) is not None:
         expected = tuple(t for t, u in zip(recorded.outputs, used, strict=True) if u)
         written = _try(fallback(recorded.func, used, WRITTEN), args, kwargs, expected)
         if written is not None:

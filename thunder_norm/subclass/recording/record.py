@@ -292,7 +292,7 @@ class Recorder(Writing):
     def _note(
         self, func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...], result: Any, is_in_place: bool = False
     ) -> None:
-        func, args, kwargs = with_generator(func, args, kwargs)
+        func, args, kwargs = self.acquisition.lengths.late(*with_generator(func, args, kwargs))
         self.acquisition.sizes.note(func, args, kwargs, outputs)
         if not is_in_place:
             is_detach = func is aten.detach.default

@@ -23,6 +23,7 @@ from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.effects import is_effect
 from thunder_norm.subclass.acquiring.fallback import is_kept
 from thunder_norm.subclass.acquiring.functional_forms import is_view, rewritten, without_history
+from thunder_norm.subclass.acquiring.lengths import as_number
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_of_wrappers
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import aten
@@ -369,7 +370,7 @@ def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
     if type(result).__module__ == "torch.return_types":
         return type(result)([_to_proxies(acquisition, v) for v in result])
     if isinstance(result, torch.Size):
-        return result
+        return as_number(result)
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         return type(result)(*(_to_proxies(acquisition, v) for v in result))
     if isinstance(result, tuple | list):
@@ -377,7 +378,7 @@ def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
         return converted if isinstance(result, list) else tuple(converted)
     if isinstance(result, dict):
         return {k: _to_proxies(acquisition, v) for k, v in result.items()}
-    return result
+    return as_number(result)
 
 
 def _constant_result(acquisition: Acquisition, t: torch.Tensor) -> TensorProxy:

@@ -39,6 +39,8 @@ class _Tag(ProxyTag):
 
 _Tag.register_tag("STANDS_FOR_GRADIENT")
 STANDS_FOR_GRADIENT = _Tag("STANDS_FOR_GRADIENT")
+_Tag.register_tag("OF_ANY_LENGTH")
+OF_ANY_LENGTH = _Tag("OF_ANY_LENGTH")  # an input that has not one shape in all calls, and so do results
 
 
 class Sources(NamedTuple):
@@ -93,7 +95,8 @@ class Backward:
     Attributes:
         compiled: of what was saved and the cotangents of the results; it empties both lists.
         pullback: the same with a history.
-        zeros: of each result, which makes the gradient of one that is not asked for; None for what has none.
+        zeros: of each result, which makes the gradient of one that is not asked for; None for what has none, or where shapes are those
+            of a call.
         notes_start: whether the program draws random numbers or writes into tensors: what it starts from is to be noted.
         stand_ins: which inputs stand for gradients, see `Sources`.
         in_one_node: whether torch's autograd gets one node.
@@ -102,7 +105,7 @@ class Backward:
 
     compiled: Callable
     pullback: Pullback
-    zeros: Sequence[Callable[[], torch.Tensor] | None]
+    zeros: Sequence[Callable[[], torch.Tensor] | None] | None
     notes_start: bool
     stand_ins: slice | None = None
     in_one_node: bool = False
@@ -162,8 +165,10 @@ def has_small_results(trace: TraceCtx) -> bool:
     return sum(sizes) <= _MOST_BYTES
 
 
-def _zeros_of_results(forward: TraceCtx) -> list[Callable[[], torch.Tensor] | None]:
-    """What makes zeros like each result of a computation with a backward part."""
+def _zeros_of_results(forward: TraceCtx) -> list[Callable[[], torch.Tensor] | None] | None:
+    """What makes zeros like each result of a computation with a backward part; None where their shapes are those of a call."""
+    if any(isinstance(p, TensorProxy) and OF_ANY_LENGTH in p.tags for p in _flat(forward, "flat_args")):
+        return None
     return [
         functools.partial(
             torch.zeros, tuple(p.shape), dtype=dtypes.to_torch_dtype(p.dtype), device=devices.to_torch_device(p.device)
@@ -172,6 +177,11 @@ def _zeros_of_results(forward: TraceCtx) -> list[Callable[[], torch.Tensor] | No
         else None
         for p in _flat(forward, "flat_output")
     ]
+
+
+def _zeros_like(t: Any) -> Callable[[], torch.Tensor] | None:
+    is_tensor = isinstance(t, torch.Tensor)
+    return functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device) if is_tensor else None
 
 
 def _stand_ins(forward: TraceCtx) -> slice | None:
@@ -191,13 +201,13 @@ def _flat(forward: TraceCtx, what: str) -> Sequence[Any]:
     return returned[what] if isinstance(returned, dict) else ()
 
 
-def _materialized(backward: Backward, cotangents: Gradients) -> Gradients | None:
+def _materialized(all_zeros: Sequence[Callable[[], torch.Tensor] | None], cotangents: Gradients) -> Gradients | None:
     """Zeros in place of the gradients that are not asked for; None if none is, as torch's autograd may come here all the same."""
     if all(t is not None for t in cotangents):
         return cotangents
     if all(t is None for t in cotangents):
         return None
-    return [zeros() if t is None and zeros is not None else t for t, zeros in zip(cotangents, backward.zeros, strict=True)]
+    return [zeros() if t is None and zeros is not None else t for t, zeros in zip(cotangents, all_zeros, strict=True)]
 
 
 @dataclass(slots=True)
@@ -206,6 +216,7 @@ class _Call:
 
     Attributes:
         backward: of the program.
+        zeros: of each result, see `Backward`.
         other: what the backward part needs and is no tensor.
         run: what the program ran on; None when torch has let go of it.
         sources: among what the nodes are connected with.
@@ -214,6 +225,7 @@ class _Call:
     """
 
     backward: Backward
+    zeros: Sequence[Callable[[], torch.Tensor] | None]
     other: Any
     run: Run | None
     sources: Sources | None = None
@@ -294,7 +306,7 @@ class _Program(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: Any) -> tuple:
         call = ctx.call
-        cotangents = _materialized(call.backward, given)
+        cotangents = _materialized(call.zeros, given)
         if cotangents is None:
             found = (None,) * ctx.num_connected
         elif torch.is_grad_enabled():
@@ -338,7 +350,7 @@ class _Second(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: Any) -> tuple:
         call = ctx.call
-        cotangents = _materialized(call.backward, given)
+        cotangents = _materialized(call.zeros, given)
         first, found = None, (None,) * ctx.num_connected
         if cotangents is not None and torch.is_grad_enabled():
             found = call.differentiated(cotangents)
@@ -363,7 +375,10 @@ def connect(
         other: what else it needs.
         is_differentiable: of each result, whether it gets a history; None if all do.
     """
-    call = _Call(backward, other, backward.run(inputs))
+    zeros = backward.zeros
+    if zeros is None:
+        zeros = tuple(map(_zeros_like, results))
+    call = _Call(backward, zeros, other, backward.run(inputs))
     connected = call.connected()
     if backward.in_one_node and is_differentiable is None and torch.is_grad_enabled():  # most calls
         _Program.apply(call, saved, results, (), *connected)

@@ -19,7 +19,7 @@ from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
 from thunder_norm.tracing.deep_calls import with_room
 from thunder_norm.tracing.garbage import rarely_collected
-from thunder_norm.tracing.guarding import contents, guards, stored_reads
+from thunder_norm.tracing.guarding import attempts, contents, guards, stored_reads
 from thunder_norm.tracing.hooks.participants import (
     Participant,
     brought_by,
@@ -277,7 +277,14 @@ def _with_cache_info(fn: Callable) -> Callable:
 
     def found_or_compiled(*args: Any, **kwargs: Any) -> Any:
         with native.compiler(), rarely_collected():
-            entry, *inputs = with_room(find, *args, **kwargs)
+            try:
+                entry, *inputs = with_room(find, *args, **kwargs)
+            except Exception:
+                # what was tried for more calls than this one may have failed for that, and in a pass of Thunder's
+                if not attempts.give_up(around["weakref_cd"]()):
+                    raise
+                entry, *inputs = with_room(find, *args, **kwargs)
+        attempts.end(around["weakref_cd"]())
         acquired = vars(around["weakref_cd"]())
         program, is_of_one_call = acquired.pop(_DIFFERENTIATED, None), acquired.pop(_IS_OF_ONE_CALL, False)
         cache = around["weakref_cs"]().interpreter_cache
