@@ -226,6 +226,16 @@ def test_the_gradient_of_a_recurrent_layer_twice_moved_and_after_a_write():
         torch.autograd.grad(result, parameters)
 
 
+def test_gradients_by_torchs_formula_in_inference_mode():
+    """They were zeros: torch's autograd records nothing there."""
+    model, x = torch.nn.LSTM(3, 4), torch.randn(5, 2, 3, requires_grad=True)
+    (wanted,) = torch.autograd.grad(weighted(model(x)[0]), x)
+    gradient = grad(lambda x: weighted(model(x)[0]))
+    with torch.inference_mode():
+        torch.testing.assert_close(gradient(x.detach()), wanted)
+        torch.testing.assert_close(gradient(x.detach().clone()), wanted)
+
+
 @pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU])
 def test_the_second_derivative_of_a_recurrent_layer(layer):
     torch.manual_seed(seeded(0))
