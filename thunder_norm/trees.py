@@ -55,7 +55,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         return kind([map_leaves(function, v) for v in tree])
     if kind is dict:
         return {k: map_leaves(function, v) for k, v in tree.items()}
-    return function(tree) if kind in _ATOMS or kind is torch.Tensor else tree_map(function, tree)
+    return function(tree) if kind in _ATOMS or isinstance(tree, torch.Tensor) else tree_map(function, tree)
 
 
 def of_plain_classes(tree: Any) -> Any:

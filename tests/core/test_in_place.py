@@ -199,7 +199,7 @@ def test_a_tensor_becomes_another_view_of_itself_in_place(turn, where):
 
     f = program if where == "eager" else thunder.jit(program, transforms=[NormTransform()])
     for got, wanted in zip(f(RMSTensor.of(given)), program(given.clone()), strict=True):
-        assert got.shape == wanted.shape and got.stride() == wanted.stride()
+        assert got.shape == got.size() == wanted.shape and got.stride() == wanted.stride()
         torch.testing.assert_close(got.backing, wanted)
         assert type(got).of(got.backing, got.elem_dims).norm_size <= got.norm_size * (1 + 1e-6)
 

@@ -119,6 +119,8 @@ def test_recurrence_counts_the_same_with_and_without_the_kernel():
     """The CPU runs a layer of an LSTM as one kernel; on meta torch's counter sees its products."""
     model, x = nn.LSTM(8, 16, num_layers=2, bidirectional=True), torch.randn(5, 2, 8, requires_grad=True)
     found = profile(model, x, backward=True, target="eager")
+    traced = profile(model, x, backward=True)
+    assert (traced.forward_flops, traced.backward_flops) == (found.forward_flops, found.backward_flops)
     with torch.device("meta"):
         model, x = nn.LSTM(8, 16, num_layers=2, bidirectional=True), torch.empty(5, 2, 8, requires_grad=True)
     with FlopCounterMode(display=False) as forward:

@@ -85,6 +85,10 @@ class Slot:
 
     def fits(self, value: Any, *, converting: bool) -> bool:
         """Whether `value` may be passed, as it is or (if `converting`) after a sound conversion or a lift."""
+        if isinstance(value, NormedTensor):
+            if isinstance(value, self.kinds) or (converting and self.takes_constant(value)):
+                return True
+            return converting and any(conversions.can_convert(value, kind) for kind in self.kinds)
         if value is None:
             return self.is_optional or self.is_unconstrained
         if isinstance(value, list | tuple) and flat_tensors(value):
@@ -96,10 +100,6 @@ class Slot:
                 is_unconstrained=self.accepts_plain,
             )
             return self.is_list and all(element.fits(v, converting=converting) for v in value)
-        if isinstance(value, NormedTensor):
-            if isinstance(value, self.kinds) or (converting and self.takes_constant(value)):
-                return True
-            return converting and any(conversions.can_convert(value, kind) for kind in self.kinds)
         if isinstance(value, torch.Tensor):
             return self.accepts_plain or (bool(self.kinds) and has_norm(value))
         if isinstance(value, bool | int | float):

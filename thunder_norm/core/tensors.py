@@ -12,6 +12,7 @@ import math
 import weakref
 from collections.abc import Iterable
 from numbers import Real
+from operator import attrgetter
 from typing import Any, ClassVar, cast
 
 import torch
@@ -54,6 +55,9 @@ class NormedTensor(torch.Tensor):
     norm_size: torch.Tensor
     perturbation_size: torch.Tensor | None
     elem_dims: ed.Dims
+    _shape: torch.Size
+    _ndim: int
+    _dtype: torch.dtype
     _is_leaf_value: bool
     _aliases: list[weakref.ref]
     _sensitivity: dict[str, Any] | None
@@ -69,6 +73,11 @@ class NormedTensor(torch.Tensor):
 
     norm_formula: ClassVar[str] = ""
     _undifferentiated: ClassVar[str] = "backing"  # derivatives have norms of their own, which those of norms are not
+
+    # as torch knows them, without a call of `__torch_function__`: rules ask for them thirty times for each operation
+    shape = property(attrgetter("_shape"), doc="As of any tensor.")  # pyright: ignore[reportAssignmentType]
+    ndim = property(attrgetter("_ndim"), doc="As of any tensor.")  # pyright: ignore[reportAssignmentType]
+    dtype = property(attrgetter("_dtype"), doc="As of any tensor.")  # pyright: ignore[reportAssignmentType]
 
     @staticmethod
     def __new__(
@@ -112,15 +121,17 @@ class NormedTensor(torch.Tensor):
         """Build without looking at values; `elem_dims` are made canonical as soon as there is a backing."""
         like = norm_size if backing is None else backing
         with unwatched():
+            shape, dtype = torch.Size() if backing is None else backing.shape, like.dtype
             self = torch.Tensor._make_wrapper_subclass(
                 cls,
-                () if backing is None else backing.shape,
+                shape,
                 strides=() if backing is None else backing.stride(),  # contiguity decides which ATen operations a program becomes
-                dtype=like.dtype,
+                dtype=dtype,
                 device=like.device,
                 requires_grad=False,
             )
-            ndim = 0 if backing is None else backing.ndim
+        ndim = len(shape)
+        self._shape, self._ndim, self._dtype = shape, ndim, dtype
         if backing is not None:
             elem_dims = cls._canonical(cls.default_elem_dims(ndim) if elem_dims is None else elem_dims, ndim)
         self.backing = cast(torch.Tensor, backing)
@@ -236,6 +247,7 @@ class NormedTensor(torch.Tensor):
             # of the wrapper, which has no entries
             with unwatched(), torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
                 torch.Tensor.as_strided_(self, result.shape, result.stride())
+        self._shape, self._ndim = result._shape, result._ndim
         self.backing, self.elem_dims = result.backing, result.elem_dims
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
         self._facts, self._range, self._spread = result._facts, result._range, result._spread
@@ -272,6 +284,8 @@ class NormedTensor(torch.Tensor):
 
 def is_complex(t: torch.Tensor) -> bool:
     """Whether the entries of a tensor are complex numbers; a norm is then that of their moduli."""
+    if isinstance(t, NormedTensor):
+        return t.dtype.is_complex
     with unwatched():
         return t.dtype.is_complex
 

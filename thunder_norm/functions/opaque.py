@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map
 
-from thunder_norm.errors import MissingTransformRuleError, with_details
-from thunder_norm.functions import drawn_again, torch_calls, tried_views
+from thunder_norm.functions import drawn_again, recorded_layers, torch_calls, tried_views
+from thunder_norm.functions.calls_apart import apart_from_autograd
 from thunder_norm.functions.programs import flat_proxies, is_complex, is_differentiable
 from thunder_norm.functions.registry import VjpRule, missing_rule
 from thunder_norm.functions.thunder_rules import joint_of
@@ -25,7 +25,7 @@ from thunder_norm.subclass.acquiring.fallback import made_for
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.torch_functions import random_numbers
 from thunder_norm.tracing.translation import for_torch
-from thunder_norm.trees import map_leaves, map_tensors
+from thunder_norm.trees import map_leaves
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
@@ -37,6 +37,7 @@ from thunder.extend import OperatorExecutor
 # Runs what is derived here.  Never in an executor list: only what is written here carries it.
 opaque_executor = OperatorExecutor("thunder_norm_opaque", version="1")
 
+_PLAIN = "_thunder_norm_plain"  # of what takes Thunder's dtypes and devices too: what it calls with torch's
 _UNWRITTEN = frozenset({"empty_like"})  # its numbers are what was in memory
 
 
@@ -70,6 +71,8 @@ _DERIVATIONS = {
     "vjp": Derivation(torch_calls.run_vjp, torch_calls.meta_vjp),
     "vmap": Derivation(torch_calls.run_vmap, torch_calls.meta_vmap),
     "noting": Derivation(drawn_again.run_noting, drawn_again.meta_noting),
+    "recording": Derivation(recorded_layers.run_recording, recorded_layers.meta_recording),
+    "pullback": Derivation(recorded_layers.run_pullback, recorded_layers.meta_pullback),
 }
 _symbols: dict[tuple[str, Operation], Symbol] = {}  # what was derived, by transform and operation
 _operations: dict[Hashable, Operation] = {}  # what was derived, by the id of its symbol
@@ -83,7 +86,7 @@ def derived(transform: str, operation: Operation) -> Symbol:
 
 def _register(transform: str, operation: Operation) -> Symbol:
     how = _DERIVATIONS[transform]
-    run = functools.partial(how.run, operation.run)
+    run = functools.partial(how.run, getattr(operation.run, _PLAIN, operation.run))  # one conversion of the arguments is enough
     if transform == "jvp":
         run = functools.partial(run, forward=operation.forward)
     meta = functools.partial(how.meta, operation.meta)
@@ -103,7 +106,7 @@ def symbol_for(operation: Operation) -> Symbol:
     tags = [prims.OpTags.RANDOM_OP] if operation.is_random else []
     if operation.is_random or operation.is_effect:
         tags.append(prims.OpTags.DONT_DCE)
-    symbol = opaque_executor.register_operator(name, meta=operation.meta, fn=_apart_from_autograd(name, run), tags=tags or None)
+    symbol = opaque_executor.register_operator(name, meta=operation.meta, fn=apart_from_autograd(name, run), tags=tags or None)
     _operations[symbol.id] = operation._replace(name=name, run=run)
     if not tags:  # for Thunder's own automatic differentiation of a program that holds it
         register_grad(symbol, joint_of(_torchs_rule(symbol, _operations[symbol.id])))
@@ -234,55 +237,11 @@ def _on_torch_types(run: Callable) -> Callable:
     """`run` for arguments in which Thunder's dtypes and devices may stand, as they do after all passes but one."""
 
     def on_torch_types(*args: Any, **kwargs: Any) -> Any:
-        return run(*map_leaves(for_torch, args), **map_leaves(for_torch, kwargs))
+        return plain(*map_leaves(for_torch, args), **map_leaves(for_torch, kwargs))
 
+    plain = getattr(run, _PLAIN, run)
+    setattr(on_torch_types, _PLAIN, plain)
     return on_torch_types
-
-
-def _apart_from_autograd(name: str, run: Callable) -> Callable:
-    """`run` as a computation of its own, of which torch's autograd records nothing, though it may enable gradients inside.
-
-    It raises MissingTransformRuleError where torch has no formula.
-    """
-
-    def apart(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = map_tensors(_detached, (args, kwargs))
-        try:
-            return map_tensors(_of_its_own, run(*args, **kwargs))
-        except (NotImplementedError, RuntimeError) as e:
-            if not any(reason in str(e) for reason in _HAS_NO_DERIVATIVE):
-                raise
-            raise MissingTransformRuleError(
-                with_details(
-                    f"{name}: torch has no derivative of this operation",
-                    why=str(e),
-                    to_add_one="thunder_norm.transforms.register_vjp and register_jvp; see CONTRIBUTING.md",
-                )
-            ) from e
-
-    return apart
-
-
-# what torch says
-_HAS_NO_DERIVATIVE = (
-    "not implemented",
-    "not differentiable",
-    "is not supported",
-    "Trying to use forward AD",
-    "has been modified by an inplace operation",
-    "which is not computed when mode",  # linalg.qr without Q
-    "it is ill-defined",  # a loss that depends on the phases of eigenvectors
-    "input_is_complex == grad_is_complex",  # a formula that returns a complex gradient of a real tensor
-)
-
-
-def _of_its_own(t: torch.Tensor) -> torch.Tensor:
-    """A result as any tensor: forward mode returns zeros without memory, which Thunder asks for the address of."""
-    return torch.zeros_like(t, memory_format=torch.contiguous_format) if t._is_zerotensor() else _detached(t)
-
-
-def _detached(t: torch.Tensor) -> torch.Tensor:
-    return t.detach() if t.requires_grad else t
 
 
 def fallbacks(trace: TraceCtx) -> list[tuple[str, str | None]]:
@@ -344,7 +303,8 @@ def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
     if operation is None:
         return None
     if not operation.is_random:
-        return _torchs_rule(bsym.sym, operation, active)
+        is_layer = bsym.sym.name in random_numbers.RECURRENT
+        return _torchs_rule(bsym.sym, operation, active, is_recorded=is_layer)
     if operation.name in _UNWRITTEN or not flat_proxies((bsym.args, bsym.kwargs)) or _keeps_a_state(bsym):
         raise missing_rule(
             bsym, "vjp", "draws numbers and ", why="torch's formula for its gradient would run it again, with other numbers"
@@ -380,22 +340,39 @@ class _TorchsRule(VjpRule):
         return list(gradients)
 
 
-def _torchs_rule(symbol: Callable, operation: Operation, active: Container[str] | None = None, is_noted: bool = False) -> VjpRule:
-    """`symbol` runs the operation; if it `is_noted`, it returns first a state, which `operation` takes first."""
+def _torchs_rule(
+    symbol: Callable,
+    operation: Operation,
+    active: Container[str] | None = None,
+    is_noted: bool = False,
+    is_recorded: bool = False,
+) -> VjpRule:
+    """`symbol` runs the operation.
+
+    If it `is_noted`, it returns first a state, which `operation` takes first; if it `is_recorded`, what it was stays for the gradient.
+    """
+
+    def wanted_of(args: tuple, kwargs: dict) -> tuple[list[TensorProxy], tuple[bool, ...]]:
+        inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
+        return inputs, tuple(active is None or p.name in active for p in inputs)
 
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, tuple]:
-        result = symbol(*args, **kwargs)
+        held = ()
+        if is_recorded:
+            first, result = derived("recording", operation)(wanted_of(args, kwargs)[1], args, kwargs)
+            held = (first,)
+        else:
+            result = symbol(*args, **kwargs)
         if is_noted:
             state, result = result
             args = (state, *args)
-        return result, (args, kwargs, tuple(map(is_differentiable, flat_proxies(result))))
+        return result, (held, args, kwargs, tuple(map(is_differentiable, flat_proxies(result))))
 
     def backward(saved: tuple, *cotangents: TensorProxy) -> list[tuple[TensorProxy, TensorProxy]]:
-        args, kwargs, mask = saved
-        inputs = [p for p in flat_proxies((args, kwargs)) if is_differentiable(p)]
-        wanted = tuple(active is None or p.name in active for p in inputs)
+        held, args, kwargs, mask = saved
+        inputs, wanted = wanted_of(args, kwargs)
         received = tuple(ct for ct, m in zip(cotangents, mask, strict=True) if m)
-        gradients = derived("vjp", operation)(args, kwargs, received, wanted)
+        gradients = derived("pullback" if held else "vjp", operation)(*held, args, kwargs, received, wanted)
         return list(zip([p for p, w in zip(inputs, wanted, strict=True) if w], gradients, strict=True))
 
     return _TorchsRule(forward, backward)

@@ -14,15 +14,20 @@ from torch.autograd import forward_ad
 
 from thunder_norm.trees import flat_tensors
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 
 
-def nothing_transforms(tree: Any) -> bool:
-    """Whether the tensors in a tree are torch's own, without a history, in no transform of ``torch.func`` and no forward mode."""
+def nothing_transforms(tree: Any, classes: tuple[type, ...] = PLAIN) -> bool:
+    """Whether torch's autograd may record what is done with the tensors in a tree, and nobody else does.
+
+    They are torch's own, of these `classes`, without a history, in no transform of ``torch.func`` and no forward mode, and not of
+    inference mode, in which nothing is recorded.
+    """
     return (
         peek_interpreter_stack() is None
         and forward_ad._current_level < 0
-        and all(type(t) in _PLAIN and not t.requires_grad for t in flat_tensors(tree))
+        and not torch.is_inference_mode_enabled()
+        and all(type(t) in classes and not (t.requires_grad or t.is_inference()) for t in flat_tensors(tree))
     )
 
 
