@@ -96,7 +96,8 @@ class LiftingEnvironment(context.Environment):
         It stays what it was made from, whose kind the operation says that consumes it.
         """
         known, tensors = self.lifting, flat_tensors((args, kwargs))
-        if registry.key_of(func) != "mul" or len(tensors) != 2 or len(args) != 2:
+        is_product = registry.key_of(func) == "mul" and not registry.is_mutation(func, kwargs)
+        if not is_product or len(tensors) != 2 or len(args) != 2:
             return dispatch.run_registered(func, args, kwargs)
         of, gain = tensors if known.concerns(tensors[0]) else tensors[::-1]
         is_constant = has_norm(gain) and not known.concerns(gain) and gain not in known.unknown

@@ -187,7 +187,8 @@ class Structure:
             leaves = None
         if leaves is None or [(tuple(x.shape), x.dtype) for x in leaves] == self._expected:  # most
             return leaves
-        return leaves if all(map(_is_as_expected, leaves, self._expected)) else None
+        is_alike = len(leaves) == len(self._expected) and all(map(_is_as_expected, leaves, self._expected))
+        return leaves if is_alike else None
 
     def _has_contexts_of(self, other: WrapperSpec) -> bool:
         """Whether a gradient has what the backward was traced with; of nested tensors that are lengths, which a cotangent need not know."""
