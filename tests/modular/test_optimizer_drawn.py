@@ -6,7 +6,6 @@ import copy
 import functools
 import io
 import math
-import os
 import pickle
 import random
 from collections.abc import Callable
@@ -19,10 +18,8 @@ import torch
 
 from tests.modular.drawn_models import DRAWN, Truth
 from tests.modular.optimized import values
-from tests.seeds import seeded
+from tests.seeds import LONG, seeded
 from thunder_norm.modular import ModularNorm, ModularOptimizer
-
-LONG = os.environ.get("THUNDER_NORM_LONG") == "1"
 
 
 @dataclass

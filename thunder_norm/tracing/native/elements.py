@@ -83,10 +83,14 @@ _original_dict_merge = _handlers["DICT_MERGE"]
 _original_set_update = _handlers["SET_UPDATE"]
 
 
+def _listed(given: Any) -> Any:
+    return thunders._interpret_call(lambda iterable: [*iterable], given)
+
+
 def _args(lst: Any) -> list[Any]:
     given = unwrap(lst)  # f(*generator), of which Thunder asks the length
     if not isinstance(given, list | tuple) or stored.has_own_methods(type(given)):
-        lst = thunders._interpret_call(lambda given: [*given], lst)
+        lst = _listed(lst)
         if lst is _EXCEPTION_RAISED:
             raise thunders.get_interpreterruntimectx().curexc
     found = items(lst)
@@ -200,7 +204,7 @@ def _dict_update(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
 
 
 def _set_update(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
-    listed = thunders._interpret_call(lambda given: [*given], stack.getitem_wrapped(-1))  # Thunder looks at its elements unseen
+    listed = _listed(stack.getitem_wrapped(-1))  # Thunder looks at its elements unseen
     if listed is _EXCEPTION_RAISED:
         return listed
     stack.pop_wrapped()
