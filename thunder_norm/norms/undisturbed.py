@@ -44,11 +44,11 @@ class Surroundings:
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """What a program does inside is undone at the end, also if it raises."""
+        """What a program does inside is undone at the end, also if it raises; what ``torch.compile`` wrapped runs as it was written."""
         caches = self._found.caches
         sizes = [c.cache_info().misses for c in caches]
         log = WriteLog()
-        with _same_random_numbers():
+        with _same_random_numbers(), _as_written():
             try:
                 with log:
                     yield
@@ -92,6 +92,11 @@ def _same_random_numbers() -> Iterator[None]:
         random.setstate(own)
         if numpy is not None:
             numpy.random.set_state(numpys)
+
+
+def _as_written() -> contextlib.AbstractContextManager[Any]:
+    """Dynamo, if anything has loaded it, compiles nothing: it knows neither norms nor modes that watch operations."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 def _state(generator: Any) -> Any:

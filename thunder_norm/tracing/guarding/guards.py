@@ -36,6 +36,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.tracing.compiled import given_to_compiler
 from thunder_norm.tracing.guarding import snapshots, stored
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.conditions import compiled, holds
@@ -251,6 +252,9 @@ def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: 
     guards = _current.get()
     if guards is not None:
         guards.surroundings.note_function(fn.value, args)
+        given = given_to_compiler(fn)
+        if given is not None:
+            return thunders._interpret_call(given, *args, **kwargs)
     return _original_run_function(compilectx, runtimectx, fn, *args, **kwargs)
 
 
