@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from thunder_norm.core.registry import key_of
+from thunder_norm.higher_order_operators import written_out
 
 # What torch's functions ask that decides only which kernel runs: one of theirs for all, or the operations that there are rules for.
 _CHOOSE_KERNELS = ("_linear_cross_entropy_chunked_applies",)
@@ -18,13 +19,13 @@ _COMPOSITE = "CompositeImplicitAutograd"
 
 @functools.cache
 def python_body(func: Callable) -> Callable | None:
-    """What a torch function written in Python does after it has asked for ``__torch_function__``; None for others.
+    """What a torch function written in Python does after it has asked for ``__torch_function__``, or an operator that takes functions; or None.
 
     The torch functions it calls ask again and find their rules, which ATen's decomposition of them would not: `F.linear` has a
     tighter one than the in-place operations it may become.
     """
     if not isinstance(func, types.FunctionType):
-        return None
+        return written_out(func)
     asks = [name for name in func.__globals__ if name.startswith("has_torch_function")]
     if not any(name in func.__code__.co_names for name in asks):
         return None

@@ -79,12 +79,12 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
     op = find_op(key)
     if op is not None and op.rules:
         return run_rule(op, func, args, kwargs)
-    if isinstance(func, NormedOp) or not isinstance(key, str):
-        raise missing_rule(func, args, kwargs)
-    body = python_body(func)
+    body = None if isinstance(func, NormedOp) else python_body(func)
     if body is not None:
         with current_environment().inside_function():
             return body(*args, **kwargs)
+    if isinstance(func, NormedOp) or not isinstance(key, str):
+        raise missing_rule(func, args, kwargs)
     try:
         with current_environment().inside_operation(), torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)

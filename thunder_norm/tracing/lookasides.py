@@ -6,6 +6,7 @@ Functions of torch, Python and libraries have another than Thunder's only where 
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,6 +52,14 @@ def of_others(fn: Callable) -> Callable | None:
     if found is None and isinstance(fn, types.FunctionType | type):
         return _of_libraries.get((fn.__module__, fn.__qualname__))
     return found
+
+
+@functools.cache
+def under_another_name(function: types.FunctionType) -> Callable:
+    """The same function, which nothing is called instead of."""
+    own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    own.__kwdefaults__, own.__qualname__ = function.__kwdefaults__, f"interpreted.{function.__qualname__}"
+    return own
 
 
 def is_registered(fn: Callable) -> bool:

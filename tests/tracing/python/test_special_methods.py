@@ -7,10 +7,12 @@ import dataclasses
 import enum
 import math
 import operator
+import typing
 import weakref
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from thunder_norm.errors import AcquiredAnewWarning, EscapeError
 from thunder_norm.transforms import SubclassTransform
@@ -195,3 +197,51 @@ def test_complex_numbers_have_no_order(sign):
         for function in (f, thunder.jit(f, transforms=[SubclassTransform()])):
             with pytest.raises(NotImplementedError):
                 function(torch.ones(2, dtype=torch.complex64))
+
+
+_Rows = typing.NewType("_Rows", int)
+
+
+class _Fields(typing.TypedDict):
+    rows: int
+
+
+class _Held(typing.Generic[typing.TypeVar("T")]):
+    def __init__(self, value):
+        self.value = value
+
+
+_ALIASES = {
+    "list": lambda x: list[int]([1, 2])[1] * x,
+    "dict": lambda x: dict[str, torch.Tensor](x=x)["x"] * 2,
+    "generic": lambda x: (_Held[int](x).__orig_class__ == _Held[int]) * _Held[int](x).value,
+    "new type": lambda x: _Rows(3) * x,
+    "typed dict": lambda x: _Fields(rows=3)["rows"] * x,
+}
+
+
+@pytest.mark.parametrize("name", _ALIASES)
+def test_types_of_typing_are_called(name):
+    x = torch.ones(2)
+    torch.testing.assert_close(thunder.jit(_ALIASES[name], transforms=[SubclassTransform()])(x), _ALIASES[name](x))
+
+
+_CONTAINING = {
+    "a number": lambda x: x * 2 if 0.0 in x else x * 3,
+    "not": lambda x: x * 2 if 7.0 not in x else x * 3,
+    "of one entry": lambda x: x * 2 if 1.0 in x[0, 0] else x * 3,
+    "a tensor": lambda x: x * 2 if x[1, 1] in x else x * 3,
+    "operator": lambda x: x * 2 if operator.contains(x, 2) else x * 3,
+}
+
+
+@pytest.mark.parametrize("name", _CONTAINING)
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor])
+def test_what_is_in_a_tensor(name, cls):
+    program = _CONTAINING[name]
+    jf = thunder.jit(program, transforms=[SubclassTransform()])
+    for t in (torch.tensor([[1.0, 0.0], [2.0, 3.0]]), torch.tensor([[5.0, 7.0], [6.0, 3.0]])):
+        result = jf(t if cls is torch.Tensor else TwoTensor(t, t))
+        torch.testing.assert_close(result if cls is torch.Tensor else result.a, program(t))
+    with pytest.raises(RuntimeError, match="only supports Tensor or scalar"):
+        thunder.jit(lambda x: x * ("a" in x), transforms=[SubclassTransform()])(t)

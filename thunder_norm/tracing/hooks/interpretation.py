@@ -24,6 +24,7 @@ from thunder_norm.tracing.torch_functions import (
     autocast,
     cached_calls,
     constructors,
+    higher_order_operators,
     known_arguments,
     known_values,
     modules,
@@ -104,6 +105,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or torch_neural.lookaside(fn, args, kwargs)
             or packed_sequences.lookaside(fn, args)
             or scripted.lookaside(fn, args, kwargs)
+            or higher_order_operators.lookaside(fn)
         )
         about_python = about_python or modules.making(fn, args, kwargs)
         if about_python is replaced_memory.data_assigned:
@@ -112,7 +114,11 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             derived.as_torch_reads(asked.lookaside(fn, args, kwargs), fn, args, kwargs), fn
         )
     if is_inside:
-        return packed_sequences.lookaside(fn, args) or named_results.with_fields(lookaside_for(fn, *args, **kwargs), fn)
+        return (
+            packed_sequences.lookaside(fn, args)
+            or higher_order_operators.lookaside(fn)
+            or named_results.with_fields(lookaside_for(fn, *args, **kwargs), fn)
+        )
     return lookasides.of_thunder_norm(fn) or thunders_lookaside(fn, *args, **kwargs)
 
 

@@ -11,8 +11,8 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, GenericAlias
+from typing import Any, NewType, is_typeddict
 
 import torch
 
@@ -52,8 +52,20 @@ _OF_TENSORS = ("__getitem__", "__setitem__")  # of operators of tensors, others 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
     """What to call instead of `fn`, if it would call such a method of a user's class; None for all others."""
+    if isinstance(fn, GenericAlias):
+        return lambda *given, **named: thunders._interpret_call(
+            _of_alias, wrap_const(fn), wrap_const(fn.__origin__), *given, **named
+        )
+    if isinstance(fn, NewType):
+        return lambda value: value
+    if isinstance(fn, type) and is_typeddict(fn):
+        return lambda *given, **named: thunders._interpret_call(dict, *given, **named)
     if not args:
         return None
+    if fn is hasattr and isinstance(args[0].value, TensorProxy) and args[1].value == "__contains__":
+        return lambda *_: wrap_const(True)  # Thunder's tensors have none, and it would look at one row after the other
+    if fn is operator.contains and isinstance(args[0].value, TensorProxy):
+        return lambda *given: thunders._interpret_call(torch.Tensor.__contains__, *given)
     if fn is copy.deepcopy and isinstance(args[0].value, TensorProxy):
         return lambda *given, **named: thunders._interpret_call(_deep_copied, *given, **named)
     if fn is copy.copy and isinstance(args[0].value, TensorProxy):
@@ -165,6 +177,16 @@ def _called(fn: Callable, method: Callable, value: Any, *others: Any) -> Any:
         if found is NotImplemented:
             raise TypeError(f"unsupported operand type(s) for {fn.__name__}(): {a.__name__!r} and {b.__name__!r}")
     return sorted(found) if fn is dir else found
+
+
+def _of_alias(alias: GenericAlias, origin: type, *args: Any, **kwargs: Any) -> Any:
+    """What a call of ``list[int]`` does: its class makes the object, which is told if it has room for it."""
+    made = origin(*args, **kwargs)
+    try:
+        made.__orig_class__ = alias
+    except (AttributeError, TypeError):
+        pass
+    return made
 
 
 def _of_numbers(fn: Callable, number: Callable, *args: Any, **options: Any) -> Any:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.tracing.lookasides import instead_of_named
+from thunder_norm.tracing.lookasides import instead_of_named, under_another_name
 from thunder_norm.tracing.torch_functions import known_values
 from thunder.core.interpreter import PseudoInst, WrappedValue, _interpret_call, get_interpreterruntimectx, unwrap, wrap_const
 from thunder.core.proxies import TensorProxy
@@ -55,7 +53,7 @@ def _without_padding(name: str) -> None:
 
     @instead_of_named("transformers.masking_utils", name)
     def call(padding_mask: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
-        function = _under_another_name(getattr(sys.modules["transformers.masking_utils"], name))
+        function = under_another_name(getattr(sys.modules["transformers.masking_utils"], name))
         values = known_values.value_of(padding_mask.value) if isinstance(padding_mask.value, TensorProxy) else None
         mask = padding_mask if values is None or not values.all() else wrap_const(None)
         return _interpret_call(function, mask, *args, **kwargs)
@@ -63,14 +61,6 @@ def _without_padding(name: str) -> None:
 
 for _name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
     _without_padding(_name)
-
-
-@functools.cache
-def _under_another_name(function: types.FunctionType) -> Callable:
-    """The same function, which nothing is called instead of."""
-    own = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
-    own.__kwdefaults__, own.__qualname__ = function.__kwdefaults__, f"interpreted.{function.__qualname__}"
-    return own
 
 
 # -- overlapping windows of transformers ----------------------------------------------------------------------------------
@@ -120,7 +110,7 @@ def _of_mesh(question: str, mesh: WrappedValue, *args: WrappedValue, **kwargs: W
     """
     if mesh.provenance.inst is not PseudoInst.LOOKASIDE:
         own = vars(type(mesh.value))[question]
-        return _interpret_call(_under_another_name(own.fget if isinstance(own, property) else own), mesh, *args, **kwargs)
+        return _interpret_call(under_another_name(own.fget if isinstance(own, property) else own), mesh, *args, **kwargs)
     found = getattr(mesh.value, question)
     return wrap_const(found(*map(unwrap, args), **{k: unwrap(v) for k, v in kwargs.items()}) if callable(found) else found)
 
