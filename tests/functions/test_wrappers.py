@@ -103,6 +103,11 @@ def test_parameters_beside_the_arguments_are_connected_to_any_order() -> None:
     assert T.vmap(lambda x: (x.sum(), p), out_dims=(0, None))(A)[1] is p
 
 
+def _gradient_without_a_graph(t: Any) -> Any:
+    with torch.no_grad():
+        return T.grad(_cubes)(t)
+
+
 def test_what_would_lose_gradients_is_refused() -> None:
     hidden = two()
     with pytest.raises(TransformError, match="a TwoTensor that requires grad and is not among its arguments"):
@@ -115,6 +120,8 @@ def test_what_would_lose_gradients_is_refused() -> None:
     met_inside = thunder.jit(lambda x: T.grad(lambda x: (x * hidden).a.sum())(x), transforms=[T.SubclassTransform()])
     with pytest.raises(TransformError, match="wrappers that require grad"):
         met_inside(A)
+    with pytest.raises(TransformError, match="wrappers that require grad"):
+        thunder.jit(_gradient_without_a_graph, transforms=[T.SubclassTransform()])(two())
     assert_same(jitted(two().detach()).a, 3 * A**2)
 
 
@@ -170,3 +177,23 @@ def test_torchs_derivatives_of_a_wrapper_around_those_of_a_plain_tensor_are_refu
     assert_same(thunder.jit(inner, transforms=[T.SubclassTransform()])(w, A), inner(w, A))
     with pytest.raises(TransformError):
         thunder.jit(outer, transforms=[T.SubclassTransform()])(w, A)
+
+
+_OF_PLAIN_TENSORS = {
+    "a mask": lambda x, t: x * torch.vmap(lambda i: torch.vmap(lambda j: i >= j)(torch.arange(4)))(torch.arange(3)),
+    "grad": lambda x, t: x * torch.func.grad(lambda t: (t * t).sum())(t),
+    "jacrev": lambda x, t: x + torch.func.jacrev(lambda t: (t * t).sum(0))(t).sum(),
+    "jvp": lambda x, t: torch.func.jvp(torch.sin, (t,), (t,))[1] * x,
+}
+
+
+@pytest.mark.parametrize("name", _OF_PLAIN_TENSORS)
+def test_of_plain_tensors_beside_wrappers_that_require_grad(name: str) -> None:
+    f, t = _OF_PLAIN_TENSORS[name], torch.randn(3, 4)
+    gradients = []
+    for program in (f, thunder.jit(f, transforms=[T.SubclassTransform()])):
+        x = TwoTensor(t, t + 1).requires_grad_()
+        result = program(x, t)
+        result.sum().backward()
+        gradients.append((result.a, result.b, x.grad.a, x.grad.b))
+    torch.testing.assert_close(*gradients)

@@ -96,13 +96,21 @@ def _hidden_wrappers(call: Call) -> str | None:
     return None
 
 
-def _check_not_torchs() -> None:
-    """Refuse to transform what torch's autograd differentiates: its operations are constants to any other transform."""
+def _check_not_torchs(call: Call, written: Sequence[BoundSymbol], result: Any) -> None:
+    """Refuse to transform what torch's autograd differentiates, or a class has its own formulas for.
+
+    The operations of the call are constants to torch's autograd, which is right for plain tensors without gradients.
+    """
     interpreted = current_acquisition()
-    if interpreted is not None and interpreted.autograd.is_running:
+    if interpreted is None or not interpreted.autograd.is_running:
+        return
+    inside = {p.name for w in interpreted.wrappers.proxies() for p in leaf_proxies(interpreted, w.fake)}
+    named = [*call.tensors, *tree_flatten(result)[0], *(p for b in written for p in b.flat_proxy_args)]
+    used = [p for p in named if isinstance(p, TensorProxy)]
+    if any(p.name in inside or (is_grad_enabled() and interpreted.autograd.requires_grad(p)) for p in used):
         raise TransformError(
             with_details(
-                "a transformed function in a program with wrappers that require grad",
+                "a transformed function of wrappers, or of what requires grad, in a program with wrappers that require grad",
                 why="gradients of the program are torch's, through the wrappers' own formulas, and those of the function would not be",
                 instead="call the transformed function outside thunder.jit, or the program with wrappers detached or under torch.no_grad()",
             )
@@ -119,11 +127,10 @@ def _written(
     """Write the program of a call into the open trace; its result, for the interpreter."""
     trace = get_jit_ctx().computation_trace
     try:
-        with scope(trace) as bsyms, disable_autocast():
-            _check_not_torchs()
+        with scope(trace) as written, disable_autocast():
             call = Call(transformed, args, kwargs)
-            bsyms, result = _emitted(lambda: transformed.value.emit(call), bsyms)
-            _check_not_torchs()  # the function may have met the first such wrapper
+            bsyms, result = _emitted(lambda: transformed.value.emit(call), written)
+            _check_not_torchs(call, written, result)
             bsyms = prepare(bsyms)
             acquisition.name_printably(tree_flatten((call.own, call.tensors))[0])
     except Interrupted:
