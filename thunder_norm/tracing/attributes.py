@@ -22,7 +22,7 @@ from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder_norm.tracing.shared_memory import aliases
-from thunder_norm.tracing.torch_functions import tensor_attributes
+from thunder_norm.tracing.torch_functions import tensor_attributes, tensor_classes
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
@@ -49,6 +49,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
             return tensor_attributes.numel_of_shape
         if args[1].value == "data" and type(args[0].value) is TensorProxy:
             return tensor_attributes.data_of
+        if type(args[0].value) is TensorProxy and (of_class := tensor_classes.method(args[0], args[1].value)) is not None:
+            return of_class
         if type(args[1].value) is str and not isinstance(args[0].value, _HOLDS_NO_CODE):
             guards.note_attribute(args[0], args[1].value)
         return tensor_attributes.read if tensor_attributes.is_users(*args[:2]) else _read(*args[:2])

@@ -23,6 +23,7 @@ from thunder_norm.tracing.shared_memory import aliases, replaced_memory
 from thunder_norm.tracing.torch_functions import (
     autocast,
     cached_calls,
+    causal_bias,
     constructors,
     higher_order_operators,
     known_arguments,
@@ -102,6 +103,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or torch_arguments.lookaside(fn, args, kwargs)
             or known_values.lookaside(fn, args)
             or known_arguments.lookaside(fn, args, kwargs)
+            or causal_bias.lookaside(fn, args, kwargs)
             or torch_neural.lookaside(fn, args, kwargs)
             or packed_sequences.lookaside(fn, args)
             or scripted.lookaside(fn, args, kwargs)
