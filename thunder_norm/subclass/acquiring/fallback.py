@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.op_names import op_name
 from thunder_norm.subclass.acquiring.effects import OfOperator, is_effect
 from thunder_norm.subclass.acquiring.functional_forms import WITHOUT_HISTORY, rewritten
 from thunder_norm.subclass.acquiring.lengths import Late
 from thunder_norm.subclass.acquiring.sized import Sized
 from thunder_norm.tracing.inferred import Inferred
+from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.tracing.undefined_gradients import gradients_by_torch
@@ -127,6 +129,18 @@ def _laid_out(func: Callable) -> Callable:
     return called
 
 
+def _no_part_of_a_trace(func: Callable, e: NotImplementedError) -> UnsupportedOpError:
+    """What Thunder says where it cannot work out what an operation returns: of layouts and of objects that it does not know."""
+    return UnsupportedOpError(
+        with_details(
+            f"{op_name(func)} cannot be part of a trace",
+            at=location_of_user(),
+            why=str(e.__context__ or e).partition("\n")[0],
+            instead="tensors of the strided layout, and numbers",
+        )
+    )
+
+
 @functools.cache
 def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = None) -> Symbol:
     """One symbol for `func`, that returns the tensors of its result marked in `used`, as a tuple.
@@ -139,7 +153,11 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     infer = Inferred(infer) if _is_torchs_or_ours(func) else infer
 
     def meta(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
-        return _select(tree_flatten(infer(*args, **kwargs))[0], used, TensorProxy)
+        try:
+            inferred = infer(*args, **kwargs)
+        except NotImplementedError as e:
+            raise _no_part_of_a_trace(func, e) from e
+        return _select(tree_flatten(inferred)[0], used, TensorProxy)
 
     def run(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         if kwargs or not _PLAIN.issuperset(map(type, args)):
