@@ -16,7 +16,7 @@ _ALIASES = {
     "absolute": "abs", "concat": "cat", "concatenate": "cat", "multiply": "mul", "subtract": "sub", "divide": "div",
     "true_divide": "div", "negative": "neg", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
     "special_expit": "sigmoid", "special_erf": "erf", "special_softmax": "softmax", "clip": "clamp", "greater": "gt",
-    "less": "lt", "_unsafe_view": "view", "_reshape_alias": "reshape", "fix": "trunc", "arctan": "atan",
+    "less": "lt", "_unsafe_view": "view", "_sparse_mm": "mm", "_reshape_alias": "reshape", "fix": "trunc", "arctan": "atan",
     "arcsin": "asin", "arccos": "acos", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "arctan2": "atan2",
     "special_digamma": "digamma", "special_psi": "digamma", "special_gammaln": "lgamma", "special_multigammaln": "mvlgamma",
     "special_gammainc": "igamma", "special_gammaincc": "igammac", "special_polygamma": "polygamma", "special_i0": "i0",

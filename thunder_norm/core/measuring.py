@@ -58,6 +58,8 @@ def operator_norm(t: torch.Tensor, elem_dims: tuple[int, int], groups: int = 1) 
         elem_dims: the output and the input dimension.
         groups: into how many matrices, each with as many outputs, the output dimension is cut.
     """
+    if t.layout is not torch.strided:
+        t = t.to_dense()
     if _is_taken_apart(t):
         return _by_decomposition(t, elem_dims, groups)
     is_differentiated = t.requires_grad and torch.is_grad_enabled()

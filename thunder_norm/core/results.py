@@ -95,6 +95,8 @@ def normed_in(tree: Any) -> list[NormedTensor]:
 def track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: dict) -> None:
     """Note which arguments a result shares its storage with."""
     storage = _storage_id(real)
+    if storage is None:
+        return
     for other in flat_tensors((args, kwargs)):
         if isinstance(other, NormedTensor) and _storage_id(other.backing) == storage:
             together = [*other._aliases, *out._aliases] or [weakref.ref(other)]
@@ -104,5 +106,5 @@ def track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: di
                     x._aliases = together
 
 
-def _storage_id(t: torch.Tensor) -> int:
-    return t.untyped_storage()._cdata
+def _storage_id(t: torch.Tensor) -> int | None:
+    return t.untyped_storage()._cdata if t.layout is torch.strided else None

@@ -125,7 +125,7 @@ class NormedTensor(torch.Tensor):
             self = torch.Tensor._make_wrapper_subclass(
                 cls,
                 shape,
-                strides=() if backing is None else backing.stride(),  # contiguity decides which ATen operations a program becomes
+                strides=_strides(backing),
                 dtype=dtype,
                 device=like.device,
                 requires_grad=False,
@@ -186,7 +186,8 @@ class NormedTensor(torch.Tensor):
             size = torch.zeros((), dtype=NORM_DTYPE, device=t.device)
         else:
             is_coarse = t.dtype.itemsize < 4 and not getattr(cls.measure, "takes_any_precision", False)
-            size = cls.measure(t.float() if is_coarse else t, dims).to(NORM_DTYPE)
+            entries = t if t.layout is torch.strided else t.to_dense()
+            size = cls.measure(entries.float() if is_coarse else entries, dims).to(NORM_DTYPE)
         self = cls._wrap(t, size, None, dims)
         self._is_leaf_value = True
         return self
@@ -280,6 +281,13 @@ class NormedTensor(torch.Tensor):
         perturbation = "" if self.perturbation_size is None else f", perturbation_size={_show(self.perturbation_size)}"
         dims = "default" if self.elem_dims is None else self.elem_dims
         return f"{type(self).__name__}({_show(self.norm_size)}{perturbation}, elem_dims={dims}, shape={shape})"
+
+
+def _strides(backing: torch.Tensor | None) -> tuple[int, ...] | None:
+    """Contiguity decides which ATen operations a program becomes; sparse tensors have none."""
+    if backing is None:
+        return ()
+    return backing.stride() if backing.layout is torch.strided else None
 
 
 def is_complex(t: torch.Tensor) -> bool:

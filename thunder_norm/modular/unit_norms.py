@@ -220,15 +220,15 @@ def _of_norm_1(model: torch.nn.Module, args: tuple, kwargs: dict, values: Values
         values += [(y, x) for x, y in zip(given, leaves, strict=True) if _is_plain(x) and not x.is_meta]
     leaves = [_constant(x) if isinstance(x, NormedTensor) else x for x in leaves]
     if not is_given:
-        plain = {i: x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and has_norm(x)}
+        plain = {i: x for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and not _is_plain(x)}
         norms = _natural_norms(model, leaves, spec, plain)
         leaves = [norms[i].around(x, 1.0) if i in norms else x for i, x in enumerate(leaves)]
     return tree_unflatten(leaves, spec)
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether it is a tensor that gets no norm of its own: indices, masks."""
-    return isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and not has_norm(x)
+    """Whether it is a tensor that gets no norm of its own: indices, masks, sparse matrices, which are operators at hand."""
+    return isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor) and (not has_norm(x) or x.layout is not torch.strided)
 
 
 def _on_meta(x: Any) -> Any:

@@ -32,6 +32,7 @@ from thunder_norm.tracing.torch_functions import (
     named_results,
     packed_sequences,
     scripted,
+    sparse,
     torch_arguments,
     torch_neural,
 )
@@ -107,6 +108,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or torch_neural.lookaside(fn, args, kwargs)
             or packed_sequences.lookaside(fn, args)
             or scripted.lookaside(fn, args, kwargs)
+            or sparse.lookaside(fn, args)
             or higher_order_operators.lookaside(fn)
         )
         about_python = about_python or modules.making(fn, args, kwargs)
