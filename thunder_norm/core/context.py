@@ -13,7 +13,7 @@ from torch.overrides import _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.ranges import Range
-from thunder_norm.core.tensors import NormedTensor, describe
+from thunder_norm.core.tensors import NormedTensor, describe, has_norm
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
 
 T = TypeVar("T")
@@ -254,6 +254,11 @@ def environment(env: Environment) -> Iterator[None]:
     """Run rules in `env` inside the block."""
     with setting(_environment, env):
         yield
+
+
+def norm_counts(v: Any) -> bool:
+    """Whether `v` is a tensor of which its norm counts, not its values: a normed one, a parameter that moves, or what was made from some."""
+    return isinstance(v, NormedTensor) or (isinstance(v, torch.Tensor) and has_norm(v) and current_environment().moves(v))
 
 
 def run_real(func: Callable, args: tuple, kwargs: dict) -> Any:

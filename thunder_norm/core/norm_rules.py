@@ -147,7 +147,7 @@ class NormRule:
                 converted = conversions.convert(value, kind)
                 # another norm of the same entries may be far smaller than what is known from this one
                 return converted if converted.norm_size is value.norm_size else at_data(converted)
-            if isinstance(value, torch.Tensor) and slot.kinds and not slot.accepts_plain:
+            if isinstance(value, torch.Tensor) and slot.kinds and not slot.takes_as_it_is(value):
                 return lift(value, *self.wanted(name, value, given))
             return value
 

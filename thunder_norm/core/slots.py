@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from thunder_norm.core import conversions
+from thunder_norm.core.context import norm_counts
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.trees import flat_tensors
 
@@ -43,7 +44,7 @@ class Slot:
     kinds: tuple[type[NormedTensor], ...] = ()
     is_list: bool = False
     is_optional: bool = False
-    accepts_plain: bool = False  # annotated torch.Tensor: taken as it is
+    accepts_plain: bool = False  # annotated torch.Tensor: taken as it is, see `takes_as_it_is`
     accepts_number: bool = False
     is_unconstrained: bool = False  # no annotation of ours: any non-tensor
 
@@ -78,6 +79,10 @@ class Slot:
                 has_other = True
         return Slot(tuple(kinds), is_unconstrained=has_other or not is_ours, **found)
 
+    def takes_as_it_is(self, t: torch.Tensor) -> bool:
+        """Whether a plain tensor is passed as it is: none whose norm counts, a parameter's, unless the rule asks of any tensor what it looks like."""
+        return self.accepts_plain and (NormedTensor in self.kinds or not norm_counts(t))
+
     def takes_constant(self, t: NormedTensor) -> bool:
         """Whether a normed tensor is passed as the plain one that it is whatever its inputs are: labels by ``torch.ones_like(x)``."""
         entries = t._range
@@ -101,7 +106,7 @@ class Slot:
             )
             return self.is_list and all(element.fits(v, converting=converting) for v in value)
         if isinstance(value, torch.Tensor):
-            return self.accepts_plain or (bool(self.kinds) and has_norm(value))
+            return self.takes_as_it_is(value) or (bool(self.kinds) and has_norm(value))
         if isinstance(value, bool | int | float):
             return self.accepts_number or self.is_unconstrained
         return self.is_unconstrained

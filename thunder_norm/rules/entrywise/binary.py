@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_environment, current_mode, lift, run_real
+from thunder_norm.core.context import current_environment, current_mode, lift, norm_counts, run_real
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
@@ -351,6 +352,16 @@ def lerp(input: RMSTensor, end: RMSTensor, weight: Number) -> RMSTensor:
     """(1 - w) a + w b.  Value |1 - w| |a| + |w| |b|, attained; sensitivities |1 - w| and |w|."""
     value, dims, by_input, by_end = _sum(input, end, math.fabs(1 - weight), math.fabs(weight))
     return rms(value, dims, sensitivity={"input": by_input, "end": by_end})
+
+
+def _is_by_norm(args: tuple, kwargs: dict) -> bool:
+    return norm_counts(kwargs.get("weight", args[2] if len(args) > 2 else None))
+
+
+@written_as(torch.lerp, when=_is_by_norm)
+def lerp_by_normed(input: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """a + w (b - a), of whose w the norm alone is known: a gate, a learnt step."""
+    return input + weight * (end - input)
 
 
 @normed_op(torch.lerp).register_norm(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.context import current_mode
+from thunder_norm.core.context import current_mode, norm_counts
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
@@ -73,9 +73,9 @@ def clamp_between(input: RMSTensor, min: RMSTensor | None = None, max: RMSTensor
 
 
 def _is_between_plain_tensors(args: tuple, kwargs: dict) -> bool:
-    """Whether there are two ends, at least one a plain tensor, and none has a norm: of normed ones norms alone are known."""
+    """Whether there are two ends, at least one a plain tensor, and the values of both are known, not their norms alone."""
     input, *ends = *args, *(kwargs[name] for name in ("input", "min", "max") if name in kwargs)
-    if len(ends) != 2 or any(v is None or isinstance(v, NormedTensor) for v in ends):
+    if len(ends) != 2 or any(v is None or norm_counts(v) for v in ends):
         return False
     return any(isinstance(v, torch.Tensor) for v in ends) and isinstance(input, NormedTensor) and not is_complex(input)
 
