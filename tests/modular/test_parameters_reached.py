@@ -62,7 +62,9 @@ def test_parameters_in_any_argument(name, mode):
             target = ModularNorm(model, x, mode=mode).targets["p"]
         except ThunderNormError:
             return
-    assert (target > 0) == bool(gradient.abs().max() > 0)
+    if gradient.abs().max() > 0:
+        assert target > 0
+    assert name != "what nothing depends on" or target == 0
 
 
 @pytest.mark.parametrize("name", ["lerp", "lerp by a number", "masked_fill", "attention", "grid_sample", "ldexp", "clamp"])
