@@ -45,6 +45,7 @@ class Slot:
     is_list: bool = False
     is_optional: bool = False
     accepts_plain: bool = False  # annotated torch.Tensor: taken as it is, see `takes_as_it_is`
+    accepts_moving: bool = False  # so are parameters
     accepts_number: bool = False
     is_unconstrained: bool = False  # no annotation of ours: any non-tensor
 
@@ -80,8 +81,8 @@ class Slot:
         return Slot(tuple(kinds), is_unconstrained=has_other or not is_ours, **found)
 
     def takes_as_it_is(self, t: torch.Tensor) -> bool:
-        """Whether a plain tensor is passed as it is: none whose norm counts, a parameter's, unless the rule asks of any tensor what it looks like."""
-        return self.accepts_plain and (NormedTensor in self.kinds or not norm_counts(t))
+        """Whether a plain tensor is passed as it is: none of which the norm counts, unless the rule asks for it, or for the looks of any tensor."""
+        return self.accepts_plain and (self.accepts_moving or NormedTensor in self.kinds or not norm_counts(t))
 
     def takes_constant(self, t: NormedTensor) -> bool:
         """Whether a normed tensor is passed as the plain one that it is whatever its inputs are: labels by ``torch.ones_like(x)``."""
@@ -101,6 +102,7 @@ class Slot:
             element = Slot(
                 self.kinds,
                 accepts_plain=self.accepts_plain,
+                accepts_moving=self.accepts_moving,
                 accepts_number=self.accepts_number,
                 is_unconstrained=self.accepts_plain,
             )

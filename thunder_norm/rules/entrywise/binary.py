@@ -307,7 +307,7 @@ def _is_by_measured(args: dict[str, Any]) -> bool:
     return is_by_parameter and current_environment().is_measured(args["other"])
 
 
-@normed_op(torch.div).register_norm(allow_plain_tensors=True)
+@normed_op(torch.div).register_norm(allow_plain_tensors="moving")
 def div(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
     """a / b with a plain tensor b, whose smallest modulus is known.  Value |a| max |1 / b|, attained; sensitivity max |1 / b|."""
     if _is_by_parameter(input, other):
@@ -334,7 +334,7 @@ NO_DIVISION = (
 refuse(normed_op(torch.div), NO_DIVISION)
 
 
-@normed_op(torch.addcdiv).register_norm(allow_plain_tensors=True, lift_dims={"input": over_dims_of("tensor1")})
+@normed_op(torch.addcdiv).register_norm(allow_plain_tensors="moving", lift_dims={"input": over_dims_of("tensor1")})
 def addcdiv(input: RMSTensor, tensor1: RMSTensor, tensor2: torch.Tensor, value: Number = 1) -> RMSTensor:
     """t + v a / b with a plain tensor b.  Value |t| + |v| |a| max |1 / b|."""
     if _is_by_parameter(tensor1, tensor2):
