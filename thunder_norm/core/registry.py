@@ -72,7 +72,7 @@ class NormedOp:
         rule: Callable | None = None,
         *,
         mode: Mode | None = None,
-        allow_plain_tensors: bool | Literal["moving"] = False,
+        allow_plain_tensors: bool | Literal["constant"] = False,
         lift_dims: Mapping[str, LiftDims] | None = None,
         lift_kinds: dict[str, LiftKind] | None = None,
         when: Callable[[dict[str, Any]], bool] | None = None,
@@ -84,8 +84,8 @@ class NormedOp:
         Args:
             rule: the function.  Annotate every tensor argument with the kind it needs, name arguments as the operation does.
             mode: only for this mode; for all modes without a rule of their own if None.
-            allow_plain_tensors: arguments annotated ``torch.Tensor`` take plain tensors as they are: constants.  A parameter that moves is none,
-                and does not fit, unless this is "moving": the rule itself asks whether one does.
+            allow_plain_tensors: arguments annotated ``torch.Tensor`` take plain tensors as they are, parameters too, whose moves the rule
+                then answers for; with "constant" none of which the norm counts, such as a parameter that moves: those do not fit.
             lift_dims: for a plain tensor in a normed slot, argument name -> function giving its elem_dims.
             lift_kinds: the same for its kind, where the annotated one is not exact enough.
             when: a condition on the arguments by name, as given; a rule with one goes before the others.
@@ -112,8 +112,8 @@ class NormedOp:
         signature = inspect.signature(rule)
         hints = hints_of(rule)
         slots = {name: Slot.of(hints.get(name, inspect.Parameter.empty)) for name in signature.parameters}
-        if allow_plain_tensors == "moving":
-            slots = {name: replace(slot, accepts_moving=True) for name, slot in slots.items()}
+        if allow_plain_tensors == "constant":
+            slots = {name: replace(slot, accepts_moving=False) for name, slot in slots.items()}
         plain = [name for name, slot in slots.items() if slot.accepts_plain]
         if plain and not allow_plain_tensors:
             raise NormMismatchError(

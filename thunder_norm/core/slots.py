@@ -45,7 +45,7 @@ class Slot:
     is_list: bool = False
     is_optional: bool = False
     accepts_plain: bool = False  # annotated torch.Tensor: taken as it is, see `takes_as_it_is`
-    accepts_moving: bool = False  # so are parameters
+    accepts_moving: bool = True  # so are parameters
     accepts_number: bool = False
     is_unconstrained: bool = False  # no annotation of ours: any non-tensor
 
@@ -81,7 +81,7 @@ class Slot:
         return Slot(tuple(kinds), is_unconstrained=has_other or not is_ours, **found)
 
     def takes_as_it_is(self, t: torch.Tensor) -> bool:
-        """Whether a plain tensor is passed as it is: none of which the norm counts, unless the rule asks for it, or for the looks of any tensor."""
+        """Whether a plain tensor is passed as it is: where only constants are, none of which the norm counts, unless any tensor will do."""
         return self.accepts_plain and (self.accepts_moving or NormedTensor in self.kinds or not norm_counts(t))
 
     def takes_constant(self, t: NormedTensor) -> bool:

@@ -216,7 +216,7 @@ class _Refusal(NormRule):
 
 def register_refusal(op: NormedOp, signature_of: Callable) -> None:
     """Register `signature_of`, which raises NormMismatchError, as a last resort: a user's own rule wins over it."""
-    op.register_norm(signature_of, allow_plain_tensors=True)
+    op.register_norm(signature_of, allow_plain_tensors="constant")
     rule = op.rules.pop()
     op.rules.append(_Refusal(rule.fn, rule.signature, rule.slots, rule.mode, rule.lift_dims))
 

@@ -134,16 +134,16 @@ def number_add(input: Number, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
     return like(other, times(other.norm_size, c) + math.fabs(input), sensitivity={"other": c})
 
 
-@normed_op(torch.sub).register_norm(allow_plain_tensors=True)
-@normed_op(torch.add).register_norm(allow_plain_tensors=True)
+@normed_op(torch.sub).register_norm(allow_plain_tensors="constant")
+@normed_op(torch.add).register_norm(allow_plain_tensors="constant")
 def add_integers(input: RMSTensor, other: torch.Tensor, alpha: Number = 1) -> RMSTensor:
     """a + alpha b with a plain tensor of integers or bools: value |a| + |alpha| max |b|; sensitivity 1."""
     value, dims, by_input, _ = _sum(input, gain_of(other, input), 1.0, math.fabs(alpha))
     return rms(value, dims, sensitivity={"input": by_input})
 
 
-@normed_op(torch.sub).register_norm(allow_plain_tensors=True)
-@normed_op(torch.add).register_norm(allow_plain_tensors=True)
+@normed_op(torch.sub).register_norm(allow_plain_tensors="constant")
+@normed_op(torch.add).register_norm(allow_plain_tensors="constant")
 def integers_add(input: torch.Tensor, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
     """a + alpha b with a plain tensor a of integers or bools: value max |a| + |alpha| |b|; sensitivity |alpha|."""
     value, dims, _, by_other = _sum(gain_of(input, other), other, 1.0, math.fabs(alpha))
@@ -246,13 +246,13 @@ def number_mul(input: Number, other: NormedTensor) -> NormedTensor:
     return scaled(other, math.fabs(input), name="other")
 
 
-@normed_op(torch.mul).register_norm(allow_plain_tensors=True)
+@normed_op(torch.mul).register_norm(allow_plain_tensors="constant")
 def mul_integers(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
     """a b with a plain tensor of integers or bools, such as a mask: by its largest entry."""
     return scale_by(input, gain_of(other, input), "input")
 
 
-@normed_op(torch.mul).register_norm(allow_plain_tensors=True)
+@normed_op(torch.mul).register_norm(allow_plain_tensors="constant")
 def integers_mul(input: torch.Tensor, other: NormedTensor) -> NormedTensor:
     """a b with a plain tensor a of integers or bools: as `mul_integers`."""
     return scale_by(other, gain_of(input, other), "other")
@@ -307,7 +307,7 @@ def _is_by_measured(args: dict[str, Any]) -> bool:
     return is_by_parameter and current_environment().is_measured(args["other"])
 
 
-@normed_op(torch.div).register_norm(allow_plain_tensors="moving")
+@normed_op(torch.div).register_norm(allow_plain_tensors=True)
 def div(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
     """a / b with a plain tensor b, whose smallest modulus is known.  Value |a| max |1 / b|, attained; sensitivity max |1 / b|."""
     if _is_by_parameter(input, other):
@@ -334,7 +334,7 @@ NO_DIVISION = (
 refuse(normed_op(torch.div), NO_DIVISION)
 
 
-@normed_op(torch.addcdiv).register_norm(allow_plain_tensors="moving", lift_dims={"input": over_dims_of("tensor1")})
+@normed_op(torch.addcdiv).register_norm(allow_plain_tensors=True, lift_dims={"input": over_dims_of("tensor1")})
 def addcdiv(input: RMSTensor, tensor1: RMSTensor, tensor2: torch.Tensor, value: Number = 1) -> RMSTensor:
     """t + v a / b with a plain tensor b.  Value |t| + |v| |a| max |1 / b|."""
     if _is_by_parameter(tensor1, tensor2):
@@ -365,7 +365,7 @@ def lerp_by_normed(input: torch.Tensor, end: torch.Tensor, weight: torch.Tensor)
 
 
 @normed_op(torch.lerp).register_norm(
-    allow_plain_tensors=True, lift_dims={"input": over_dims_of("end"), "end": over_dims_of("input")}
+    allow_plain_tensors="constant", lift_dims={"input": over_dims_of("end"), "end": over_dims_of("input")}
 )
 def lerp_by_tensor(input: RMSTensor, end: RMSTensor, weight: torch.Tensor) -> RMSTensor:
     """(1 - w) a + w b with a plain tensor w.  Value max |1 - w| |a| + max |w| |b|, sensitivities its factors."""

@@ -40,7 +40,7 @@ def _is_rounded(arguments: dict) -> bool:
     return arguments["rounding_mode"] is not None
 
 
-@normed_op(torch.div).register_norm(allow_plain_tensors=True, when=_is_rounded)
+@normed_op(torch.div).register_norm(allow_plain_tensors="constant", when=_is_rounded)
 def div_rounded(input: RMSTensor, other: Number | torch.Tensor, *, rounding_mode: str) -> RMSTensor:
     """a / b rounded, b a number or a plain tensor.
 
@@ -59,7 +59,7 @@ def div_rounded(input: RMSTensor, other: Number | torch.Tensor, *, rounding_mode
     return rms(size + 1 if rounding_mode == "floor" else size, dims)
 
 
-@normed_op(torch.floor_divide).register_norm(allow_plain_tensors=True)
+@normed_op(torch.floor_divide).register_norm(allow_plain_tensors="constant")
 def floor_divide(input: RMSTensor, other: Number | torch.Tensor) -> RMSTensor:
     """a / b rounded down: `div_rounded`.
 
@@ -101,7 +101,7 @@ def fmod_by_tensor(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     return rms(spoiled(size, input.norm_size), dims)
 
 
-@normed_op(torch.fmod).register_norm(allow_plain_tensors=True)
+@normed_op(torch.fmod).register_norm(allow_plain_tensors="constant")
 def fmod_by_integers(input: RMSTensor, other: torch.Tensor) -> RMSTensor:
     """What the division by a plain tensor of integers leaves: `fmod_by_tensor`, from the largest of them.
 
@@ -134,7 +134,7 @@ def remainder_by_tensor(input: RMSTensor | Number, other: RMSTensor) -> RMSTenso
     return rms(times(other.norm_size, c), dims)
 
 
-@normed_op(torch.remainder).register_norm(allow_plain_tensors=True)
+@normed_op(torch.remainder).register_norm(allow_plain_tensors="constant")
 def remainder_by_integers(input: RMSTensor, other: torch.Tensor) -> RMSTensor:
     """What the division by a plain tensor of integers leaves: `remainder_by_tensor`, from the largest of them.
 
@@ -158,7 +158,7 @@ def _bounded(op: Callable, size: float, doc: str, at_infinity: bool = False) -> 
 
     rule.__name__ = rule.__qualname__ = op.__name__
     rule.__doc__ = doc
-    normed_op(op).register_norm(rule, allow_plain_tensors=True)
+    normed_op(op).register_norm(rule, allow_plain_tensors="constant")
 
 
 _bounded(
@@ -179,7 +179,7 @@ _bounded(
 # -- floating point numbers -------------------------------------------------------------------------------------------------
 
 
-@normed_op(torch.nextafter).register_norm(allow_plain_tensors=True)
+@normed_op(torch.nextafter).register_norm(allow_plain_tensors="constant")
 def nextafter(input: RMSTensor, other: RMSTensor | torch.Tensor) -> RMSTensor:
     """The number after x on the way to y.
 
@@ -203,7 +203,7 @@ def frexp(input: RMSTensor) -> tuple:
     return like(input, scalar(1.0, input.norm_size)), None
 
 
-@normed_op(torch.ldexp).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ldexp).register_norm(allow_plain_tensors="constant")
 def ldexp(input: NormedTensor, other: torch.Tensor) -> NormedTensor:
     """x 2^b with a plain tensor b.  Value |x| max 2^b, sensitivity max 2^b, both attained where b is constant."""
     return scale_by(input, gain_of(run_real(torch.exp2, (other,), {}), input), "input")
@@ -222,7 +222,7 @@ def ldexp_by_normed(input: RMSTensor, other: LinfTensor | RMSTensor) -> RMSTenso
     return rms(size, dims, sensitivity={"input": times(gain, c), "other": size * math.log(2)})
 
 
-@normed_op(torch.heaviside).register_norm(allow_plain_tensors=True)
+@normed_op(torch.heaviside).register_norm(allow_plain_tensors="constant")
 def heaviside(input: RMSTensor | torch.Tensor, values: RMSTensor | torch.Tensor) -> RMSTensor:
     """0, 1, or v where x = 0.
 

@@ -65,7 +65,7 @@ def _times_log(op: Callable, log: Callable[[float], float], log_of_tensor: Calla
         Value:       |x| times the largest logarithm in modulus, attained where it is constant; infinite where the logarithm is
         Sensitivity: the largest logarithm in modulus
         """
-        normed_op(op).register_norm(rule, allow_plain_tensors=True)
+        normed_op(op).register_norm(rule, allow_plain_tensors="constant")
     refuse(
         normed_op(op),
         "the logarithm of a normed tensor is unbounded, and a norm does not keep its entries away from the singularity; use a plain "

@@ -109,7 +109,7 @@ def exponential_typical(input: int | float, exponent: RMSTensor) -> RMSTensor:
     return like(exponent, value, sensitivity={"exponent": value * rate})
 
 
-@normed_op(torch.pow).register_norm(allow_plain_tensors=True)
+@normed_op(torch.pow).register_norm(allow_plain_tensors="constant")
 def exponential_of_tensor(input: torch.Tensor, exponent: RMSTensor) -> RMSTensor:
     """c^x with a plain tensor c > 0: as `exponential` of the largest entry, with the largest |log c|.
 
@@ -139,7 +139,7 @@ def float_exponential(input: int | float, exponent: RMSTensor) -> RMSTensor:
     return exponential(input, exponent)
 
 
-normed_op(torch.float_power).register_norm(exponential_of_tensor, allow_plain_tensors=True)
+normed_op(torch.float_power).register_norm(exponential_of_tensor, allow_plain_tensors="constant")
 refuse(normed_op(torch.float_power), "as for pow: the exponent must be 0, 1 or larger than 1, and known as a number")
 
 

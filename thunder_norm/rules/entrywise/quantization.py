@@ -52,7 +52,7 @@ def _largest(t: _Number, x: RMSTensor) -> tuple[torch.Tensor, torch.Tensor]:
     return lift(above, LinfTensor).norm_size, lift(below, LinfTensor).norm_size
 
 
-@normed_op(torch.fake_quantize_per_tensor_affine).register_norm(allow_plain_tensors="moving")
+@normed_op(torch.fake_quantize_per_tensor_affine).register_norm(allow_plain_tensors=True)
 def fake_quantize_per_tensor_affine(
     input: RMSTensor, scale: torch.Tensor | float, zero_point: torch.Tensor | int, quant_min: int, quant_max: int
 ) -> RMSTensor:
@@ -65,7 +65,7 @@ def fake_quantize_per_tensor_affine(
     return _fake_quantized(torch.fake_quantize_per_tensor_affine, input, scale, zero_point, quant_min, quant_max)
 
 
-@normed_op(torch.fake_quantize_per_channel_affine).register_norm(allow_plain_tensors="moving")
+@normed_op(torch.fake_quantize_per_channel_affine).register_norm(allow_plain_tensors=True)
 def fake_quantize_per_channel_affine(
     input: RMSTensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int, quant_min: int, quant_max: int
 ) -> RMSTensor:

@@ -144,7 +144,7 @@ def threshold(input: RMSTensor, threshold: float, value: float) -> RMSTensor:
     return _between_jumps(F.threshold, input, size, lambda x: x - threshold, slope=1.0)
 
 
-@normed_op(torch.copysign).register_norm(allow_plain_tensors=True)
+@normed_op(torch.copysign).register_norm(allow_plain_tensors="constant")
 def copysign(input: RMSTensor, other: RMSTensor | torch.Tensor | float) -> RMSTensor:
     """|x| with the sign of another tensor, of x's shape or smaller.  Value n; no sensitivity, where a sign changes it jumps."""
     refuse_perturbation(torch.copysign, *(t for t in (input, other) if isinstance(t, RMSTensor)))

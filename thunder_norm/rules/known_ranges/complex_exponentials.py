@@ -168,7 +168,7 @@ def _is_scaled_by_integers(args: Mapping[str, Any]) -> bool:
     return fact(normed, RealPart) is not None and range_of_constant(other) is not None
 
 
-@normed_op(torch.mul).register_norm(when=_is_scaled_by_integers, allow_plain_tensors=True, takes_complex=True)
+@normed_op(torch.mul).register_norm(when=_is_scaled_by_integers, allow_plain_tensors="constant", takes_complex=True)
 def mul_integers(input: RMSTensor, other: torch.Tensor) -> NormedTensor:
     """A complex tensor times integers that are known by now, such as places: as ever, and its real parts."""
     known, by = fact(input, RealPart), range_of_constant(other)

@@ -98,7 +98,7 @@ def clamp_between_tensors(
 
 
 @clamp_between_tensors.register_norm(
-    allow_plain_tensors=True, lift_dims={"above": over_dims_of("input", "below"), "below": over_dims_of("input", "above")}
+    allow_plain_tensors="constant", lift_dims={"above": over_dims_of("input", "below"), "below": over_dims_of("input", "above")}
 )
 def _clamp_between_tensors(
     input: RMSTensor,

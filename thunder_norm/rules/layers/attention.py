@@ -83,7 +83,7 @@ def _moved(query: RMSTensor, key: RMSTensor, value: RMSTensor, mask: torch.Tenso
     return Moved(*(d * c for d, c in zip(found, lengths + entries, strict=True)))
 
 
-@normed_op(F.scaled_dot_product_attention).register_norm(allow_plain_tensors=True)
+@normed_op(F.scaled_dot_product_attention).register_norm(allow_plain_tensors="constant")
 def scaled_dot_product_attention(
     query: RMSTensor,
     key: RMSTensor,
@@ -130,7 +130,7 @@ def scaled_dot_product_attention_with_bias(
 # -- ATen's names: the same function, further outputs without a norm -------------------------------------------------------
 
 
-@normed_op(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default).register_norm(allow_plain_tensors="constant")
 def _flash_attention_for_cpu(
     query: RMSTensor,
     key: RMSTensor,
@@ -166,7 +166,7 @@ def _flash_attention(
     return (_attention(query, key, value, dropout_p, scale, None, is_causal), *[None] * 8)
 
 
-@normed_op(torch.ops.aten._scaled_dot_product_efficient_attention.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._scaled_dot_product_efficient_attention.default).register_norm(allow_plain_tensors="constant")
 def _efficient_attention(
     query: RMSTensor,
     key: RMSTensor,
@@ -185,7 +185,7 @@ def _efficient_attention(
     return (_attention(query, key, value, dropout_p, scale, attn_bias, is_causal), *[None] * 3)
 
 
-@normed_op(torch.ops.aten._scaled_dot_product_cudnn_attention.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._scaled_dot_product_cudnn_attention.default).register_norm(allow_plain_tensors="constant")
 def _cudnn_attention(
     query: RMSTensor,
     key: RMSTensor,
@@ -205,7 +205,7 @@ def _cudnn_attention(
     return (_attention(query, key, value, dropout_p, scale, attn_bias, is_causal), *[None] * 8)
 
 
-@normed_op(torch.ops.aten._scaled_dot_product_attention_math.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._scaled_dot_product_attention_math.default).register_norm(allow_plain_tensors="constant")
 def _attention_math(
     query: RMSTensor,
     key: RMSTensor,

@@ -237,7 +237,7 @@ def _no_statistics() -> NormMismatchError:
     return NormMismatchError("a normalization by given statistics needs running_mean and running_var")
 
 
-@normed_op(F.batch_norm).register_norm(allow_plain_tensors=True)
+@normed_op(F.batch_norm).register_norm(allow_plain_tensors="constant")
 def batch_norm(
     input: RMSTensor,
     running_mean: torch.Tensor | None,
@@ -268,7 +268,7 @@ def batch_norm(
     return _fixed(input, running_mean, running_var, weight, bias, eps)
 
 
-@normed_op(F.instance_norm).register_norm(allow_plain_tensors=True)
+@normed_op(F.instance_norm).register_norm(allow_plain_tensors="constant")
 def instance_norm(
     input: RMSTensor,
     running_mean: torch.Tensor | None = None,
@@ -285,8 +285,8 @@ def instance_norm(
     return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
 
 
-@normed_op(torch.ops.aten.native_batch_norm.default).register_norm(allow_plain_tensors=True)
-@normed_op(torch.ops.aten._native_batch_norm_legit.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten.native_batch_norm.default).register_norm(allow_plain_tensors="constant")
+@normed_op(torch.ops.aten._native_batch_norm_legit.default).register_norm(allow_plain_tensors="constant")
 def _native_batch_norm(
     input: RMSTensor,
     weight: LinfTensor | None,
@@ -309,7 +309,7 @@ def _native_batch_norm_no_stats(
     return batch_norm(input, None, None, weight, bias, True, momentum, eps), None, None
 
 
-@normed_op(torch.ops.aten._native_batch_norm_legit_functional.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._native_batch_norm_legit_functional.default).register_norm(allow_plain_tensors="constant")
 def _native_batch_norm_functional(
     input: RMSTensor,
     weight: LinfTensor | None,
@@ -324,7 +324,7 @@ def _native_batch_norm_functional(
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps), None, None, None, None
 
 
-@normed_op(torch.ops.aten._batch_norm_with_update.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._batch_norm_with_update.default).register_norm(allow_plain_tensors="constant")
 def _batch_norm_with_update(
     input: RMSTensor,
     weight: LinfTensor | None,
@@ -338,7 +338,7 @@ def _batch_norm_with_update(
     return batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps), None, None, None
 
 
-@normed_op(torch.ops.aten._native_batch_norm_legit_no_training.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._native_batch_norm_legit_no_training.default).register_norm(allow_plain_tensors="constant")
 def _native_batch_norm_no_training(
     input: RMSTensor,
     weight: LinfTensor | None,

@@ -59,7 +59,7 @@ def _groups(x: torch.Tensor, args: dict[str, Any]) -> ed.Dims:
 
 
 @normed_op(torch.div).register_norm(
-    when=_is_by_own_length, allow_plain_tensors="moving", lift_dims={"input": _groups}, wants_own_kinds=True
+    when=_is_by_own_length, allow_plain_tensors=True, lift_dims={"input": _groups}, wants_own_kinds=True
 )
 def div(input: L2Tensor, other: torch.Tensor, *, rounding_mode: str | None = None) -> L2Tensor:
     """x / (c |x|), of a parameter x that is on a sphere.  Value 1 / c; sensitivity 1 / (c l), for the least length l that x can have.

@@ -70,8 +70,8 @@ def to(input: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor | None:
     return cast(input, _dtype_among((*args, *kwargs.values())))
 
 
-@normed_op(torch.Tensor.to).register_norm(allow_plain_tensors=True)
-@normed_op(torch.Tensor.type_as).register_norm(allow_plain_tensors=True)
+@normed_op(torch.Tensor.to).register_norm(allow_plain_tensors="constant")
+@normed_op(torch.Tensor.type_as).register_norm(allow_plain_tensors="constant")
 def type_as(input: NormedTensor, other: NormedTensor | torch.Tensor, *args: Any, **kwargs: Any) -> NormedTensor | None:
     """x in the dtype and on the device of another tensor: `to`."""
     return cast(input, other.dtype, other=0)
@@ -84,7 +84,7 @@ def _has_no_norm(args: dict[str, Any]) -> bool:
 
 for _op in (torch.Tensor.to, torch.Tensor.type_as, torch.Tensor.expand_as, torch.Tensor.view_as, torch.Tensor.reshape_as):
 
-    @normed_op(_op).register_norm(allow_plain_tensors=True, when=_has_no_norm)
+    @normed_op(_op).register_norm(allow_plain_tensors="constant", when=_has_no_norm)
     def of_numbers(input: torch.Tensor, other: NormedTensor, *args: Any, **kwargs: Any) -> NormedTensor | None:
         """A constant of the program, a mask or integers, in the shape or dtype of a normed tensor: plain as before.
 

@@ -84,7 +84,7 @@ def _check(reduce: str) -> None:
         raise NormMismatchError(f"no reduction is called {reduce!r}")
 
 
-@normed_op(torch.index_reduce).register_norm(allow_plain_tensors=True, lift_dims=_SOURCE)
+@normed_op(torch.index_reduce).register_norm(allow_plain_tensors="constant", lift_dims=_SOURCE)
 def index_reduce(
     input: RMSTensor, dim: int, index: torch.Tensor, source: RMSTensor, reduce: str, *, include_self: bool = True
 ) -> RMSTensor:
@@ -108,7 +108,7 @@ def index_reduce(
     return _largest(input, source, count, "source")
 
 
-@normed_op(torch.scatter_reduce).register_norm(allow_plain_tensors=True, lift_dims=_SRC)
+@normed_op(torch.scatter_reduce).register_norm(allow_plain_tensors="constant", lift_dims=_SRC)
 def scatter_reduce(
     input: RMSTensor, dim: int, index: torch.Tensor, src: RMSTensor, reduce: str, *, include_self: bool = True
 ) -> RMSTensor:
@@ -177,7 +177,7 @@ def _values_dims(t: torch.Tensor, arguments: dict[str, Any]) -> ed.Dims:
 _VALUES = {"input": over_dims_of("values"), "values": _values_dims}
 
 
-@normed_op(torch.index_put).register_norm(allow_plain_tensors=True, lift_dims=_VALUES)
+@normed_op(torch.index_put).register_norm(allow_plain_tensors="constant", lift_dims=_VALUES)
 def index_put(input: RMSTensor, indices: list[torch.Tensor], values: RMSTensor, accumulate: bool = False) -> RMSTensor:
     """x with values at the places that plain tensors of indices (or masks) name, None for whole dimensions.
 
@@ -193,13 +193,13 @@ def index_put(input: RMSTensor, indices: list[torch.Tensor], values: RMSTensor, 
     return _written(input, values, input.elem_dims, c, bool(input.elem_dims), most)
 
 
-@normed_op(torch.ops.aten._unsafe_index_put.default).register_norm(allow_plain_tensors=True, lift_dims=_VALUES)
+@normed_op(torch.ops.aten._unsafe_index_put.default).register_norm(allow_plain_tensors="constant", lift_dims=_VALUES)
 def unsafe_index_put(input: RMSTensor, indices: list[torch.Tensor], values: RMSTensor, accumulate: bool = False) -> RMSTensor:
     """`index_put`, of indices that are known to fit."""
     return index_put(input, indices, values, accumulate)
 
 
-@normed_op(torch.Tensor.put).register_norm(allow_plain_tensors=True, lift_dims=_SOURCE)
+@normed_op(torch.Tensor.put).register_norm(allow_plain_tensors="constant", lift_dims=_SOURCE)
 def put(input: RMSTensor, index: torch.Tensor, source: RMSTensor, accumulate: bool = False) -> RMSTensor:
     """x with the entries of `source` at places of the flattened tensor that a plain index names: `index_put` of entries."""
     _, c = as_kind(source, LinfTensor, ())

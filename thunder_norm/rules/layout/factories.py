@@ -89,7 +89,7 @@ def zero(input: NormedTensor) -> NormedTensor:
     return like(input, torch.zeros_like(input.norm_size), sensitivity={"input": 0})
 
 
-@normed_op(torch.linspace).register_norm(allow_plain_tensors=True)
+@normed_op(torch.linspace).register_norm(allow_plain_tensors="constant")
 def linspace(
     start: RMSTensor | torch.Tensor | Number, end: RMSTensor | torch.Tensor | Number, steps: int, **options: Any
 ) -> LinfTensor | None:
@@ -126,8 +126,8 @@ def rand(*size: Any, **options: Any) -> LinfTensor:
     return LinfTensor(math.sqrt(1 / 3) if current_mode() == "typical" else 1.0, elem_dims=())
 
 
-@normed_op(torch.Tensor.bernoulli_).register_norm(allow_plain_tensors=True)
-@normed_op(torch.bernoulli).register_norm(allow_plain_tensors=True)
+@normed_op(torch.Tensor.bernoulli_).register_norm(allow_plain_tensors="constant")
+@normed_op(torch.bernoulli).register_norm(allow_plain_tensors="constant")
 def bernoulli(input: torch.Tensor, p: Any = None, *, generator: Any = None) -> LinfTensor:
     """Zeros and ones, drawn: value 1, whatever was drawn now.
 

@@ -100,7 +100,7 @@ def slice_of(input: NormedTensor, dim: int = 0, start: int | None = None, end: i
     return _sliced(input, dim, len(range(*slice(start, end, step).indices(input.shape[dim]))))
 
 
-@normed_op(torch.narrow).register_norm(allow_plain_tensors=True)
+@normed_op(torch.narrow).register_norm(allow_plain_tensors="constant")
 def narrow(input: NormedTensor, dim: int, start: int | torch.Tensor, length: int) -> NormedTensor:
     """`length` positions from `start` along `dim`: as a slice."""
     return _sliced(input, dim, length)
@@ -232,18 +232,18 @@ def getitem(input: NormedTensor, index: Any) -> NormedTensor:
 
 
 normed_op(torch.Tensor.__getitem__).register_norm(
-    annotated(getitem, index=torch.Tensor | list[torch.Tensor]), allow_plain_tensors=True
+    annotated(getitem, index=torch.Tensor | list[torch.Tensor]), allow_plain_tensors="constant"
 )
 
 
-@normed_op(torch.ops.aten.index.Tensor).register_norm(allow_plain_tensors=True)
-@normed_op(torch.ops.aten._unsafe_index.Tensor).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten.index.Tensor).register_norm(allow_plain_tensors="constant")
+@normed_op(torch.ops.aten._unsafe_index.Tensor).register_norm(allow_plain_tensors="constant")
 def index(input: NormedTensor, indices: list[torch.Tensor]) -> NormedTensor:
     """x[indices], None for dimensions that stay as they are: `getitem`."""
     return _indexed(input, [slice(None) if item is None else item for item in indices])
 
 
-@normed_op(torch.index_select).register_norm(allow_plain_tensors=True)
+@normed_op(torch.index_select).register_norm(allow_plain_tensors="constant")
 def index_select(input: NormedTensor, dim: int, index: torch.Tensor) -> NormedTensor:
     """m positions along `dim`, chosen by a plain tensor of integers.
 
@@ -266,7 +266,7 @@ def index_select(input: NormedTensor, dim: int, index: torch.Tensor) -> NormedTe
 _MOST_COMPARED = 4096  # beyond, counting by comparison would cost more than it is worth
 
 
-@normed_op(torch.gather).register_norm(allow_plain_tensors=True)
+@normed_op(torch.gather).register_norm(allow_plain_tensors="constant")
 def gather(input: RMSTensor, dim: int, index: torch.Tensor, sparse_grad: bool = False) -> RMSTensor:
     """out[i, e] = x[index[i, e], e]: for each output entry a position of its own along `dim` (of K).
 
@@ -287,13 +287,13 @@ def gather(input: RMSTensor, dim: int, index: torch.Tensor, sparse_grad: bool = 
     return rms(times(input.norm_size, c), others, sensitivity={"input": c})
 
 
-@normed_op(torch.take).register_norm(allow_plain_tensors=True)
+@normed_op(torch.take).register_norm(allow_plain_tensors="constant")
 def take(input: RMSTensor, index: torch.Tensor) -> LinfTensor:
     """Entries by their position in the flattened tensor: by the largest entry, value sqrt(N) n."""
     return _entries(input)
 
 
-@normed_op(torch.masked_select).register_norm(allow_plain_tensors=True)
+@normed_op(torch.masked_select).register_norm(allow_plain_tensors="constant")
 def masked_select(input: RMSTensor, mask: torch.Tensor) -> LinfTensor:
     """Entries where a plain mask is set, as a vector: by the largest entry, value sqrt(N) n."""
     return _entries(input)
@@ -331,4 +331,4 @@ for _copy, _rule in (
     (torch.split_with_sizes_copy, split),
     (torch.diagonal_copy, diagonal),
 ):
-    normed_op(_copy).register_norm(allow_plain_tensors=True)(_rule)
+    normed_op(_copy).register_norm(allow_plain_tensors="constant")(_rule)

@@ -195,7 +195,7 @@ def _padded(x: RMSTensor, pad: Sequence[Any], mode: str, v: float) -> RMSTensor:
     return rms(value, x.elem_dims, sensitivity={"input": c})
 
 
-@normed_op(F.pad).register_norm(allow_plain_tensors=True)
+@normed_op(F.pad).register_norm(allow_plain_tensors="constant")
 def pad(
     input: RMSTensor, pad: list[torch.Tensor] | Sequence[int], mode: str = "constant", value: float | None = None
 ) -> RMSTensor:
@@ -209,7 +209,7 @@ def pad(
     return _padded(input, pad, mode, math.fabs(value or 0.0))
 
 
-@normed_op(F.pad).register_norm(allow_plain_tensors=True)
+@normed_op(F.pad).register_norm(allow_plain_tensors="constant")
 def pad_zeros(
     input: L1Tensor | L2Tensor | RMSToRMSTensor,
     pad: list[torch.Tensor] | Sequence[int],

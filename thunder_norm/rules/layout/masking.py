@@ -37,7 +37,7 @@ def triangle(input: VectorKind, diagonal: int = 0) -> VectorKind:
     return scaled(input, 1)
 
 
-@normed_op(torch.masked_fill).register_norm(allow_plain_tensors=True)
+@normed_op(torch.masked_fill).register_norm(allow_plain_tensors="constant")
 def masked_fill(input: RMSTensor, mask: torch.Tensor, value: float | torch.Tensor) -> RMSTensor:
     """v where the plain mask is set, x elsewhere.
 
@@ -70,13 +70,13 @@ def _sets_aside(args: dict[str, Any]) -> bool:
     return isinstance(args["input"], RMSTensor) and not isinstance(args["value"], torch.Tensor) and args["value"] == -math.inf
 
 
-@normed_op(torch.masked_fill).register_norm(when=_sets_aside, allow_plain_tensors=True)
+@normed_op(torch.masked_fill).register_norm(when=_sets_aside, allow_plain_tensors="constant")
 def masked_fill_infinite(input: RMSTensor, mask: torch.Tensor, value: float) -> NormedTensor:
     """Minus infinity where the plain mask is set: as ever, and what the other entries are, which exponentials and largest entries are of."""
     return with_fact(masked_fill(input, mask, value), Alternatives((Masked(Source.of(input), mask),)))
 
 
-@normed_op(torch.masked_fill).register_norm(allow_plain_tensors=True)
+@normed_op(torch.masked_fill).register_norm(allow_plain_tensors="constant")
 def masked_fill_zero(input: L1Tensor | L2Tensor, mask: torch.Tensor, value: float) -> NormedTensor:
     """0 where the plain mask is set, in kinds of sums: value n, sensitivity 1."""
     if value != 0:

@@ -70,7 +70,7 @@ def select_scatter(input: RMSTensor, src: RMSTensor, dim: int, index: int) -> RM
     return replaced(input, _Row(src.norm_size, shape, ed.insert(src.elem_dims, at, src.ndim)), along, "src")
 
 
-@normed_op(torch.index_copy).register_norm(allow_plain_tensors=True, lift_dims=_SOURCE)
+@normed_op(torch.index_copy).register_norm(allow_plain_tensors="constant", lift_dims=_SOURCE)
 def index_copy(input: RMSTensor, dim: int, index: torch.Tensor, source: RMSTensor) -> RMSTensor:
     """x with the rows of `source` in the place of those that a plain index names: `replaced`."""
     if input.ndim == 0:
@@ -78,7 +78,7 @@ def index_copy(input: RMSTensor, dim: int, index: torch.Tensor, source: RMSTenso
     return replaced(input, source, negative(dim, input.ndim), "source")
 
 
-@normed_op(torch.index_fill).register_norm(allow_plain_tensors=True)
+@normed_op(torch.index_fill).register_norm(allow_plain_tensors="constant")
 def index_fill(input: RMSTensor, dim: int, index: torch.Tensor, value: float) -> RMSTensor:
     """x with v in the rows, m of K, that a plain index names.
 
@@ -96,7 +96,7 @@ def _filled(x: RMSTensor, v: float, is_sum: bool) -> RMSTensor:
     return rms(root_sum_squares(n, filling) if is_sum else maximum([n, filling]), x.elem_dims, sensitivity={"input": 1})
 
 
-@normed_op(torch.index_add).register_norm(allow_plain_tensors=True, lift_dims=_SOURCE)
+@normed_op(torch.index_add).register_norm(allow_plain_tensors="constant", lift_dims=_SOURCE)
 def index_add(input: RMSTensor, dim: int, index: torch.Tensor, source: RMSTensor, *, alpha: float = 1) -> RMSTensor:
     """x plus alpha times the rows of `source`, m of them, each added to the row of x (of K) that a plain index names.
 
@@ -134,7 +134,7 @@ def _share(x: RMSTensor, src: RMSTensor, dims: ed.Dims) -> float:
     return math.sqrt(ed.numel(src.shape, dims) / max(ed.numel(x.shape, dims), 1))
 
 
-@normed_op(torch.scatter).register_norm(allow_plain_tensors=True, lift_dims=_SRC)
+@normed_op(torch.scatter).register_norm(allow_plain_tensors="constant", lift_dims=_SRC)
 def scatter(input: RMSTensor, dim: int, index: torch.Tensor, src: RMSTensor, *, reduce: str | None = None) -> RMSTensor:
     """out[index[i, e], e] = src[i, e], x where nothing is written; m positions i, K of x, N entries e that the norm runs over.
 
@@ -155,7 +155,7 @@ def scatter(input: RMSTensor, dim: int, index: torch.Tensor, src: RMSTensor, *, 
     return _beside(input, src, (c, c_src), dims, bool(dims), "src")
 
 
-@normed_op(torch.scatter).register_norm(allow_plain_tensors=True)
+@normed_op(torch.scatter).register_norm(allow_plain_tensors="constant")
 def scatter_value(input: RMSTensor, dim: int, index: torch.Tensor, value: float, *, reduce: str | None = None) -> RMSTensor:
     """x with v at the entries that a plain index names: value sqrt(n^2 + v^2), max(n, |v|) from the largest entry."""
     if reduce is not None:
@@ -163,7 +163,7 @@ def scatter_value(input: RMSTensor, dim: int, index: torch.Tensor, value: float,
     return _filled(input, math.fabs(value), bool(input.elem_dims))
 
 
-@normed_op(torch.scatter_add).register_norm(allow_plain_tensors=True, lift_dims=_SRC)
+@normed_op(torch.scatter_add).register_norm(allow_plain_tensors="constant", lift_dims=_SRC)
 def scatter_add(input: RMSTensor, dim: int, index: torch.Tensor, src: RMSTensor) -> RMSTensor:
     """out[index[i, e], e] += src[i, e] for m positions i (K of x).
 
@@ -186,7 +186,7 @@ def scatter_add(input: RMSTensor, dim: int, index: torch.Tensor, src: RMSTensor)
 # -- by masks -----------------------------------------------------------------------------------------------------------------
 
 
-@normed_op(torch.masked_scatter).register_norm(allow_plain_tensors=True)
+@normed_op(torch.masked_scatter).register_norm(allow_plain_tensors="constant")
 def masked_scatter(input: LinfTensor, mask: torch.Tensor, source: LinfTensor) -> LinfTensor:
     """x with the entries of `source`, in order, where a plain mask is set; both by their largest entry (RMS converted to it).
 
@@ -196,7 +196,7 @@ def masked_scatter(input: LinfTensor, mask: torch.Tensor, source: LinfTensor) ->
     return LinfTensor(maximum([input.norm_size, source.norm_size]), sensitivity={"input": 1, "source": 1})
 
 
-@normed_op(torch.ops.aten._unsafe_masked_index.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._unsafe_masked_index.default).register_norm(allow_plain_tensors="constant")
 def unsafe_masked_index(input: LinfTensor, mask: torch.Tensor, indices: list[torch.Tensor], fill: float) -> LinfTensor:
     """x[indices] where a plain mask is set, v elsewhere; by the largest entry.
 

@@ -55,7 +55,7 @@ def maximum_of(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     return one_of({"input": input, "other": other})
 
 
-@normed_op(torch.where).register_norm(allow_plain_tensors=True, lift_dims=SAME_DIMS)
+@normed_op(torch.where).register_norm(allow_plain_tensors="constant", lift_dims=SAME_DIMS)
 def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor | Number) -> RMSTensor:
     """a where the condition holds, b elsewhere; the condition is a plain tensor, a and b may be numbers.
 
@@ -77,7 +77,7 @@ def _is_filled(args: dict[str, Any]) -> bool:
     return is_plain(other) and other.ndim == 0 and isinstance(input, RMSTensor) and condition.shape == input.shape
 
 
-@normed_op(torch.where).register_norm(allow_plain_tensors=True, when=_is_filled)
+@normed_op(torch.where).register_norm(allow_plain_tensors="constant", when=_is_filled)
 def where_filled(condition: torch.Tensor, input: RMSTensor, other: RMSTensor) -> NormedTensor:
     """a where the condition holds, else one plain entry: as `where`, and what the norm is without that entry if it is NaN."""
     is_number = other.norm_size == other.norm_size
@@ -102,6 +102,6 @@ def _test(input: NormedTensor) -> None:
 
 
 for _op in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and, torch.logical_or, torch.logical_xor):
-    normed_op(_op).register_norm(_comparison, allow_plain_tensors=True)
+    normed_op(_op).register_norm(_comparison, allow_plain_tensors="constant")
 for _op in (torch.isnan, torch.isinf, torch.isfinite, torch.isposinf, torch.isneginf, torch.logical_not, torch.signbit):
     normed_op(_op).register_norm(_test)

@@ -103,8 +103,8 @@ def reshape(input: NormedTensor, *shape: Any, **named: Any) -> NormedTensor:
     return reshaped(input, inferred(sizes_of(shape, named), input.numel()))
 
 
-@normed_op(torch.Tensor.view_as).register_norm(allow_plain_tensors=True)
-@normed_op(torch.Tensor.reshape_as).register_norm(allow_plain_tensors=True)
+@normed_op(torch.Tensor.view_as).register_norm(allow_plain_tensors="constant")
+@normed_op(torch.Tensor.reshape_as).register_norm(allow_plain_tensors="constant")
 def reshape_as(input: NormedTensor, other: NormedTensor | torch.Tensor) -> NormedTensor:
     """`reshape` to the shape of another tensor."""
     return _ignoring_other(reshaped(input, other.shape))
@@ -262,7 +262,7 @@ def expand(input: NormedTensor, *size: Any, implicit: bool = False, **named: Any
     return expanded(input, shape)
 
 
-@normed_op(torch.Tensor.expand_as).register_norm(allow_plain_tensors=True)
+@normed_op(torch.Tensor.expand_as).register_norm(allow_plain_tensors="constant")
 def expand_as(input: NormedTensor, other: NormedTensor | torch.Tensor) -> NormedTensor:
     """`expand` to the shape of another tensor."""
     return _ignoring_other(expanded(input, other.shape))
@@ -294,7 +294,7 @@ def repeat(input: NormedTensor, *repeats: Any, **named: Any) -> NormedTensor:
     return _repeated(input, {i - len(counts): r for i, r in enumerate(counts)})
 
 
-@normed_op(torch.repeat_interleave).register_norm(allow_plain_tensors=True)
+@normed_op(torch.repeat_interleave).register_norm(allow_plain_tensors="constant")
 def repeat_interleave(
     input: NormedTensor, repeats: int | torch.Tensor, dim: int | None = None, output_size: int | None = None
 ) -> NormedTensor:

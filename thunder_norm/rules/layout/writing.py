@@ -177,7 +177,7 @@ def _with_entries(input: RMSTensor, index: Any, value: RMSTensor | int | float) 
     return _written(input, index, value, "value")
 
 
-with_entries.register_norm(annotated(_with_entries, index=torch.Tensor | list[torch.Tensor]), allow_plain_tensors=True)
+with_entries.register_norm(annotated(_with_entries, index=torch.Tensor | list[torch.Tensor]), allow_plain_tensors="constant")
 
 
 @copied.register_norm

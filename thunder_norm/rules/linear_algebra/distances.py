@@ -146,7 +146,7 @@ def cosine_similarity(x1: RMSTensor, x2: RMSTensor, dim: int = 1, eps: float = 1
 # -- covariances --------------------------------------------------------------------------------------------------------------
 
 
-@normed_op(torch.cov).register_norm(allow_plain_tensors=True)
+@normed_op(torch.cov).register_norm(allow_plain_tensors="constant")
 def cov(
     input: RMSTensor, *, correction: int = 1, fweights: torch.Tensor | None = None, aweights: torch.Tensor | None = None
 ) -> LinfTensor:

@@ -23,7 +23,7 @@ def _rows(weight: VectorKind) -> tuple[NormedTensor, float]:
     return as_kind(weight, type(weight), tuple(d for d in weight.elem_dims if d == -1))
 
 
-@normed_op(F.embedding).register_norm(allow_plain_tensors=True)
+@normed_op(F.embedding).register_norm(allow_plain_tensors="constant")
 def embedding(
     input: torch.Tensor,
     weight: VectorKind,
@@ -46,7 +46,7 @@ def embedding(
     return type(rows)(rows.norm_size, elem_dims=rows.elem_dims, sensitivity={"weight": c})
 
 
-@normed_op(torch.ops.aten.embedding.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten.embedding.default).register_norm(allow_plain_tensors="constant")
 def _embedding_aten(
     weight: VectorKind,
     indices: torch.Tensor,
@@ -80,7 +80,7 @@ def _largest_bag(input: torch.Tensor) -> int:
     return input.shape[-1]
 
 
-@normed_op(F.embedding_bag).register_norm(allow_plain_tensors=True)
+@normed_op(F.embedding_bag).register_norm(allow_plain_tensors="constant")
 def embedding_bag(
     input: torch.Tensor,
     weight: VectorKind,
@@ -107,7 +107,7 @@ def embedding_bag(
     return _embedding_bag(weight, _largest_bag(input), mode, per_sample_weights, "weight")
 
 
-@normed_op(torch.ops.aten._embedding_bag.default).register_norm(allow_plain_tensors=True)
+@normed_op(torch.ops.aten._embedding_bag.default).register_norm(allow_plain_tensors="constant")
 def _embedding_bag_aten(
     weight: VectorKind,
     indices: torch.Tensor,

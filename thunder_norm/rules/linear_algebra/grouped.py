@@ -12,7 +12,7 @@ from thunder_norm.rules.linear_algebra.contraction import Bound, contract, scale
 
 
 @normed_op(torch.ops.aten._grouped_mm.default).register_norm(
-    allow_plain_tensors=True, lift_dims={"mat2": lambda t, args: (-1, -2)}
+    allow_plain_tensors="constant", lift_dims={"mat2": lambda t, args: (-1, -2)}
 )
 def grouped_mm(
     input: RMSTensor, mat2: RMSToRMSTensor, offs: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None

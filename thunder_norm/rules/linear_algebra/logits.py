@@ -101,7 +101,7 @@ def scores_add(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> NormedT
     return _noted(_otherwise(torch.add, input, other, alpha=alpha), found)
 
 
-@normed_op(torch.masked_fill).register_norm(mode="typical", when=_has("input"), allow_plain_tensors=True)
+@normed_op(torch.masked_fill).register_norm(mode="typical", when=_has("input"), allow_plain_tensors="constant")
 def scores_masked(input: RMSTensor, mask: torch.Tensor, value: Number) -> NormedTensor:
     """Scores, some of them masked: as `masked_fill`."""
     return _noted(_otherwise(torch.masked_fill, input, mask, value), _scores(input))

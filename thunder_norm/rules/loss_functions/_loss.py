@@ -64,7 +64,7 @@ def loss(
         flags = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ("size_average", "reduce")]
         vars(reduced)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), *flags])
         for op in ops:
-            normed_op(op).register_norm(reduced, allow_plain_tensors=True, lift_dims=lift_dims, when=when)
+            normed_op(op).register_norm(reduced, allow_plain_tensors="constant", lift_dims=lift_dims, when=when)
             if when is None:
                 refuse(normed_op(op), _PLAIN)
         return rule

@@ -75,8 +75,8 @@ def kthvalue(input: RMSTensor, k: int, dim: int = -1, keepdim: bool = False) -> 
     return picked(input, dim, keepdim), None
 
 
-@normed_op(torch.quantile).register_norm(allow_plain_tensors=True)
-@normed_op(torch.nanquantile).register_norm(allow_plain_tensors=True)
+@normed_op(torch.quantile).register_norm(allow_plain_tensors="constant")
+@normed_op(torch.nanquantile).register_norm(allow_plain_tensors="constant")
 def quantile(
     input: RMSTensor, q: float | torch.Tensor, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> RMSTensor:

@@ -226,7 +226,7 @@ for _dims in (1, 2, 3):
 # -- resampling -----------------------------------------------------------------------------------------------------------------
 
 
-@normed_op(F.interpolate).register_norm(allow_plain_tensors=True)
+@normed_op(F.interpolate).register_norm(allow_plain_tensors="constant")
 def interpolate(
     input: RMSTensor,
     size: list[torch.Tensor] | Sequence[int] | int | None = None,

@@ -166,14 +166,14 @@ def index_of(input: NormedTensor, *args: Any, **kwargs: Any) -> None:
     """The plain tensor of indices, counts or bools: it has no norm."""
 
 
-@normed_op(torch.searchsorted).register_norm(allow_plain_tensors=True)
+@normed_op(torch.searchsorted).register_norm(allow_plain_tensors="constant")
 def searchsorted(
     sorted_sequence: NormedTensor | torch.Tensor, input: NormedTensor | torch.Tensor | int | float, **options: Any
 ) -> None:
     """The plain tensor of indices: it has no norm."""
 
 
-@normed_op(torch.bucketize).register_norm(allow_plain_tensors=True)
+@normed_op(torch.bucketize).register_norm(allow_plain_tensors="constant")
 def bucketize(input: NormedTensor | torch.Tensor, boundaries: NormedTensor | torch.Tensor, **options: Any) -> None:
     """The plain tensor of indices: it has no norm."""
 

@@ -72,7 +72,7 @@ def _is_cubic(arguments: dict[str, Any]) -> bool:
     return arguments["mode"] == "bicubic"
 
 
-@normed_op(F.interpolate).register_norm(when=_is_cubic, allow_plain_tensors=True)
+@normed_op(F.interpolate).register_norm(when=_is_cubic, allow_plain_tensors="constant")
 def interpolate_bicubic(
     input: RMSTensor,
     size: list[torch.Tensor] | Sequence[int] | int | None = None,
@@ -133,7 +133,7 @@ def _channels(t: torch.Tensor, arguments: dict[str, Any]) -> tuple[int, ...]:
     return (1 - t.ndim,)
 
 
-_IMAGE: dict[str, Any] = {"allow_plain_tensors": True, "lift_dims": {"input": _channels}}
+_IMAGE: dict[str, Any] = {"allow_plain_tensors": "constant", "lift_dims": {"input": _channels}}
 
 
 @normed_op(F.grid_sample).register_norm(**_IMAGE)

@@ -70,7 +70,7 @@ def _register_unpooling(count: int) -> None:
         return _unpooled(input, count, sizes)
 
     max_unpool.__name__ = f"max_unpool{count}d"
-    normed_op(getattr(F, f"max_unpool{count}d")).register_norm(max_unpool, allow_plain_tensors=True)
+    normed_op(getattr(F, f"max_unpool{count}d")).register_norm(max_unpool, allow_plain_tensors="constant")
 
 
 for _count in (1, 2, 3):
@@ -134,7 +134,7 @@ def _register_fractional(count: int) -> None:
         (f"fractional_max_pool{count}d_with_indices", (fractional_max_pool_with_indices,)),
     ):
         for rule in rules:
-            normed_op(getattr(F, op)).register_norm(rule, allow_plain_tensors=True)
+            normed_op(getattr(F, op)).register_norm(rule, allow_plain_tensors="constant")
 
 
 for _count in (2, 3):

@@ -41,7 +41,7 @@ def _chooses(args: dict[str, Any]) -> bool:
     )
 
 
-@normed_op(torch.where).register_norm(when=_chooses, allow_plain_tensors=True)
+@normed_op(torch.where).register_norm(when=_chooses, allow_plain_tensors="constant")
 def where_infinite(condition: torch.Tensor, input: RMSTensor | float, other: RMSTensor | float) -> NormedTensor:
     """Minus infinity where the condition does not hold (or does): as every choice, and what the other entries are."""
     result = unconditional(torch.where, condition, input, other)

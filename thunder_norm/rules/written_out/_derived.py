@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -77,7 +77,9 @@ class Known:
         return isinstance(self.fact, Form) and self.fact.x.is_same(Source.of(self.tensor))
 
 
-def derives(*ops: Callable, allow_plain_tensors: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def derives(
+    *ops: Callable, allow_plain_tensors: bool | Literal["constant"] = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers what a function derives from the arguments of operations: a conditional rule, where it is something.
 
     The function is written as a rule, with `Known` in place of a kind, and returns what the result is; None where that is nothing

@@ -181,7 +181,7 @@ def to(input: Known, *args: Any, **kwargs: Any) -> Derived:
     return _cast(input, next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)), None))
 
 
-@derives(torch.Tensor.to, torch.Tensor.type_as, allow_plain_tensors=True)
+@derives(torch.Tensor.to, torch.Tensor.type_as, allow_plain_tensors="constant")
 def type_as(input: Known, other: NormedTensor | torch.Tensor, *args: Any, **kwargs: Any) -> Derived:
     """x in the dtype of another tensor: as every cast, and of what."""
     return _cast(input, other.dtype)
@@ -252,7 +252,7 @@ def reshape(input: Known, *shape: Any, **named: Any) -> Derived:
     return _reshaped(input, inferred(sizes, math.prod(input.shape)))
 
 
-@derives(torch.Tensor.view_as, torch.Tensor.reshape_as, allow_plain_tensors=True)
+@derives(torch.Tensor.view_as, torch.Tensor.reshape_as, allow_plain_tensors="constant")
 def reshape_as(input: Known, other: NormedTensor | torch.Tensor) -> Derived:
     """A number for each group, and which groups."""
     return _reshaped(input, tuple(other.shape))
@@ -286,7 +286,7 @@ def expand(input: Known, *size: Any, implicit: bool = False, **named: Any) -> De
     return _expanded(input, [input.shape[i - len(sizes)] if n == -1 else n for i, n in enumerate(sizes)])
 
 
-@derives(torch.Tensor.expand_as, allow_plain_tensors=True)
+@derives(torch.Tensor.expand_as, allow_plain_tensors="constant")
 def expand_as(input: Known, other: NormedTensor | torch.Tensor) -> Derived:
     """A number for each group, and which groups."""
     return _expanded(input, tuple(other.shape))
