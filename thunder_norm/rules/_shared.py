@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import torch
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_environment, current_mode
+from thunder_norm.core.context import current_mode, norm_counts
 from thunder_norm.core.conversions import convert, factor
 from thunder_norm.core.kinds import LEAST_SQUARE, L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import has_values
 from thunder_norm.core.registry import NormedOp, NormRule
-from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import JumpError, NormMismatchError
 
 # The kinds whose norm depends on the moduli of the entries only, and grows with them.
@@ -243,5 +243,4 @@ def refuse_perturbation(op: Callable, *inputs: RMSTensor) -> None:
 
 def is_moving(t: Any) -> bool:
     """Whether it is a plain tensor whose values are not all that it may be: a parameter, or what was made from some."""
-    is_plain = isinstance(t, torch.Tensor) and not isinstance(t, NormedTensor) and has_norm(t)
-    return is_plain and current_environment().moves(t)
+    return norm_counts(t) and not isinstance(t, NormedTensor)
