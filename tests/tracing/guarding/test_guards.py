@@ -562,3 +562,19 @@ def test_what_is_behind_a_weak_proxy_is_read_and_guarded(transform):
     check()
     module.times = 5
     check()
+
+
+class _AskingItself(nn.Module):
+    def forward(self, x):
+        return x * (3 if "late" in vars(self) else 2) + len(self.__dict__)
+
+
+def test_attributes_that_a_module_asks_its_dict_for_are_guarded():
+    module = _AskingItself()
+    for owner, f in ((module, module), (module, nn.Sequential(module)), (module, lambda x: module(x))):
+        vars(owner).pop("late", None)
+        jitted = thunder.jit(f, transforms=[SubclassTransform()])
+        assert torch.equal(jitted(X), f(X))
+        owner.late = 1
+        assert torch.equal(jitted(X), f(X)) and torch.equal(jitted(X), f(X))
+        assert thunder.cache_misses(jitted) == 2
