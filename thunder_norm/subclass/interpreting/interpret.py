@@ -98,6 +98,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         found = about_plain(acquisition, fn, args) or (written_out(fn) if acquisition.intercepts_plain else None)
         if found is not None:
             return found
+    if fn is setattr and isinstance(first, torch.nn.Module) and len(args) == 3 and _is_held(acquisition, *args):
+        return lambda *_: wrap_const(None)
     if fn is one_hot and (body := _ONE_HOT.get(_num_classes(args, kwargs))) is not None:
         return lambda tensor, *_, **__: _interpret_call(body, tensor)
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
@@ -151,6 +153,15 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
             data_dependent_on_wrapper("the value of a tensor was asked for (.item() or .tolist())")
         )
     return None
+
+
+def _is_held(acquisition: Acquisition, module: WrappedValue, name: WrappedValue, value: WrappedValue) -> bool:
+    """Whether a parameter is assigned to itself after a write that was recorded (``self.weight *= 2``): it has another proxy since."""
+    if name.value not in module.value._parameters or type(value.value) is not TensorProxy:
+        return False
+    known, held = acquisition.fakes.known(value.value), _interpret_call(getattr, module, name)
+    is_tensor = isinstance(held, WrappedValue) and type(held.value) is TensorProxy
+    return known is not None and is_tensor and acquisition.fakes.known(held.value) is known
 
 
 def _one_hot_of_all_classes(tensor: torch.Tensor) -> torch.Tensor:
