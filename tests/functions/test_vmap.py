@@ -212,6 +212,7 @@ DRAWING = {
     "twice": lambda a: a * (torch.randn(4) - torch.randn(4)),
     "integers": lambda a: a + torch.randint(0, 9, (4,)),
     "permutations": lambda a: a[torch.randperm(4)],
+    "coins": lambda a: a * torch.bernoulli(torch.full((4,), 0.5)),
 }
 
 

@@ -146,3 +146,24 @@ def test_hooks_of_the_backward_of_the_jitted_module():
         program(x).sum().backward()
         gradients.append(x.grad)
     torch.testing.assert_close((gradients[1].a, gradients[1].b), (gradients[0].a, gradients[0].b))
+
+
+class _Kept(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = nn.Parameter(torch.arange(3.0), requires_grad=False)
+
+    def forward(self, x):
+        self.kept *= -2.0
+        torch.mul(self.kept, 0.5, out=self.kept)  # recorded, and so is the line before
+        self.kept += 1
+        return x * self.kept
+
+
+def test_a_parameter_that_is_changed_in_place_stays_itself():
+    eager, traced = _Kept(), _Kept()
+    kept, jitted = traced.kept, thunder.jit(traced, transforms=[SubclassTransform()])
+    for x in torch.eye(3):
+        torch.testing.assert_close(jitted(x), eager(x))
+        torch.testing.assert_close(traced.kept, eager.kept)
+    assert traced.kept is kept

@@ -61,7 +61,7 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: dict[str, Wrap
         return lambda *tensors: wrap_const(_ASKED[operation.__name__](*(t.value for t in tensors)))
     if getattr(operation, "__name__", "") in _UNBIASED and len(args) > 1 and type(args[1].value) is bool:
         return _run_by_torch(operation)
-    found = find()
+    found = None if operation in _DRAWN_BY_TORCH else find()
     if operation is None:
         return found
     if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED:  # Thunder knows that it has none
@@ -74,6 +74,10 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: dict[str, Wrap
         is_called_on_tensors = not isinstance(fn, types.FunctionType) and any(_has_proxy(a.value) for a in given)
         return sequences.given_plainly(_run_by_torch(operation), fn, args, {}) if is_called_on_tensors else None
     return sequences.given_plainly(_first(found, operation), fn, args, {})
+
+
+# Thunder's draws whatever the probabilities are, and other numbers.
+_DRAWN_BY_TORCH = (torch.bernoulli, torch.Tensor.bernoulli)
 
 
 # What torch tells of shapes and dtypes in calls, for which Thunder has operations that are run.

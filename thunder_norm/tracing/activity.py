@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from thunder.core import dtypes
 from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx
+from thunder.core.trace import TraceCtx, get_tracectx
 
 _composites: set[Any] = set()
 
@@ -44,6 +46,14 @@ def depending_on_gradients(bsyms: Sequence[BoundSymbol]) -> set[str]:
     for bsym in bsyms:
         propagate(bsym, active)
     return active
+
+
+def has_history(p: TensorProxy) -> bool:
+    """Whether eager mode would record what is done with a tensor of the trace that is being written."""
+    if not torch.is_grad_enabled():
+        return False
+    is_given = p.history is not None and p.requires_grad
+    return is_given or p.name in depending_on_gradients(get_tracectx().bound_symbols)
 
 
 def depending(trace: TraceCtx, names: set[str]) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.tracing.guarding.contents import OF_NUMBERS
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder.core import interpreter
@@ -67,7 +68,7 @@ def take_proxies(*args: WrappedValue, **kwargs: WrappedValue) -> None:
 
 def _take_proxies(v: WrappedValue) -> bool:
     """Whether one stands for it now."""
-    is_container = isinstance(v.value, Sequence | dict) and not isinstance(v.value, str)
+    is_container = isinstance(v.value, Sequence | dict) and not isinstance(v.value, (str, *OF_NUMBERS))
     if is_container:
         v.track_items()
         items = v.item_wrappers.values() if isinstance(v.item_wrappers, dict) else v.item_wrappers

@@ -1,5 +1,6 @@
 """A trace is not run again where what the program asked of its surroundings is other than it was."""
 
+import array
 import collections
 import enum
 import functools
@@ -26,6 +27,11 @@ X = torch.tensor([1.0, 2.0])
 class Color(enum.Enum):
     RED = 1
     BLUE = 2
+
+
+class Access(enum.IntFlag):
+    READ = 1
+    WRITE = 2
 
 
 class Options(TypedDict):
@@ -68,6 +74,9 @@ ARGUMENTS = {
     "function": (lambda x, m: m(x), [torch.sin, torch.cos, lambda x: x * 3]),
     "dtype": (lambda x, m: x.to(m), [torch.float32, torch.float64]),
     "member of an enum": (lambda x, m: x * (2 if m is Color.RED else 3), [Color.RED, Color.BLUE]),
+    "flags": (lambda x, m: x * m + torch.full((2,), m), [Access.READ, Access.WRITE, Access.READ | Access.WRITE, Access(0)]),
+    "array": (lambda x, m: x * torch.tensor(m) + x.new_tensor(m), [array.array("d", [1, 2]), array.array("d", [3, 2])]),
+    "bytes": (lambda x, m: x * torch.as_tensor(m), [bytearray(b"ab"), memoryview(array.array("i", [1, 2])), range(2)]),
     "class": (lambda x, m: x * m(3.5), [int, float, abs]),
     "attribute that is not there": (lambda x, m: x * getattr(m, "a", 5), [SimpleNamespace(), SimpleNamespace(a=2)]),
     "hasattr": (lambda x, m: x * (2 if hasattr(m, "a") else 3), [SimpleNamespace(), SimpleNamespace(a=2)]),
@@ -562,3 +571,19 @@ def test_what_is_behind_a_weak_proxy_is_read_and_guarded(transform):
     check()
     module.times = 5
     check()
+
+
+class _AskingItself(nn.Module):
+    def forward(self, x):
+        return x * (3 if "late" in vars(self) else 2) + len(self.__dict__)
+
+
+def test_attributes_that_a_module_asks_its_dict_for_are_guarded():
+    module = _AskingItself()
+    for owner, f in ((module, module), (module, nn.Sequential(module)), (module, lambda x: module(x))):
+        vars(owner).pop("late", None)
+        jitted = thunder.jit(f, transforms=[SubclassTransform()])
+        assert torch.equal(jitted(X), f(X))
+        owner.late = 1
+        assert torch.equal(jitted(X), f(X)) and torch.equal(jitted(X), f(X))
+        assert thunder.cache_misses(jitted) == 2

@@ -206,7 +206,7 @@ class _Fields(typing.TypedDict):
     rows: int
 
 
-class _Held(typing.Generic[typing.TypeVar("T")]):
+class _Generic(typing.Generic[typing.TypeVar("T")]):
     def __init__(self, value):
         self.value = value
 
@@ -214,7 +214,7 @@ class _Held(typing.Generic[typing.TypeVar("T")]):
 _ALIASES = {
     "list": lambda x: list[int]([1, 2])[1] * x,
     "dict": lambda x: dict[str, torch.Tensor](x=x)["x"] * 2,
-    "generic": lambda x: (_Held[int](x).__orig_class__ == _Held[int]) * _Held[int](x).value,
+    "generic": lambda x: (_Generic[int](x).__orig_class__ == _Generic[int]) * _Generic[int](x).value,
     "new type": lambda x: _Rows(3) * x,
     "typed dict": lambda x: _Fields(rows=3)["rows"] * x,
 }
@@ -245,3 +245,47 @@ def test_what_is_in_a_tensor(name, cls):
         torch.testing.assert_close(result if cls is torch.Tensor else result.a, program(t))
     with pytest.raises(RuntimeError, match="only supports Tensor or scalar"):
         thunder.jit(lambda x: x * ("a" in x), transforms=[SubclassTransform()])(t)
+
+
+class _Held:
+    def __init__(self, n, w):
+        self.n, self.w, self.both = n, w, [n, w]
+
+
+class _WithState(_Held):
+    def __getstate__(self):
+        return {"n": self.n * 2, "w": self.w, "both": self.both}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state, n=state["n"] + 1)
+
+
+class _InSlots:
+    __slots__ = ("both", "n", "w")
+    __init__ = _Held.__init__
+
+
+class _PartlyInSlots(_InSlots):
+    pass
+
+
+_COPIES = {
+    "a copy": lambda x, o: (x * copy.copy(o).n, copy.copy(o).w is o.w, copy.copy(o).both is o.both, copy.copy(o).w * x),
+    "a deep copy": lambda x, o: (x * (c := copy.deepcopy(o)).n, c.w * x, c.both[0], c.both[1] + x),
+    "a state": lambda x, o: x * (s[1] if isinstance(s := o.__reduce_ex__(4)[2], tuple) else s)["n"],
+    "a written copy": lambda x, o: [setattr(c := copy.copy(o), "n", 7.0), c.both.append(1), (c.n * x, o.n * x, len(o.both))][2],
+}
+
+
+@pytest.mark.parametrize("kind", [_WithState, _PartlyInSlots])
+@pytest.mark.parametrize("name", _COPIES)
+def test_copies_have_what_the_object_of_the_call_has(name, kind):
+    """Python's C code takes the attributes out of the object: they were those of the first call."""
+    held, f = [kind(2.0, torch.tensor([1.0, 2.0])) for _ in range(2)], _COPIES[name]
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for step in range(2):
+        x = torch.tensor([1.0, step])
+        found, expected = jitted(x, held[0]), f(x, held[1])
+        torch.testing.assert_close(found, expected)
+        for o in held:
+            o.n, o.w = 3.0, torch.tensor([3.0, 4.0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -47,7 +49,11 @@ x.new_zeros(size=x.size()) | F.layer_norm(x, normalized_shape=x.shape[1:]) | x.v
 """
 _REFUSED = """
 x - (x > 0) | torch.rsub(torch.tensor(1), x > 0) | (x > 0) - (x > 0) | True - x | x.sub(x > 0) | F.normalize(x > 0) | torch.remainder(7, 3) | torch.fmod(7, 3)
-True - x.long() | x.add(x, alpha=True) | torch.eq(2, x) | x.sum(dim=True)
+True - x.long() | x.add(x, alpha=True) | torch.eq(2, x) | x.sum(dim=True) | torch.sub(x, True) | x.long()[0, 0] - False
+F.one_hot(x.long(), 0) | F.one_hot(x.long() - 2, num_classes=0) | F.one_hot(x[:0].long(), 0) | F.glu(x * 1j) | (x * 1j).sign_()
+x.char().masked_fill(x > 0, torch.tensor(300)) | x.half().masked_fill(x > 0, 1e6) | x.masked_fill(x > 0, torch.tensor(1e50, dtype=torch.float64))
+x.half().masked_fill(x > 0, torch.tensor(70000)) | x.clone().masked_fill_(x > 0, 1j) | F.nll_loss(x, torch.tensor([0, 1, 2]), torch.ones(4).requires_grad_())
+F.cross_entropy(x, torch.tensor([0, 1, 2]), torch.ones(4).requires_grad_() * 2) | F.multi_margin_loss(x, torch.tensor([0, 1, 2]), 1, 1.0, torch.ones(4).requires_grad_())
 torch.LongTensor(x) | torch.Tensor(['a']) | torch.Tensor(2.5) | torch.tensor([x[0, :2]]) | torch.dot(x[0], x[0].double()) | torch.heaviside(x, x.double())
 F.one_hot(x.long() - 2 * (x.cumsum(0) > 1)) | F.one_hot(x.long(), 1) | torch.bernoulli(x * 2) | torch.sign(x * 1j) | (x * 1j).sign() | x * float(torch.ones(2)) | x * bool(torch.ones(2))
 """
@@ -88,6 +94,49 @@ def test_what_torch_refuses_is_refused(text):
         f(x)
     with pytest.raises(wanted.type):
         thunder.jit(f, transforms=[NormTransform()])(x)
+
+
+# each is a function of one sample and of two positions, or of the sample alone
+_REFUSED_OF_SAMPLES = """
+x.index_fill(0, i, 1.0) | x.index_fill(0, i[0], 1.0) | torch.arange(4.0).index_fill(0, i, 1.0) | x.half().index_fill(0, i.abs() % 4, 1e6)
+x.char().index_fill(0, i.abs() % 4, torch.tensor(300)) | x.char().masked_fill(x > 0, torch.tensor(300)) | torch.bernoulli(x * 2) | x.mul(-1).bernoulli()
+"""
+
+
+@pytest.mark.parametrize("text", _programs(_REFUSED_OF_SAMPLES))
+def test_what_torch_refuses_of_one_sample_is_refused_of_several(text):
+    f = eval(f"lambda x, i: {text}", {"torch": torch})  # noqa: S307 - of this file
+    x, positions = torch.ones(2, 4), torch.tensor([[9, 0], [-5, 0]])
+    with pytest.raises((IndexError, RuntimeError)) as wanted:
+        f(x[0], positions[0])
+    with pytest.raises(wanted.type):
+        vmap(f, randomness="different")(x, positions)
+
+
+def test_index_fill_of_samples_takes_the_values_that_it_holds():
+    x, positions = torch.ones(3, 4), torch.tensor([[0, -1], [1, 1], [-4, 2]])
+    for dtype, value in itertools.product((torch.int8, torch.float16), (2.5, True, torch.tensor(3.5))):
+        f = lambda x, i: x.index_fill(0, i, value)  # noqa: B023, E731 - called here
+        given = x.to(dtype)
+        wanted = torch.stack([f(t, i) for t, i in zip(given, positions, strict=True)])
+        torch.testing.assert_close(vmap(f)(given, positions), wanted)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_have_a_gradient_for_the_weights_of_classes_where_differences_are_one(reduction):
+    """torch refuses it; under `grad` it is the derivative."""
+    torch.manual_seed(seeded(0))
+    x, weight = torch.randn(4, 3, 2, dtype=torch.float64), torch.rand(3, dtype=torch.float64) + 0.5
+    labels = torch.tensor([[0, 1], [2, 0], [1, -100], [1, 2]])
+
+    def f(w):
+        smoothed = F.cross_entropy(x, labels, w, reduction=reduction, label_smoothing=0.1)
+        return smoothed + F.nll_loss(x, labels, w, reduction=reduction).square()
+
+    steps = 1e-6 * torch.eye(3, dtype=torch.float64)
+    wanted = torch.stack([(f(weight + e) - f(weight - e)) / 2e-6 for e in steps])
+    torch.testing.assert_close(grad(f)(weight), wanted, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(vmap(grad(f))(weight[None])[0], wanted, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

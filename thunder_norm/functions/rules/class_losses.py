@@ -51,10 +51,38 @@ def _nll_loss(
 ) -> tuple[TensorProxy, tuple]:
     ignored = -1 if ignore_index is None else ignore_index
     found, total = nll_loss_forward(a, target, weight, ignored, reduction)
-    return found, (a, target, weight, reduction, ignored, total if reduction == "mean" else None)
+    return found, (found, a, target, weight, reduction, ignored, total if reduction == "mean" else None)
 
 
-register_vjp(ltorch.nll_loss)(_nll_loss, lambda saved, g: (ltorch.nll_loss_backward(g, *saved), *(None,) * 4))
+def _pulled_nll_loss(saved: tuple, g: TensorProxy) -> tuple:
+    found, *given = saved
+    to_weight = None if saved[3] is None else _to_weight(g, found, *given)
+    return ltorch.nll_loss_backward(g, *given), None, to_weight, None, None
+
+
+def _to_weight(
+    g: TensorProxy,
+    found: TensorProxy,
+    a: TensorProxy,
+    target: TensorProxy,
+    weight: TensorProxy,
+    reduction: str,
+    ignore_index: int,
+    total: TensorProxy | None,
+) -> TensorProxy:
+    """The cotangent of the weights [C]: for each class the sum of -g x over its targets, of a mean (-x - mean) g / sum of all w."""
+    dim = min(a.ndim - 1, 1)
+    counts = ltorch.ne(target, ignore_index)
+    chosen = ltorch.where(counts, target, 0)
+    each = ltorch.neg(ltorch.squeeze(ltorch.gather(a, dim, ltorch.unsqueeze(chosen, dim)), dim))
+    if total is not None:
+        each, g = ltorch.sub(each, found), ltorch.true_divide(g, total)
+    rows = (int(target.numel),)
+    values = ltorch.reshape(ltorch.where(counts, ltorch.mul(each, g), 0.0), rows)
+    return ltorch.index_add(ltorch.zeros_like(weight), 0, ltorch.reshape(chosen, rows), ltorch.to(values, weight.dtype))
+
+
+register_vjp(ltorch.nll_loss)(_nll_loss, _pulled_nll_loss)
 decompositions.add(ltorch.nll_loss, lambda *args, **kwargs: _nll_loss(*args, **kwargs)[0])
 
 

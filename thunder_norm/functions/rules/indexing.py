@@ -14,6 +14,7 @@ from thunder_norm.functions.derivatives import complex_of, register_linear
 from thunder_norm.functions.opaque import Operation, derived, symbol_for
 from thunder_norm.functions.programs import is_complex
 from thunder_norm.functions.registry import batching_rules, decompositions, register_vjp
+from thunder_norm.tracing.torch_functions.type_promotion import filling, holds
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import dtypes, prims
@@ -371,18 +372,28 @@ batching_rules.add(prims.embedding_backward, embedding_backward)
 
 
 def _index_fill(input: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy | float) -> TensorProxy:
-    """`value` at the positions of `index` along `dim`, `input` elsewhere.
+    """`value` at the positions of `index` along `dim`, `input` elsewhere.  What takes positions refuses those that are out of range.
 
     Torch 2.11 batches it wrong where only a 0-dim value has a batch dimension.
     """
     size = input.shape[dim] if input.ndim else 1
-    positions = ltorch.reshape(ltorch.where(ltorch.lt(index, 0), ltorch.add(index, size), index), (1, int(index.numel)))
-    is_filled = ltorch.any_tensor(ltorch.eq(ltorch.reshape(ltorch.arange(size, device=input.device), (size, 1)), positions), 1)
+    places = ltorch.arange(size, device=input.device)
+    counted = ltorch.where(ltorch.lt(index, 0), ltorch.add(index, size), index)
+    positions = ltorch.index_select(places, 0, ltorch.reshape(counted, (int(index.numel),)))
+    matches = ltorch.eq(ltorch.reshape(places, (size, 1)), ltorch.unsqueeze(positions, 0))
     shape = [1] * input.ndim
     if input.ndim:
         shape[dim] = size
-    filling = ltorch.to(value, input.dtype) if isinstance(value, TensorProxy) else value
-    return ltorch.where(ltorch.reshape(is_filled, tuple(shape)), filling, input)
+    is_filled = ltorch.reshape(ltorch.any_tensor(matches, 1), tuple(shape))
+    if isinstance(value, TensorProxy) and not holds(dtypes.to_torch_dtype(input.dtype), dtypes.to_torch_dtype(value.dtype)):
+        return _filled()(input, is_filled, value)
+    return ltorch.where(is_filled, filling(value, input.dtype), input)
+
+
+@functools.cache
+def _filled() -> Symbol:
+    """Torch refuses values that overflow, which it looks at."""
+    return symbol_for(Operation("filled", torch.masked_fill, lambda a, mask, value: TensorProxy(like=a, requires_grad=False)))
 
 
 decompositions.add(torch.index_fill, _index_fill)

@@ -34,9 +34,13 @@ from thunder.core.proxies import NumberProxy, TensorProxy
 
 UNKNOWN = object()  # what torch returns needs data
 _MAX_NUMEL = 1 << 16  # of tensors that are made to see whether torch refuses the operation with data as well
-_UNCHECKED = frozenset("sub sub_ subtract subtract_ rsub __sub__ __rsub__ __isub__".split())  # of bools, where there is no data
+# What they refuse shows with data alone: bools, complex numbers, two dtypes.
+_UNCHECKED_OF_BOOLS = frozenset("sub sub_ subtract subtract_ rsub __sub__ __rsub__ __isub__".split())
+_UNCHECKED = frozenset("glu heaviside heaviside_ sign_".split())
 # What they compute may not fit into the tensor that they write into, which tensors without data are not told.
-_CASTS = frozenset("add_ sub_ mul_ div_ pow_ __iadd__ __isub__ __imul__ __itruediv__ __ipow__".split())
+_CASTS = frozenset("add_ sub_ mul_ div_ pow_ __iadd__ __isub__ __imul__ __itruediv__ __ipow__ masked_fill_".split())
+# They have no gradient for their weights, and refuse those that require grad.
+_WEIGHTED = frozenset("binary_cross_entropy_with_logits cross_entropy multi_margin_loss nll_loss".split())
 # What they return and how it lies in memory hangs on no device: tensors of the device "meta" tell it in C++, in a tenth of the time.  Not so
 # convolutions and attention, for which each device has libraries that lay out their results.
 _OF_ANY_DEVICE = frozenset(
@@ -77,6 +81,8 @@ def of_torch(
     if in_autocast_region() or torch._C._is_any_autocast_enabled():
         return UNKNOWN
     call = _Call(torch_fn, _unwrapped(args), _unwrapped(kwargs), acquisition.fakes.stride_of)
+    if getattr(torch_fn, "__name__", "") in _WEIGHTED and (error := call.error_of_autograd(acquisition)) is not None:
+        return error
     key = call.key()
     found = key if key is None else acquisition.outcomes.get(key, key)
     if found is key:
@@ -134,7 +140,7 @@ class _Call:
             return found
         if getattr(self.function, "__name__", "") in _CASTS and (error := self._cast_error()) is not None:
             return error
-        is_checked = not (getattr(self.function, "__name__", "") in _UNCHECKED and any(p.dtype is dtypes.bool8 for p in proxies))
+        is_checked = not self._needs_data()
         try:
             with mode, quiet():
                 found = self._run(self._empty)
@@ -151,6 +157,14 @@ class _Call:
             return e
         return found
 
+    def _needs_data(self) -> bool:
+        """Whether tensors without data may not show that torch refuses the call."""
+        name = getattr(self.function, "__name__", "")
+        if name not in _UNCHECKED_OF_BOOLS:
+            return name in _UNCHECKED
+        given = tree_leaves((self.args, self.kwargs))
+        return any(isinstance(v, bool) or (isinstance(v, TensorProxy) and v.dtype is dtypes.bool8) for v in given)
+
     def _cast_error(self) -> Exception | None:
         """What the function raises of tensors of one entry each, with data."""
         try:
@@ -160,6 +174,17 @@ class _Call:
             return None
         except Exception as e:  # noqa: BLE001 - the program's
             return e
+        return None
+
+    def error_of_autograd(self, acquisition: Acquisition) -> RuntimeError | None:
+        """What the function raises of tensors that require grad as the program's do."""
+        try:
+            with acquisition.fakes.mode, quiet():
+                self._run(lambda p: self._empty(p).requires_grad_(_has_history(acquisition, p)), is_recorded=True)
+        except RuntimeError as e:
+            return e if "is not differentiable with respect to" in str(e) else None
+        except Exception:  # noqa: BLE001 - of something else than gradients
+            return None
         return None
 
     def _outcome_of_any_device(self, proxies: list[TensorProxy], mode: FakeTensorMode) -> Any:
@@ -177,9 +202,9 @@ class _Call:
                 torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device), found
             )
 
-    def _run(self, make: Callable[[TensorProxy], torch.Tensor]) -> Any:
+    def _run(self, make: Callable[[TensorProxy], torch.Tensor], is_recorded: bool = False) -> Any:
         args, kwargs = _for_torch(self.args, make), {k: _for_torch(v, make) for k, v in self.kwargs.items()}
-        with torch.no_grad():
+        with torch.set_grad_enabled(is_recorded):
             return self.function(*args, **kwargs)
 
     def _empty(self, p: TensorProxy, device: str | None = None) -> torch.Tensor:

@@ -98,8 +98,10 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         found = about_plain(acquisition, fn, args) or (written_out(fn) if acquisition.intercepts_plain else None)
         if found is not None:
             return found
-    if fn is one_hot and _is_of_all_classes(args, kwargs):
-        return lambda tensor, *_, **__: _interpret_call(_one_hot_of_all_classes, tensor)
+    if fn is setattr and isinstance(first, torch.nn.Module) and len(args) == 3 and _is_held(acquisition, *args):
+        return lambda *_: wrap_const(None)
+    if fn is one_hot and (body := _ONE_HOT.get(_num_classes(args, kwargs))) is not None:
+        return lambda tensor, *_, **__: _interpret_call(body, tensor)
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
         return lambda: wrap_const(False)
     if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
@@ -153,6 +155,15 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     return None
 
 
+def _is_held(acquisition: Acquisition, module: WrappedValue, name: WrappedValue, value: WrappedValue) -> bool:
+    """Whether a parameter is assigned to itself after a write that was recorded (``self.weight *= 2``): it has another proxy since."""
+    if name.value not in module.value._parameters or type(value.value) is not TensorProxy:
+        return False
+    known, held = acquisition.fakes.known(value.value), _interpret_call(getattr, module, name)
+    is_tensor = isinstance(held, WrappedValue) and type(held.value) is TensorProxy
+    return known is not None and is_tensor and acquisition.fakes.known(held.value) is known
+
+
 def _one_hot_of_all_classes(tensor: torch.Tensor) -> torch.Tensor:
     """Without a number of classes torch looks at the values, and leaves it to those of its tensors that have none to refuse negative ones."""
     num_classes = int(tensor.max()) + 1
@@ -161,11 +172,20 @@ def _one_hot_of_all_classes(tensor: torch.Tensor) -> torch.Tensor:
     return one_hot(tensor, num_classes)
 
 
-def _is_of_all_classes(args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> bool:
+def _one_hot_of_no_class(tensor: torch.Tensor) -> torch.Tensor:
+    """Torch refuses all tensors, those that have no values excepted."""
+    raise RuntimeError("Class values must be smaller than num_classes.")
+
+
+def _num_classes(args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
+    """What a plain tensor's `one_hot` is given; None of others."""
+    if not args or type(args[0].value) is not TensorProxy:
+        return None
     given = args[1] if len(args) > 1 else kwargs.get("num_classes")
-    return bool(args) and type(args[0].value) is TensorProxy and (given is None or value_of(given) == -1)
+    return -1 if given is None else value_of(given)
 
 
+_ONE_HOT = {-1: _one_hot_of_all_classes, 0: _one_hot_of_no_class}
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _MAKERS = frozenset(map(id, (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass)))
 _TRANSPOSES = ("T", "mT", "H", "mH")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextvars
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from thunder.core import interpreter as thunders
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
 
 _MOST_KEYS = 256
+OF_NUMBERS = (bytes, bytearray, memoryview, array.array)  # sequences in which no tensor is: they are guarded as they are
 _with_own_methods: contextvars.ContextVar[list[type] | None] = contextvars.ContextVar("thunder_norm_contents", default=None)
 
 
@@ -33,6 +35,9 @@ def noted() -> Iterator[list[type]]:
 
 
 def _populate_item_wrappers(obj: WrappedValue) -> None:
+    if isinstance(obj.value, OF_NUMBERS):  # which Thunder does not know
+        obj.item_wrappers = []
+        return
     if not obj.has_item_tracking:
         _note(obj)
     if not stored.has_own_methods(type(obj.value)):

@@ -112,7 +112,7 @@ def _item(value: Any, key: Any) -> Any:
 def _attribute(value: Any, key: str, length: int, *, is_last: bool, is_code: bool) -> Any:
     """An attribute; its way has `length` steps with the root."""
     if (
-        (key == "__dict__" and isinstance(value, torch.nn.Module))
+        (key == "__dict__" and not is_last and isinstance(value, torch.nn.Module))
         or (key == "__func__" and is_last)
         or (length > 2 and isinstance(value, FunctionType) and is_of_others(value.__globals__))
     ):

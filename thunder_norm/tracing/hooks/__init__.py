@@ -1,7 +1,7 @@
 """Every change made to Thunder, in one place: put there by the first use of a transform, inert in compilations without one.
 
 A file for each part of Thunder: `autocast`, `cuda_graphs`, `jit` (``thunder``), `interpretation` (``thunder.core.jit_ext``), `interpreter`, `nvfuser`,
-`promotion` (``thunder.core.utils``), `proxies` and `symbols`; `replaced` puts things in place, `participants` says who has a part, `lookups` what
+`printing` (``thunder.core.baseutils``), `promotion` (``thunder.core.utils``), `proxies` and `symbols`; `replaced` puts things in place, `participants` says who has a part, `lookups` what
 is called instead of a function.
 
 *Use* is making a transform of ours (a `Participant`), or a function that one makes (``grad(f)``).  `import thunder_norm` changes nothing.
@@ -32,7 +32,17 @@ import thunder_norm.tracing.torch_functions.experts  # noqa: F401
 import thunder_norm.tracing.torch_functions.fast_paths  # noqa: F401 - have lookasides
 import thunder_norm.tracing.torch_functions.libraries  # noqa: F401
 import thunder_norm.tracing.torch_functions.modules  # noqa: F401
-from thunder_norm.tracing.hooks import autocast, cuda_graphs, interpretation, interpreter, jit, nvfuser, promotion, symbols  # noqa: F401 - have what is replaced
+from thunder_norm.tracing.hooks import (  # noqa: F401 - have what is replaced
+    autocast,
+    cuda_graphs,
+    interpretation,
+    interpreter,
+    jit,
+    nvfuser,
+    printing,
+    promotion,
+    symbols,
+)
 from thunder_norm.tracing.hooks.autocast import disable_autocast
 from thunder_norm.tracing.hooks.lookups import is_replaced_for_all, lookaside_for, register_for_all
 from thunder_norm.tracing.hooks.participants import (

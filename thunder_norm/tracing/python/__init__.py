@@ -23,6 +23,7 @@ from thunder_norm.tracing.python import (
     operators,
     patterns,
     special_methods,
+    states,
 )
 from thunder_norm.tracing.replacement import Replacements
 
@@ -37,6 +38,7 @@ __all__ = [
     "lists",
     "natively",
     "special_methods",
+    "states",
 ]
 
 AS_IT_IS = Replacements(

@@ -5,6 +5,7 @@ They are written as the functions that do the same: what makes tensors in C know
 
 from __future__ import annotations
 
+import array
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -46,7 +47,7 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     held = _held(data.value)
     if fn is torch.as_tensor and type(held) in (TensorProxy, bool, int, float, complex):
         return functools.partial(_interpret_call, _converted if type(held) is TensorProxy else torch.tensor)
-    if isinstance(held, range):
+    if isinstance(held, range) or (_is_read_as_list(held) and fn is not torch.asarray):  # which takes the memory
         listed = wrap(list(held), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[data.provenance]))
         return lambda *_, **__: _interpret_call(fn, *args[:place], listed, *args[place + 1 :], **kwargs)
     if not isinstance(held, list | tuple):
@@ -108,6 +109,11 @@ def _flat(data: Any) -> list[Any]:
 def _held(value: Any) -> Any:
     value = value.value if isinstance(value, WrappedValue) else value
     return type(value)(map(_held, value)) if type(value) in (list, tuple) else value
+
+
+def _is_read_as_list(held: Any) -> bool:
+    """Whether torch takes one number after the other out of an array."""
+    return isinstance(held, (array.array, bytearray)) or (isinstance(held, memoryview) and held.ndim == 1)
 
 
 def _leaves(held: Any) -> Iterator[Any]:

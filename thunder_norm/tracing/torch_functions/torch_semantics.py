@@ -16,12 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.tracing.activity import depending_on_gradients
+from thunder_norm.tracing.activity import has_history
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.shared_memory import replaced_memory, views_in_place
 from thunder_norm.tracing.torch_functions import slices, tensor_methods, torch_losses, torch_neural
 from thunder_norm.tracing.torch_functions.fake_norms import over_positive
+from thunder_norm.tracing.torch_functions.type_promotion import filling
 import thunder.clang as clang
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims, utils
@@ -29,7 +30,6 @@ from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue,
 from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_symbol_header
 from thunder.core.proxies import NumberProxy, TensorProxy, pyval
 from thunder.core.symbol import Symbol
-from thunder.core.trace import get_tracectx
 
 _AS_TORCH: dict[Callable, Callable] = {**torch_neural.ENTRIES, **torch_losses.ENTRIES}
 
@@ -321,10 +321,9 @@ def _sum(input: Any, *args: Any, **kwargs: Any) -> Any:
 
 @_instead_of(torch.masked_fill, torch.Tensor.masked_fill)
 def _masked_fill(self: Any, mask: Any, value: Any) -> Any:
-    """Thunder's may have the dtype of the value."""
-    if isinstance(value, TensorProxy):
-        return ltorch.where(mask, ltorch.to(value, dtype=self.dtype), self)
-    return ltorch.masked_fill(self, mask, dtypes.dtype_to_numbertype(self.dtype)(value))
+    """Thunder's may have the dtype of the value, and fills what overflows."""
+    fill = filling(value, self.dtype)
+    return ltorch.where(mask, fill, self) if isinstance(value, TensorProxy) else ltorch.masked_fill(self, mask, fill)
 
 
 def _of_deviations(args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -362,8 +361,7 @@ def _baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any 
     if beta == 0:
         product = ltorch.matmul(batch1, batch2)
         product = product if alpha == 1 else ltorch.mul(product, alpha)
-        is_given = input.history is not None and input.requires_grad
-        if not torch.is_grad_enabled() or not (is_given or input.name in depending_on_gradients(get_tracectx().bound_symbols)):
+        if not has_history(input):
             return product
         return ltorch.where(ltorch.ones(tuple(product.shape), dtype=torch.bool, device=product.device), product, input)
     return ltorch.baddbmm(input, batch1, batch2, beta=beta, alpha=alpha)

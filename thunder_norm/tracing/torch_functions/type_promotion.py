@@ -1,4 +1,4 @@
-"""The types of results, where Thunder's tables of type promotion have another than torch.
+"""The types of results, where Thunder's tables of type promotion have another than torch, and numbers in a type that is given.
 
 Numbers have the types of Python, and tensors without dimensions weak dtypes; an operand with dimensions decides unless the other one is of
 a higher kind.
@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+import thunder.torch as ltorch
 from thunder.core import dtypes, utils
+from thunder.core.proxies import NumberProxy, TensorProxy, pyval
 
 _original_promotion = utils._elementwise_type_promotion
 
@@ -34,6 +36,30 @@ def mended_promotion(a: Any, b: Any) -> Any | None:
             )
         )
     return _promotions().get((a, b))
+
+
+def filling(value: Any, dtype: Any) -> Any:
+    """What fills places of a tensor of a dtype: the value in that dtype, a number as Python's of its kind.
+
+    Raises:
+        RuntimeError: the dtype has no such number, as torch says.
+        NotImplementedError: of a tensor that shows with its value alone.
+    """
+    own = dtypes.to_torch_dtype(dtype)
+    if not isinstance(value, TensorProxy):
+        number = pyval(value) if isinstance(value, NumberProxy) else value
+        return torch.zeros((), dtype=own).masked_fill_(torch.tensor(True), number).item()
+    if not holds(own, dtypes.to_torch_dtype(value.dtype)):
+        raise NotImplementedError(f"a value of {value.dtype} in a tensor of {dtype} may overflow")
+    return ltorch.to(value, dtype)
+
+
+def holds(dtype: torch.dtype, other: torch.dtype) -> bool:
+    """Whether numbers of another dtype never overflow in this one."""
+    if dtype is torch.bool or other in (torch.bool, dtype):
+        return True
+    is_small = dtype.is_floating_point and torch.finfo(dtype).max < 2.0**64 and not other.is_floating_point
+    return not is_small and torch.promote_types(dtype, other) is dtype
 
 
 @functools.cache
