@@ -152,7 +152,7 @@ class NormMapTransform(NormTransform):
         if has_no_data(real):
             return "it is computed from a tensor on the meta device: give one with data, the model may stay on meta"
         found = acquisition.lifting.member(p)
-        if acquisition.origins.get(p.name) is not None:
+        if id(acquisition.fakes.known(p)) in acquisition.fakes.inner:
             return "it is computed from a NormedTensor, which stands for all tensors within its norm"
         if found is not None and (found[0] == "_parameters" or acquisition.lifting.is_given(found[1])):
             return f"it is computed from {found[1]!r}, of which a norm map has the norm"
