@@ -30,6 +30,37 @@ vision("DeiT", "DeiTConfig", **SIZE)
 vision("BEiT", "BeitConfig", **SIZE, use_relative_position_bias=True)
 vision("DINOv2", "Dinov2Config", **SIZE)
 vision("DINOv3", "DINOv3ViTConfig", **SIZE, num_register_tokens=2)
+# patches of images whose sizes are entries of a tensor, which the programs read
+add(
+    "SigLIP 2, images",
+    TRANSFORMERS,
+    of_config(
+        "Siglip2VisionConfig",
+        {**{name: size for name, size in SIZE.items() if name != "image_size"}, "num_patches": 16},
+        lambda: {
+            "pixel_values": torch.randn(2, 16, 48),
+            "pixel_attention_mask": torch.ones(2, 16, dtype=torch.long),
+            "spatial_shapes": torch.tensor([[4, 4], [2, 8]]),
+        },
+    ),
+)
+add(
+    "GLM-4V, images",
+    TRANSFORMERS,
+    of_config(
+        "Glm4vVisionConfig",
+        {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": 32,
+            "depth": 2,
+            "num_heads": 2,
+            "image_size": 16,
+            "patch_size": 4,
+        },
+        lambda: {"hidden_states": torch.randn(32, 96), "grid_thw": torch.tensor([[1, 4, 4], [1, 2, 8]])},
+    ),
+)
 vision(
     "ViT-MAE",
     "ViTMAEConfig",

@@ -45,6 +45,10 @@ CASES = [
     ),
     Case("svdvals, wide", torch.linalg.svdvals, (operator(2, 3),), 0.98),
     Case("svdvals, tall", torch.linalg.svdvals, (operator(4, 2),), 0.98),
+    Case("spectral norm, wide", lambda a: torch.linalg.matrix_norm(a, 2), (operator(2, 3),), 0.98),
+    Case("spectral norm, tall, batch", lambda a: torch.linalg.norm(a, 2, (-1, -2), keepdim=True), (operator(2, 4, 2),), 0.98),
+    Case("smallest singular value", lambda a: torch.linalg.norm(a, -2), (operator(3, 3),), 0.98, IDENTITY),
+    Case("spectral norm, of the rows' norms", lambda a: torch.linalg.matrix_norm(a, 2), (Ball("A", RMSTensor, (3, 3), 1.3),), 0.98),
     Case("eigvalsh", torch.linalg.eigvalsh, (Ball("A", RMSTensor, (3, 3), 1.3, (-2, -1)),), 0.9, {"witnesses": [[1.3 * BELOW * math.sqrt(3)]]}),
     Case("eigvalsh, of the rows' norms", lambda a: torch.linalg.eigvalsh(a, UPLO="U"), (Ball("A", RMSTensor, (3, 3), 1.3, (-1,)),), 0.5),
 ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -59,6 +61,12 @@ CASES = [
     Case("nanquantile", lambda a: torch.nanquantile(a, 0.6, 0), (x(4, 3, kind=INF),)),
     Case("norm nuc", lambda a: torch.norm(a, "nuc"), (x(3, 4, dims=(0, 1)),)),
     Case("norm nuc rows", lambda a: torch.linalg.norm(a, "nuc"), (x(2, 2),)),
+    Case("matrix_norm nuc", lambda a: torch.linalg.matrix_norm(a, "nuc", (0, 2), True), (x(3, 2, 4, dims=(0, 2)),)),
+    Case("matrix_norm", torch.linalg.matrix_norm, (x(3, 4, dims=(0, 1)),)),
+    Case("matrix_norm inf", lambda a: torch.linalg.matrix_norm(a, math.inf), (x(2, 3, 4),)),
+    Case("norm -inf", lambda a: torch.linalg.norm(a, -math.inf), (x(3, 4),)),
+    Case("norm 1", lambda a: torch.linalg.norm(a, 1, (1, 0), keepdim=True), (x(3, 4),)),
+    Case("norm -1", lambda a: torch.linalg.norm(a, -1), (x(3, 4, dims=(0,)),)),
 ]
 
 

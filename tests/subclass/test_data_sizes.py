@@ -209,7 +209,7 @@ def test_of_ever_new_sizes_some_traces_are_kept() -> None:
     assert len(thunder.compile_stats(jf).interpreter_cache) == n
 
 
-def test_normed_traces_are_as_eager_and_norm_maps_refuse() -> None:
+def test_normed_traces_and_norm_maps_are_as_eager() -> None:
     mask = torch.tensor([True, False, True])
     f = lambda x, mask: x[:, mask] * 2  # noqa: E731
     jf = thunder.jit(f, transforms=[NormTransform()])
@@ -219,8 +219,14 @@ def test_normed_traces_are_as_eager_and_norm_maps_refuse() -> None:
         assert type(found) is type(expected)
         for name in ("backing", "norm_size", "perturbation_size"):
             torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    by_map = build_norm_map(f, torch.ones(2, 3), mask)
+    for chosen in (mask, torch.tensor([True, False, False]), mask):  # also of one that is no argument
+        x = RMSTensor(2.0, backing=torch.ones(2, 3))
+        of_closure = build_norm_map(lambda x: f(x, chosen), torch.ones(2, 3))(RMSTensor(2.0))  # noqa: B023
+        for found in (by_map(RMSTensor(2.0), chosen), of_closure):
+            assert found.shape == f(x, chosen).shape and found.norm_size == f(x, chosen).norm_size
     with pytest.raises(UnsupportedOpError, match="data-dependent"):
-        build_norm_map(lambda x: x[:, mask], torch.ones(2, 3))(RMSTensor(1.0))
+        by_map(RMSTensor(2.0), mask.to("meta"))
 
 
 def test_sizes_are_those_of_the_program_under_autocast() -> None:

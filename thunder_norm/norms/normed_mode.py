@@ -85,6 +85,7 @@ class NormAcquisition(Acquisition):
         self._given_perturbations: set[int] = set()  # the fakes of those given for parameters
         self._meets_norms = False  # there are NormedTensors, as far as can be known by now; other wrappers are none
         self._model = model
+        self.has_data = True  # that of the call at hand, beside norms
 
     @property
     def intercepts_plain(self) -> bool:

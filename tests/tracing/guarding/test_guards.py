@@ -5,8 +5,11 @@ import collections
 import enum
 import functools
 import gc
+import io
+import logging
 import random
 import re
+import warnings
 import weakref
 from types import SimpleNamespace
 from typing import TypedDict
@@ -320,6 +323,24 @@ def test_random_numbers_of_python_are_drawn_in_each_call(transform, draw):
     assert len(texts) == 3 and all(".py:" in text for text in texts)  # one for each acquisition, with its line
     torch.testing.assert_close(found, three(f))
     assert len(thunder.compile_stats(jitted).interpreter_cache) == 0  # nothing is kept that no call can use
+
+
+def test_messages_are_logged_when_a_trace_is_acquired():
+    """As what a program prints: the time that stands in a message is not the program's."""
+
+    logger, written = logging.Logger("a program's"), io.StringIO()
+    logger.addHandler(logging.StreamHandler(written))
+
+    def f(x):
+        logger.warning("of shape %s", tuple(x.shape))
+        return x * 2
+
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AcquiredAnewWarning)
+        torch.testing.assert_close([jitted(X), jitted(X)], [X * 2, X * 2])
+    assert thunder.cache_misses(jitted) == 1
+    assert written.getvalue() == f"of shape {tuple(X.shape)}\n"
 
 
 def test_a_generator_that_the_program_makes_says_the_same_each_time():

@@ -222,7 +222,7 @@ class TracedLifting(Lifting):
 
     def _by_range(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor | None:
         """A tensor that a norm map has no values of, by the numbers that all its entries are between: ``(x > 0).float()`` of a normed x."""
-        if self._acquisition.sizes.are_known or not self._is_without_values(t):
+        if self._acquisition.has_data or not self._is_without_values(t):
             return None
         found = self.range_of(t)
         if found is None or math.isinf(found.largest_modulus):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from thunder_norm.errors import NormMapKeyError, NormMismatchError, SavedFileErr
 from thunder_norm.norms.autocast import keeping_autocast
 from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.lifts.parameters import tensor_names
+from thunder_norm.norms.maps.conditions import Conditions
 from thunder_norm.norms.maps.norm_map_trace import OutputShape, Plan
 from thunder_norm.norms.maps.outputs import NormOutput, PlainOutput, SavedEpilogue, described
 from thunder_norm.norms.maps.scalars import Scalars
@@ -70,6 +71,7 @@ def encode_program(entry: Any, plan: Plan, static: tuple) -> dict:
     tree = described(functools.partial(entry.epilogue_fn, *static), plan.outputs, plan.num_results)
     return {
         "sources": [_source(s) for s in plan.sources],
+        "conditions": None if plan.conditions is None else _conditions(plan.conditions),
         "moves": list(plan.moves),
         "moved": list(plan.moved),
         "shapes": [
@@ -97,6 +99,8 @@ def decode_program(data: dict, tensors: Tensors, model: Callable) -> tuple[Saved
     acquired = programs.decode(data["acquired"], runs=False)
     results = programs.returned(acquired)
     plan = Plan(sources, data["moves"], data["moved"], shapes, "", Replay(acquired, results), len(results))
+    if data.get("conditions") is not None:
+        plan = replace(plan, conditions=_decoded_conditions(data["conditions"], tensors, model))
     if not len(sources) == len(plan.moves) == len(acquired.args) or len(plan.moved) != len(results):
         raise SavedFileError("the file has a program whose inputs do not fit it")
     backward = [] if data["backward"] is None else [programs.decode(data["backward"], runs=True)]
@@ -126,6 +130,20 @@ def _decoded_source(data: Any, tensors: Tensors, model: Callable) -> Source:
     if data["attribute"] not in (None, "norm_size", "perturbation_size"):
         raise SavedFileError(f"the file has a program that reads {data['attribute']!r} of an argument")
     return OfArgument(data["argument"], data["attribute"])
+
+
+def _conditions(conditions: Conditions) -> list:
+    return [
+        [_source(source), values.encode(t.dtype), list(t.shape), values.encode(t.flatten().tolist())]
+        for source, t in zip(conditions.sources, conditions.acquired, strict=True)
+    ]
+
+
+def _decoded_conditions(data: list, tensors: Tensors, model: Callable) -> Conditions:
+    """What was asked is not in the file: the values that were asked for have to be the same."""
+    sources = [_decoded_source(s, tensors, model) for s, *_ in data]
+    acquired = [torch.tensor(values.decode(v), dtype=values.decode(dtype)).reshape(shape) for _, dtype, shape, v in data]
+    return Conditions(sources, acquired, None)
 
 
 def _output(value: Any) -> Any:
@@ -250,7 +268,7 @@ def tensors_read(plans: list[Plan]) -> dict[str, torch.Tensor]:
         SavedFileError: two programs were acquired with two tensors of one name.
     """
     found: dict[str, torch.Tensor] = {}
-    for source in (s for plan in plans for s in plan.sources):
+    for source in (s for plan in plans for s in plan.all_sources):
         if isinstance(source, OfModel) or isinstance(source, OfAttribute) and source.name:
             tensor = source.tensor if isinstance(source, OfModel) else source(())
             if found.setdefault(source.name, tensor) is not tensor:

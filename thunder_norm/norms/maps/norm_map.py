@@ -17,24 +17,22 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode, current_sensitivity, not_composed
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError, SavedFileError, ThunderNormError, with_details
-from thunder_norm.model_state.initial_buffers import with_initial_buffers
-from thunder_norm.model_state.shards import as_one_process, whole_data
+from thunder_norm.errors import NormMismatchError, SavedFileError, with_details
+from thunder_norm.model_state.shards import whole_data
 from thunder_norm.norms.lifts.annotations import named_annotations
 from thunder_norm.norms.lifts.parameters import Policy, check_names, check_policy, tensor_names
 from thunder_norm.norms.maps import encoding, norm_map_trace, refused_maps
+from thunder_norm.norms.maps.acquiring import Acquiring
 from thunder_norm.norms.maps.dynamic_shapes import DynamicDims, check_hashable, parse_dynamic_shapes
 from thunder_norm.norms.maps.norm_map_program import Program
-from thunder_norm.norms.maps.sources import ModelTensors, OfArgument
+from thunder_norm.norms.maps.sources import ModelTensors
 from thunder_norm.norms.norm_vector import sizes_of
 from thunder_norm.norms.overflow import refuse_overflowed
 from thunder_norm.norms.saving import files, values
 from thunder_norm.norms.sizes import Sizes
-from thunder_norm.norms.undisturbed import undisturbed
-from thunder_norm.norms.without_data import on_one_device
+from thunder_norm.subclass.acquiring.data_sizes import MAX_TRACES
 
 
 def build_norm_map(
@@ -50,7 +48,9 @@ def build_norm_map(
     Args:
         model: any module (or function) that Thunder can trace.  Parameters may be sharded (`fully_shard`, or any DTensors): norms are
             those of the whole ones.  Calls that acquire a program or measure parameters are collective then, and so is `save`.
-        *example_args: arguments that say shapes and dtypes; tensors may live on the meta device, no weights are touched then.
+        *example_args: arguments that say shapes and dtypes; tensors may live on the meta device, no weights are touched then.  Plain
+            ones whose values the program asks for (``sizes.tolist()``, ``if ids[0] == 0``, ``x[mask]``) need data, in each call; one with
+            other answers acquires a program of its own.
         dynamic_shapes: dimensions that may change between calls without a new acquisition, as for ``torch.export``: one
             entry for each argument (a tuple or list in order, or a dict by name), each a dict from dimension to a name or
             `torch.export.Dim`, or None.
@@ -121,23 +121,34 @@ class NormMap:
             tuple(map(self._signature, range(len(leaves)), leaves)),
             (normed_state_dict is None, tuple(norms), given.signature),
         )
-        if self._last is None or key != self._last_key:
+        last = self._last if key == self._last_key else None
+        if last is not None and last.reads_model and not self._reads_current_tensors():
+            last = None
+        if last is None or not last.serves(leaves):
             check_hashable(leaves)
-            self._last, self._last_key = self._program(key, leaves, normed_state_dict), key
-        if self._last.reads_model and not self._reads_current_tensors():
-            self._last = self._program(key, leaves, normed_state_dict)
+            last = self._last = self._program(key, leaves, normed_state_dict)
+            self._last_key = key
         self._last_call = leaves, normed_state_dict
-        return refuse_overflowed(self._last(leaves, given, sizes), (leaves, norms), self.model, has_data=False)
+        return refuse_overflowed(last(leaves, given, sizes), (leaves, norms), self.model, has_data=False)
 
     def _program(self, key: Any, leaves: list[Any], normed_state_dict: Mapping[str, Any] | None) -> Program:
-        if key not in self._programs:
-            self._reads_current_tensors()
-            self._programs[key] = self._acquire(leaves, normed_state_dict)
-        return self._programs[key]
+        self._reads_current_tensors()
+        if (found := self._programs.get(key)) is not None:
+            return found
+        number = 1  # of those that ask for values
+        while (found := self._programs.get((*key, number))) is not None:
+            if found.serves(leaves):
+                return found
+            number += 1
+        if number > MAX_TRACES:
+            refused_maps.warn_of_many(MAX_TRACES)
+        made = self._acquire(leaves, normed_state_dict)
+        self._programs[key if made.plan.conditions is None else (*key, min(number, MAX_TRACES))] = made
+        return made
 
     def _reads_current_tensors(self) -> bool:
         """Have all programs read the model's tensors of now; where these are of other shapes or dtypes, forget them, and say so."""
-        now = self._model_tensors.current(s for p in self._programs.values() for s in p.plan.sources)
+        now = self._model_tensors.current(s for p in self._programs.values() for s in p.plan.all_sources)
         if now is None:
             self._programs.clear()
         self._model_tensors = ModelTensors(self.model) if now is None else now
@@ -222,12 +233,7 @@ class NormMap:
 
     def placeholders(self, leaves: list[Any]) -> list[Any]:
         """The arguments over backings without memory, on the device of the model's parameters."""
-        found: list[Any] = []
-        for leaf, example in zip(leaves, self.example_leaves, strict=True):
-            x = norm_map_trace.placeholder(leaf, example, self.model)
-            is_repeated = isinstance(x, torch.Tensor) and any(x is y for y in found)
-            found.append(x.view_as(x) if is_repeated else x)  # the next call may give two tensors
-        return found
+        return self._acquiring.placeholders(leaves)
 
     # -- copies, pickles and files ------------------------------------------------------------------------------------
 
@@ -292,48 +298,15 @@ class NormMap:
             raise NormMismatchError(
                 with_details(
                     "this norm map was loaded without its model, and has no program for norms such as these",
-                    has=f"{len(self._programs)} programs, for other kinds or dims, or names in normed_state_dict",
+                    has=f"{len(self._programs)} programs, for other kinds or dims, or names in normed_state_dict, or other values of arguments that the model reads",
                     instead="call it so before it is saved; or thunder_norm.load_norm_map(path, model), which acquires one",
                 )
             )
-        # which of its results are differentiated is decided when it is called
-        with (
-            first_calls.shown("norm map"),
-            as_one_process(self.model),
-            undisturbed(self.model, leaves),
-            with_initial_buffers(self.model),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
-            try:
-                program = self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
-            except Exception:  # torch's, of two devices, or ours, of an argument whose values are taken for unknown
-                plain = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor)]
-                with on_one_device(self.model, plain) as is_mixed:
-                    if not is_mixed:
-                        raise
-                    program = self._acquired(self.given(normed_state_dict), self.placeholders(leaves))
-        for s in program.plan.sources:
-            # what stood for an argument on meta had values, the argument has none
-            if isinstance(s, OfArgument) and s.attribute is None and (t := leaves[s.position]).is_meta:
-                tensor = f"{t.dtype} of {tuple(t.shape)}"
-                raise refused_maps.depends_on_data("the values of an argument, which is on the meta device", tensor)
-        return program
+        return self._acquiring.program(leaves, self.given(normed_state_dict))
 
-    def _acquired(self, policy: norm_map_trace.Given, inputs: list[Any]) -> Program:
-        program = Program.acquire(self.model, inputs, self.example_spec, policy, self.mode)
-        for other in self.dynamic_dims.variants(inputs):
-            try:
-                variant = Program.acquire(self.model, other.inputs, self.example_spec, policy, self.mode)
-            except ThunderNormError:
-                raise
-            except Exception as e:
-                raise NormMismatchError(
-                    f"the model does not run with the dynamic dimension {other.name!r} of size {other.other_size} in place of "
-                    f"{other.size}: leave it out of dynamic_shapes"
-                ) from e
-            program.generalize(variant, other)
-        return program
+    @property
+    def _acquiring(self) -> Acquiring:
+        return Acquiring(self.model, self.example_leaves, self.example_spec, self.dynamic_dims, self.mode)
 
     def given(self, normed_state_dict: Mapping[str, Any] | None) -> norm_map_trace.Given:
         """The norms given for parameters in a call, and what holds for the others.

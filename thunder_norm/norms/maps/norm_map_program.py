@@ -16,6 +16,7 @@ from thunder_norm.core.context import Mode, perturbations_recorded, records_prog
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.higher_order import RunCompiled
 from thunder_norm.norms.maps import encoding, norm_map_trace
+from thunder_norm.norms.maps.conditions import ValuesOfCall
 from thunder_norm.norms.maps.outputs import described, differ
 from thunder_norm.norms.maps.scalars import FromVectors, Layout, OneByOne, Scalars
 from thunder_norm.norms.maps.sources import OfModel
@@ -35,9 +36,16 @@ class Program:
     scalars: Scalars | None  # the same computation on numbers
 
     @staticmethod
-    def acquire(model: Callable, inputs: list[Any], spec: TreeSpec, policy: norm_map_trace.Given, mode: Mode) -> Program:
+    def acquire(
+        model: Callable,
+        inputs: list[Any],
+        spec: TreeSpec,
+        policy: norm_map_trace.Given,
+        values: ValuesOfCall,
+        mode: Mode,
+    ) -> Program:
         """Trace the model with `inputs` in place of its arguments."""
-        transform = norm_map_trace.NormMapTransform(policy, mode, inputs)
+        transform = norm_map_trace.NormMapTransform(policy, values, mode, inputs)
         jitted = thunder.jit(model, transforms=[transform], executors=[])  # `Scalars` runs it: no kernel of a GPU has a part
         run = normed(jitted)
 
@@ -68,12 +76,21 @@ class Program:
     def copied(self, memo: dict[int, Any]) -> Program:
         """The same program on the copies of the tensors that it reads."""
         sources = copy.deepcopy(self.plan.sources, memo)
-        return replace(self, plan=replace(self.plan, sources=sources))
+        conditions = self.plan.conditions and self.plan.conditions.copied(memo)
+        return replace(self, plan=replace(self.plan, sources=sources, conditions=conditions))
+
+    def serves(self, leaves: list[Any]) -> bool:
+        """Whether the values that it asked for are those of a call with these arguments.
+
+        Raises:
+            NormMismatchError: the call has no data there.
+        """
+        return self.plan.conditions is None or self.plan.conditions.hold(leaves)
 
     @functools.cached_property
     def reads_model(self) -> bool:
         """Whether it computes anything from parameters or buffers."""
-        return any(isinstance(s, OfModel) for s in self.plan.sources)
+        return any(isinstance(s, OfModel) for s in self.plan.all_sources)
 
     @property
     def trace(self) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,18 +14,19 @@ import torch
 from torch.utils._pytree import tree_map
 
 from thunder_norm.core.context import Mode, setting
-from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.model_state.shards import spread_of
 from thunder_norm.norms.autocast import keeping_autocast
 from thunder_norm.norms.higher_order import Replay
 from thunder_norm.norms.lifts.lifting import Otherwise
 from thunder_norm.norms.lifts.parameters import tensor_names
+from thunder_norm.norms.maps.conditions import Conditions, ValuesOfCall
 from thunder_norm.norms.maps.refused_maps import depends_on_data, is_another_in_each_call
 from thunder_norm.norms.maps.sources import OfArgument, OfAttribute, OfModel, Source
 from thunder_norm.norms.normed_mode import NormAcquisition
 from thunder_norm.norms.transform import NormTransform, is_norm_scalar
-from thunder_norm.norms.without_data import has_no_data, zeros_like
+from thunder_norm.norms.without_data import has_no_data
 from thunder_norm.subclass.acquiring.acquisition import LeafOrigin, WrapperOrigin
 from thunder_norm.subclass.backward.side_effects import is_side_effect
 from thunder_norm.subclass.classes.proxy import SubclassProxy
@@ -56,33 +58,6 @@ class Given:
     norms: Mapping[str, Any]
     otherwise: Otherwise
     in_call: tuple[str, ...]  # the names whose norms are given anew in each call, in order
-
-
-def placeholder(leaf: Any, example: Any, model: Callable) -> Any:
-    """What stands for one argument while the program is acquired: norms over a backing without memory.
-
-    Raises:
-        NormMismatchError: a NormedTensor in place of something that is not a floating tensor.
-    """
-    if not isinstance(example, torch.Tensor):
-        if isinstance(leaf, NormedTensor):
-            raise NormMismatchError(f"a {type(leaf).__name__} was given in place of {example!r}, which is not a tensor")
-        return leaf
-    device = _device(example, model)
-    if isinstance(leaf, NormedTensor):
-        if not has_norm(example):
-            raise NormMismatchError(f"a {type(leaf).__name__} was given in place of a tensor of {example.dtype}")
-        backing = zeros_like(example, device)
-        return type(leaf)._wrap(backing, leaf.norm_size, leaf.perturbation_size, leaf.elem_dims)
-    if isinstance(leaf, torch.Tensor) and leaf.device == device:
-        return leaf
-    return zeros_like(example, device)
-
-
-def _device(example: torch.Tensor, model: Callable) -> torch.device:
-    """Where the program runs: with the parameters, if they are all elsewhere."""
-    devices = [t.device for t in tensor_names(model).values()] if isinstance(model, torch.nn.Module) else []
-    return example.device if example.device in devices or not devices else devices[0]
 
 
 @dataclass
@@ -128,6 +103,12 @@ class Plan:
     fingerprint: str
     replay: Replay
     num_results: int
+    conditions: Conditions | None = None  # on the values that the program asks for
+
+    @property
+    def all_sources(self) -> list[Source]:
+        """What the program takes, and what it asks for."""
+        return self.sources if self.conditions is None else [*self.sources, *self.conditions.sources]
 
 
 class NormMapTransform(NormTransform):
@@ -135,9 +116,10 @@ class NormMapTransform(NormTransform):
 
     hands_back_inputs = False  # what it is given has placeholders in it
 
-    def __init__(self, given: Given, mode: Mode, inputs: Sequence[Any]):
+    def __init__(self, given: Given, values: ValuesOfCall, mode: Mode, inputs: Sequence[Any]):
         super().__init__(parameters=given.norms, mode=mode)
         self._given = given
+        self._values = values
         self._inputs = list(inputs)
         self.plan: Plan
 
@@ -158,8 +140,25 @@ class NormMapTransform(NormTransform):
     def new_acquisition(self) -> NormAcquisition:
         """The state for one acquisition."""
         acquisition = NormAcquisition(self._given.norms, self.mode, self._model, otherwise=self._given.otherwise)
-        acquisition.sizes.are_known = False  # a norm map is of all tensors within their norms
+        acquisition.has_data = False  # a norm map is of all tensors within their norms
+        acquisition.sizes.hindrance = functools.partial(self._hindrance, acquisition)
         return acquisition
+
+    def _hindrance(self, acquisition: NormAcquisition, p: TensorProxy, real: torch.Tensor) -> str | None:
+        """Why the values of an input are not known.
+
+        A norm map has those of plain arguments, and of what it reads of the model beside parameters.
+        """
+        if has_no_data(real):
+            return "it is computed from a tensor on the meta device: give one with data, the model may stay on meta"
+        found = acquisition.lifting.member(p)
+        if id(acquisition.fakes.known(p)) in acquisition.fakes.inner:
+            return "it is computed from a NormedTensor, which stands for all tensors within its norm"
+        if found is not None and (found[0] == "_parameters" or acquisition.lifting.is_given(found[1])):
+            return f"it is computed from {found[1]!r}, of which a norm map has the norm"
+        if found is None and self._position_of(real) is not None and all(t is not real for t in self._values.arguments):
+            return "it is computed from an argument on the meta device, which may be given with data, or with dynamic dimensions"
+        return self._values.hindrance()
 
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """Return only norms, drop what they do not need, and give outputs meta backings."""
@@ -178,6 +177,7 @@ class NormMapTransform(NormTransform):
         prologue = _return_only(prologue, computation.args)
         fingerprint = "\n".join(str(b) for b in computation.bound_symbols)
         results = computation.bound_symbols[-1].args[0]["output"]
+        conditions = self._conditions(acquisition, own)
         active = depending(computation, {p.name for p, is_moving in zip(computation.args, moves, strict=True) if is_moving})
         self.plan = Plan(
             sources,
@@ -187,6 +187,7 @@ class NormMapTransform(NormTransform):
             fingerprint,
             Replay(computation, results),
             len(results),
+            conditions,
         )
         return prologue, computation, epilogue
 
@@ -211,6 +212,13 @@ class NormMapTransform(NormTransform):
             raise depends_on_data("the values of a plain tensor", f"{p.name}: {p.type_string()}")
         position = self._position_of(given)
         return OfAttribute.of(given, self._model) if position is None else OfArgument(position)
+
+    def _conditions(self, acquisition: NormAcquisition, own: dict[str, torch.Tensor]) -> Conditions | None:
+        given, check = acquisition.sizes.conditions()
+        if not given:
+            return None
+        sources = [self._source(acquisition, acquisition.fakes.current(g.proxy), own) for g in given]
+        return Conditions(sources, [g.real.detach().clone() for g in given], check)
 
     def _position_of(self, t: torch.Tensor) -> int | None:
         return next((i for i, v in enumerate(self._inputs) if v is t), None)

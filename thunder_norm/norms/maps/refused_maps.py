@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
+import warnings
+
+from thunder_norm.errors import AcquiredAnewWarning, NormMismatchError, UnsupportedOpError, with_details
 
 
 def depends_on_data(what: str, tensor: str) -> NormMismatchError:
@@ -24,4 +26,17 @@ def is_another_in_each_call() -> UnsupportedOpError:
             why="its trace serves one call; the AcquiredAnewWarning names the function and the line",
             instead="draw with torch (torch.rand), or give the number as an argument",
         )
+    )
+
+
+def warn_of_many(kept: int) -> None:
+    """Say that a norm map was acquired for ever other values of its arguments, of which it keeps the programs of so many."""
+    warnings.warn(
+        with_details(
+            f"the model asks for values of its arguments, which were others in {kept} calls: further ones are acquired anew",
+            why="a norm map has a program for each answer that the model was given",
+            instead="torch.where(condition, a, b), or an operation on the tensor itself",
+        ),
+        AcquiredAnewWarning,
+        stacklevel=4,
     )

@@ -28,7 +28,7 @@ def _left(x: NormedTensor, reduced: ed.Dims, keepdim: bool) -> ed.Dims:
     return ed.reduce(x.elem_dims, reduced, x.ndim, keepdim)
 
 
-def _reduced(x: RMSTensor, dim: Dim, keepdim: bool, c: float) -> RMSTensor:
+def reduction(x: RMSTensor, dim: Dim, keepdim: bool, c: float) -> RMSTensor:
     """The result of a reduction that is linear, or a seminorm, at factor c."""
     dims = _left(x, dims_tuple(dim, x.ndim), keepdim)
     return rms(times(x.norm_size, c), dims, sensitivity={"input": c})
@@ -46,14 +46,14 @@ def mean(input: RMSTensor, dim: Dim = None, keepdim: bool = False, dtype: torch.
     Sensitivity: 1
     Source:      Jensen over D and E, convexity over the rest of D
     """
-    return _reduced(input, dim, keepdim, 1.0)
+    return reduction(input, dim, keepdim, 1.0)
 
 
 @normed_op(torch.sum).register_norm
 @normed_op(torch.nansum).register_norm
 def sum(input: RMSTensor, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> RMSTensor:
     """Sum over D.  Value |D| n, attained by constants; sensitivity |D|."""
-    return _reduced(input, dim, keepdim, ed.numel(input.shape, dims_tuple(dim, input.ndim)))
+    return reduction(input, dim, keepdim, ed.numel(input.shape, dims_tuple(dim, input.ndim)))
 
 
 @normed_op(torch.sum).register_norm
@@ -109,7 +109,7 @@ def _extremum_factor(x: RMSTensor, reduced: ed.Dims) -> float:
 
 def picked(x: RMSTensor, dim: Dim, keepdim: bool) -> RMSTensor:
     """One entry over D, whichever."""
-    return _reduced(x, dim, keepdim, spread(_extremum_factor(x, dims_tuple(dim, x.ndim))))
+    return reduction(x, dim, keepdim, spread(_extremum_factor(x, dims_tuple(dim, x.ndim))))
 
 
 def _extremum(x: RMSTensor, dim: Dim, keepdim: bool) -> RMSTensor:
@@ -209,7 +209,7 @@ def _variance(x: RMSTensor, dim: Dim, correction: float, keepdim: bool) -> RMSTe
 
 def _deviation(x: RMSTensor, dim: Dim, correction: float, keepdim: bool) -> RMSTensor:
     count = _count(x, dims_tuple(dim, x.ndim), correction)
-    return _reduced(x, dim, keepdim, math.sqrt(count / (count - correction)))
+    return reduction(x, dim, keepdim, math.sqrt(count / (count - correction)))
 
 
 def _register_variance(ops: tuple[Callable, ...], compute: Callable, doc: str, is_pair: bool = False) -> None:
@@ -217,7 +217,7 @@ def _register_variance(ops: tuple[Callable, ...], compute: Callable, doc: str, i
 
     def result(x: RMSTensor, dim: Dim, correction: float, keepdim: bool) -> Any:
         out = compute(x, dim, correction, keepdim)
-        return (out, _reduced(x, dim, keepdim, 1.0)) if is_pair else out
+        return (out, reduction(x, dim, keepdim, 1.0)) if is_pair else out
 
     def by_correction(input: RMSTensor, dim: Dim = None, *, correction: float | None = 1, keepdim: bool = False) -> Any:
         return result(input, dim, 1 if correction is None else correction, keepdim)
@@ -264,7 +264,8 @@ _register_variance((torch.std_mean,), _deviation, "`std` and `mean`.", is_pair=T
 # -- norms and products ---------------------------------------------------------------------------------------------------
 
 
-def _vector_norm(x: RMSTensor, p: float, dim: Dim, keepdim: bool) -> RMSTensor:
+def vector_norm(x: RMSTensor, p: float, dim: Dim, keepdim: bool) -> RMSTensor:
+    """As `linalg_vector_norm` says."""
     reduced = dims_tuple(dim, x.ndim)
     if math.isinf(p) and p > 0:
         return _extremum(x, dim, keepdim)
@@ -274,15 +275,7 @@ def _vector_norm(x: RMSTensor, p: float, dim: Dim, keepdim: bool) -> RMSTensor:
     if p == 2 and current_mode() == "typical":
         return rms(times(x.norm_size, root(count)), _left(x, reduced, keepdim), sensitivity={"input": 1})
     # a mean of order p <= 2 is at most the RMS; a p-norm of order >= 2 at most the Euclidean norm
-    return _reduced(x, dim, keepdim, root(count) if p >= 2 else float(count) ** (1 / p))
-
-
-def _nuclear_norm(x: RMSTensor, dim: Dim, keepdim: bool) -> RMSTensor:
-    """Sum of K singular values: at most sqrt(K) times the Frobenius norm (attained: an orthogonal matrix)."""
-    reduced = dims_tuple(dim, x.ndim)
-    if len(reduced) != 2:
-        raise NormMismatchError(f"the nuclear norm is of a matrix, not over {len(reduced)} dimensions")
-    return _reduced(x, dim, keepdim, root(ed.numel(x.shape, reduced) * min(x.shape[d] for d in reduced)))
+    return reduction(x, dim, keepdim, root(count) if p >= 2 else float(count) ** (1 / p))
 
 
 @normed_op(torch.linalg.vector_norm).register_norm
@@ -295,34 +288,7 @@ def linalg_vector_norm(
     Sensitivity: the same factor: a norm is Lipschitz in itself
     Typical:     sensitivity 1 for p = 2: one direction of |D| counts
     """
-    return _vector_norm(input, ord, dim, keepdim)
-
-
-@normed_op(torch.linalg.norm).register_norm
-def linalg_norm(
-    input: RMSTensor, ord: float | str | None = None, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None
-) -> RMSTensor:
-    """`linalg_vector_norm`, also the Frobenius and the nuclear norm, sqrt(K) times that, K the shorter side; no matrix norm else."""
-    if ord == "nuc":
-        return _nuclear_norm(input, dim, keepdim)
-    count = input.ndim if dim is None else 1 if isinstance(dim, int) else len(dim)
-    if ord is None or ord == "fro":
-        return _vector_norm(input, 2.0, dim, keepdim)
-    if count != 1 or isinstance(ord, str):
-        raise NormMismatchError(f"the matrix norm {ord!r}: only vector norms, 'fro' and 'nuc' have a rule")
-    return _vector_norm(input, ord, dim, keepdim)
-
-
-@normed_op(torch.norm).register_norm
-def norm(
-    input: RMSTensor, p: float | str | None = "fro", dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None
-) -> RMSTensor:
-    """`linalg_vector_norm` and `linalg_norm` by their older name."""
-    if p == "nuc":
-        return _nuclear_norm(input, dim, keepdim)
-    if isinstance(p, str) and p != "fro":
-        raise NormMismatchError(f"the matrix norm {p!r}: only vector norms, 'fro' and 'nuc' have a rule")
-    return _vector_norm(input, 2.0 if p is None or isinstance(p, str) else p, dim, keepdim)
+    return vector_norm(input, ord, dim, keepdim)
 
 
 @normed_op(torch.prod).register_norm

@@ -60,7 +60,7 @@ class _Met:
 
 
 @dataclass(frozen=True, eq=False)
-class _Given:
+class GivenInput:
     """An input of the computation, and the tensor that it is in the call at hand."""
 
     proxy: TensorProxy
@@ -75,7 +75,7 @@ class _Step:
     func: Callable
     arguments: tuple[tuple, dict]
 
-    def operands(self) -> Iterator[_Value | _Met | _Given]:
+    def operands(self) -> Iterator[_Value | _Met | GivenInput]:
         """What it takes."""
         return (v for v in tree_leaves(self.arguments) if isinstance(v, _OPERANDS))
 
@@ -84,7 +84,7 @@ class _Step:
         return flat_tensors(_called(self.func, self.arguments, value))
 
 
-_OPERANDS = (_Value, _Met, _Given)
+_OPERANDS = (_Value, _Met, GivenInput)
 _OF_ONE_RUN = "it is computed from random numbers, from memory into which nothing was written, or by an operator that does more than return tensors"
 
 
@@ -103,19 +103,20 @@ class DataSizes:
     def __init__(self, fakes: Fakes) -> None:
         self._fakes = fakes
         self._made: dict[int, tuple[torch.Tensor, _Value]] = {}  # by the identity of fakes
-        self._given: dict[int, _Given] = {}  # inputs, by the identity of their fakes
+        self._given: dict[int, GivenInput] = {}  # inputs, by the identity of their fakes
         # what Thunder computed or wrote into, None where it is as it was given: by the identity of fakes and the writes before
         self._plain: dict[tuple[int, int], _Step | None] = {}
         self._program = plain_values.Program()
         self._numbers = itertools.count(1)
         self._sized: list[_Step] = []
         self._has_warned = False
-        self.are_known = True  # whether there are calls with data
+        self.are_known = True  # whether there is a call at hand
+        self.hindrance = _no_data  # why the values of an input are not known; None where they are
         self._results: dict[int, tuple[torch.Tensor, ...]] = {}  # of operations by their numbers, for the inputs at hand
 
     def note_input(self, fake: torch.Tensor, real: torch.Tensor, proxy: TensorProxy) -> None:
         """An inner tensor of an input."""
-        self._given[id(fake)] = _Given(proxy, real)
+        self._given[id(fake)] = GivenInput(proxy, real)
 
     def forget_inputs(self) -> None:
         """Let go of the inputs at hand, and of what was computed from them."""
@@ -229,7 +230,7 @@ class DataSizes:
             stacklevel=2,
         )
 
-    def _value(self, operand: _Value | _Met | _Given) -> torch.Tensor:
+    def _value(self, operand: _Value | _Met | GivenInput) -> torch.Tensor:
         if isinstance(operand, _Value):
             return self._results[operand.step.number][operand.index]
         found = self._origin(operand)
@@ -260,13 +261,13 @@ class DataSizes:
 
     # -- where a tensor comes from ------------------------------------------------------------------------------------
 
-    def _origin(self, operand: _Met | _Given) -> _Given | _Step:
+    def _origin(self, operand: _Met | GivenInput) -> GivenInput | _Step:
         """The input that a tensor is, or the operation that it is the result of.
 
         Raises:
             UnknownValueError: it has no values.
         """
-        if isinstance(operand, _Given):
+        if isinstance(operand, GivenInput):
             return operand
         fake = operand.fake
         proxy = self._fakes.first_proxy_of(fake)
@@ -282,16 +283,22 @@ class DataSizes:
             return found
         if id(fake) not in self._given:
             self._given[id(fake)] = self._input(proxy)
-        return _with_data(self._given[id(fake)])
+        return self._with_data(self._given[id(fake)])
 
-    def _input(self, proxy: TensorProxy) -> _Given:
+    def _input(self, proxy: TensorProxy) -> GivenInput:
         """The input of the computation that a proxy stands for."""
         real = self._fakes.real_input(proxy)
         given = next((g for g in self._given.values() if g.proxy.name == proxy.name), None)
         if real is None and given is None:
             raise UnknownValueError(_NO_VALUE)
         get_jit_ctx().computation_trace.bound_symbols.append(GIVEN_AGAIN.bind(proxy, output=None))
-        return _with_data(given if real is None else _Given(proxy, real))
+        return self._with_data(given if real is None else GivenInput(proxy, real))
+
+    def _with_data(self, given: GivenInput) -> GivenInput:
+        why = self.hindrance(given.proxy, given.real)
+        if why is not None:
+            raise UnknownValueError(why)
+        return given
 
     def _number(self, number: NumberProxy) -> _Step:
         """What Thunder wrote for a number that is made of values, as one operation on inputs that returns a tensor."""
@@ -323,28 +330,34 @@ class DataSizes:
         """Operations of the prologue: the sizes of results that are values are those that the trace was acquired with."""
         if not self._sized:
             return []
+        given, check = self.conditions()
+        return [bindable("check_sizes", check)(*(self._fakes.current(g.proxy) for g in given), output=None)]
+
+    def conditions(self) -> tuple[list[GivenInput], Callable[..., None]]:
+        """The inputs on whose values the trace depends, and what to call with those of another call.
+
+        It raises a GuardError where a size or an answer is another than while the trace was acquired.
+        """
         self._results.clear()
         steps = self._needed(self._sized)
-        given: dict[str, TensorProxy] = {}
+        given: dict[str, GivenInput] = {}
 
         def place(operand: Any) -> Place:
             origin = operand.step if isinstance(operand, _Value) else self._origin(operand)
             if isinstance(origin, _Step):
                 return Place(origin.number, operand.index if isinstance(operand, _Value) else 0)
-            given[origin.proxy.name] = origin.proxy
+            given[origin.proxy.name] = origin
             return Place(0, list(given).index(origin.proxy.name))
 
         # nothing of this call stays with the trace
         arguments = [tree_map(lambda v: place(v) if isinstance(v, _OPERANDS) else v, step.arguments) for step in steps]
         calls = [Call(step.number, step.func, args, kwargs) for step, (args, kwargs) in zip(steps, arguments, strict=True)]
-        bind = bindable("check_sizes", checking(calls))
-        return [bind(*map(self._fakes.current, given.values()), output=None)]
+        return list(given.values()), checking(calls)
 
 
 _NO_VALUE = "it is computed from a tensor whose value is not known while the trace is acquired"
 
 
-def _with_data(given: _Given) -> _Given:
-    if isinstance(given.real, FakeTensor) or given.real.is_meta:
-        raise UnknownValueError("it is computed from a tensor without data")
-    return given
+def _no_data(proxy: TensorProxy, real: torch.Tensor) -> str | None:
+    is_without = isinstance(real, FakeTensor) or real.is_meta
+    return "it is computed from a tensor without data" if is_without else None

@@ -64,7 +64,14 @@ class Sized:
 
 
 # their first argument is what is selected from, whatever it holds
-_SELECT = (torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default, torch.ops.aten.repeat_interleave.self_Tensor)
+_SELECT = (
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.repeat_interleave.self_Tensor,
+    torch.Tensor.__getitem__,
+    torch.masked_select,
+    torch.Tensor.masked_select,
+)
 
 
 def like(first: Any, func: Any) -> Any:

@@ -135,7 +135,9 @@ class Surroundings:
         if isinstance(function, BuiltinFunctionType):
             if function in _STATE and all(isinstance(a, _PLAIN) for a in given):
                 self._note_state(function, given)
-            elif function in _CLOCKS:
+            elif (
+                function in _CLOCKS and _module_that_calls() != "logging"
+            ):  # a message is written when a trace is acquired, as by print
                 self._note_drawn(function)
         elif isinstance(function, functools._lru_cache_wrapper):
             if not any(isinstance(v, Proxy) for v in given):
@@ -252,8 +254,17 @@ def _is_in_library(but_for: tuple[str, ...] = ()) -> bool:
 
     Of some modules it is that which calls them.
     """
+    return is_of_others(_names_that_call(but_for))
+
+
+def _module_that_calls() -> str:
+    return _names_that_call().get("__name__", "")
+
+
+def _names_that_call(but_for: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The global names of the statement that is interpreted."""
     frames = (_value(frame.globals) for frame in reversed(get_interpreterruntimectx().frame_stack))
-    return is_of_others(next((names for names in frames if names.get("__name__") not in (_INTERPRETER, *but_for)), {}))
+    return next((names for names in frames if names.get("__name__") not in (_INTERPRETER, *but_for)), {})
 
 
 def _is_of_library(owner: type, name: str) -> bool:
