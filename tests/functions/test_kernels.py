@@ -190,14 +190,19 @@ class _Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _OutputAlone(torch.nn.Module):
+    def forward(self, found):
+        return found[0]
+
+
 @pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU])
 def test_the_gradient_of_a_recurrent_layer_runs_the_kernels_of_eager(layer):
     torch.manual_seed(seeded(0))
-    model, x = layer(3, 4), torch.randn(5, 2, 3)
+    model, x = torch.nn.Sequential(layer(3, 4), _OutputAlone()), torch.randn(5, 2, 3)
     jitted = thunder.jit(model, transforms=[transforms.SubclassTransform()])
     found = []
     for f in (model, jitted):
-        result = weighted(f(x)[0])
+        result = weighted(f(x))
         with _Kernels() as kernels:
             found.append((torch.autograd.grad(result, list(model.parameters())), kernels.names))
     (wanted, of_eager), (gradients, ours) = found
