@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-_ATOMS = frozenset({int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+ATOMS = frozenset({int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
 def flat_tensors(tree: Any) -> tuple[torch.Tensor, ...]:
@@ -26,11 +26,12 @@ def _collect(tree: Any, found: list[torch.Tensor]) -> None:
         found.append(tree)
     elif kind is tuple or kind is list:
         for v in tree:
-            _collect(v, found)
+            if type(v) not in ATOMS:
+                _collect(v, found)
     elif kind is dict:
         for v in tree.values():
             _collect(v, found)
-    elif kind not in _ATOMS:
+    elif kind not in ATOMS:
         found.extend(v for v in tree_leaves(tree) if isinstance(v, torch.Tensor))
 
 
@@ -40,10 +41,10 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if kind is tuple or kind is list:
-        return kind([map_tensors(function, v) for v in tree])
+        return kind([v if type(v) in ATOMS else map_tensors(function, v) for v in tree])
     if kind is dict:
         return {k: map_tensors(function, v) for k, v in tree.items()}
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return tree
     return tree_map(lambda v: function(v) if isinstance(v, torch.Tensor) else v, tree)
 
@@ -55,7 +56,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         return kind([map_leaves(function, v) for v in tree])
     if kind is dict:
         return {k: map_leaves(function, v) for k, v in tree.items()}
-    return function(tree) if kind in _ATOMS or isinstance(tree, torch.Tensor) else tree_map(function, tree)
+    return function(tree) if kind in ATOMS or isinstance(tree, torch.Tensor) else tree_map(function, tree)
 
 
 def of_plain_classes(tree: Any) -> Any:

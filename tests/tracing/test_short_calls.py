@@ -165,12 +165,30 @@ def test_functions_that_close_over_modules_are_short():
     torch.testing.assert_close(jitted(x), model(x) * 2)
 
 
-def test_autocast_is_another_program():
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_each_autocast_is_another_program_and_as_short(with_grad):
     x = torch.randn(3, 4)
-    jitted = jitted_after(3, x)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert jitted(x).dtype == torch.bfloat16
-    assert jitted(x).dtype == torch.float32 and thunder.cache_misses(jitted) == 2
+    jitted = jitted_after(0)
+    model = jitted._model
+
+    def found(f: Callable, dtype: torch.dtype | None) -> tuple:
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            y = f(x)
+            is_on = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda")
+        gradients = torch.autograd.grad(y.float().square().sum(), list(model.parameters())) if with_grad else ()
+        return y, is_on, gradients, torch.is_autocast_enabled("cpu")
+
+    dtypes = (None, torch.bfloat16, torch.float16)
+    with torch.set_grad_enabled(with_grad):
+        for dtype in (*dtypes, *dtypes, *reversed(dtypes), *dtypes):
+            (y, *state), (wanted, *expected) = found(jitted, dtype), found(model, dtype)
+            assert_close(y, wanted)
+            assert y.dtype is wanted.dtype and (state[0], state[2]) == (expected[0], expected[2])
+            assert_close(state[1], expected[1], rtol=2e-2, atol=2e-2)
+        assert thunder.cache_misses(jitted) == len(dtypes)
+        for dtype in dtypes:
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                assert not goes_thunders_way(jitted, x)
 
 
 def test_a_cache_that_was_emptied_is_filled_again():

@@ -64,17 +64,23 @@ def with_missing_gradients(trace: TraceCtx, executor: Any, moving: Set[str] | No
     with tracectx(new):  # executors say what they have a gradient for, and may ask for sizes, a symbol (cuDNN's)
         if not any(_is_concerned(b, moving) or draws_noise(b) for b in trace.bound_symbols):
             return trace
-        found = with_gradients(trace.bound_symbols, executor, new, moving)
+        used = {p.name for b in trace.bound_symbols for p in b.flat_proxy_args}
+        found = with_gradients(trace.bound_symbols, executor, new, moving, used)
     new.bound_symbols = found
     return new
 
 
 def with_gradients(
-    bsyms: Sequence[BoundSymbol], executor: Any, trace: TraceCtx, moving: Set[str] | None = None
+    bsyms: Sequence[BoundSymbol],
+    executor: Any,
+    trace: TraceCtx,
+    moving: Set[str] | None = None,
+    used: Set[str] | None = None,
 ) -> list[BoundSymbol]:
     """The same operations; those that Thunder would not differentiate right, or not at all, have gradients of ours.
 
-    `trace` knows the names of what is new; of arguments that are not among `moving` there is no gradient.
+    `trace` knows the names of what is new; of arguments that are not among `moving` there is no gradient, and none is asked for of
+    results that are not among `used`.
     """
     found: list[BoundSymbol] = []
     for bsym in bsyms:
@@ -93,7 +99,7 @@ def with_gradients(
         elif _asks_for_what_may_be_unused(bsym):
             found += _with_a_dimension_between(bsym, executor, trace)
         else:
-            found.append(_with_gradient(bsym.sym.name, [bsym], flat_proxies(bsym.output), executor, moving))
+            found.append(_with_gradient(bsym.sym.name, [bsym], flat_proxies(bsym.output), executor, moving, used))
     return found
 
 
@@ -244,12 +250,19 @@ def _with_a_dimension_between(bsym: BoundSymbol, executor: Any, trace: TraceCtx)
 
 
 def _with_gradient(
-    name: str, bsyms: Sequence[BoundSymbol], outs: Sequence[TensorProxy], executor: Any, moving: Set[str] | None = None
+    name: str,
+    bsyms: Sequence[BoundSymbol],
+    outs: Sequence[TensorProxy],
+    executor: Any,
+    moving: Set[str] | None = None,
+    used: Set[str] | None = None,
 ) -> BoundSymbol:
     """Operations, the first of which uses all that they do, as one with a gradient of ours."""
     inputs = list({p.name: p for p in flat_proxies((bsyms[0].args, bsyms[0].kwargs))}.values())
     program = flat_program(inputs, bsyms, outs)
     wanted = [is_differentiable(p) and (moving is None or p.name in moving) for p in inputs]
+    # of a result that nothing uses Thunder would write zeros
+    received = [is_differentiable(p) and (used is None or p.name in used) for p in outs]
 
     @langctx(Languages.TORCH)
     def meta(*args: TensorProxy) -> tuple[TensorProxy, ...]:
@@ -258,7 +271,7 @@ def _with_gradient(
     @langctx(Languages.TORCH)
     def joint(*args: TensorProxy) -> tuple[TensorProxy, ...]:
         results, pullback = evaluate_vjp(renewed_program(program), args, wanted)
-        cotangents = [prims.get_grad(r) if is_differentiable(r) else None for r in results]
+        cotangents = [prims.get_grad(r) if is_received else None for r, is_received in zip(results, received, strict=True)]
         for a, g, is_wanted in zip(args, pullback(cotangents), wanted, strict=True):
             if is_wanted:
                 prims.put_grad(a, ltorch.zeros_like(a) if g is None else g)

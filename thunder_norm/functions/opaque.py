@@ -24,8 +24,7 @@ from thunder_norm.functions.torch_calls import Forward
 from thunder_norm.subclass.acquiring.fallback import made_for
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.torch_functions import random_numbers
-from thunder_norm.tracing.translation import for_torch
-from thunder_norm.trees import map_leaves
+from thunder_norm.tracing.translation import all_for_torch
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
@@ -237,7 +236,7 @@ def _on_torch_types(run: Callable) -> Callable:
     """`run` for arguments in which Thunder's dtypes and devices may stand, as they do after all passes but one."""
 
     def on_torch_types(*args: Any, **kwargs: Any) -> Any:
-        return plain(*map_leaves(for_torch, args), **map_leaves(for_torch, kwargs))
+        return plain(*all_for_torch(args), **all_for_torch(kwargs))
 
     plain = getattr(run, _PLAIN, run)
     setattr(on_torch_types, _PLAIN, plain)

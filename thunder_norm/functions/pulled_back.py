@@ -27,7 +27,7 @@ def nothing_transforms(tree: Any, classes: tuple[type, ...] = PLAIN) -> bool:
         peek_interpreter_stack() is None
         and forward_ad._current_level < 0
         and not torch.is_inference_mode_enabled()
-        and all(type(t) in classes and not (t.requires_grad or t.is_inference()) for t in flat_tensors(tree))
+        and all([type(t) in classes and not (t.requires_grad or t.is_inference()) for t in flat_tensors(tree)])
     )
 
 

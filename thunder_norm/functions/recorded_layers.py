@@ -43,7 +43,7 @@ def run_recording(run: Callable, wanted: Sequence[bool], args: tuple, kwargs: di
     """What the graph hangs on, and the results; gradients are `wanted` of some of the floating tensors in (args, kwargs)."""
     tensors = flat_tensors((args, kwargs))
     held = tensors[0].new_empty(0, dtype=torch.bool)
-    if any(t.device.type not in _DEVICES for t in tensors) or not nothing_transforms((args, kwargs), _CLASSES):
+    if any([t.device.type not in _DEVICES for t in tensors]) or not nothing_transforms(tensors, _CLASSES):
         return held, run(*args, **kwargs)
     remaining, leaves = iter(wanted), []
 
@@ -73,8 +73,8 @@ def run_pullback(
     wanted: Sequence[bool],
 ) -> tuple[torch.Tensor, ...]:
     """As `run_vjp`, by the graph that hangs on `held` where it is there."""
-    recorded: _Recorded | None = getattr(held, _RECORDED, None)
-    if recorded is None or not nothing_transforms((args, kwargs, tuple(cotangents)), _CLASSES):
+    recorded: _Recorded | None = getattr(held, _RECORDED, None)  # what it ran on was looked at then
+    if recorded is None or not nothing_transforms(cotangents, _CLASSES):
         return run_vjp(run, args, kwargs, cotangents, wanted)
     pairs = [(t, g) for t, g in zip(recorded.results, cotangents, strict=True) if g is not None and t.requires_grad]
     if not pairs:

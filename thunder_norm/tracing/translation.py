@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.trees import ATOMS, map_leaves
 from thunder.core import devices, dtypes
 from thunder.core.proxies import NumberProxy, TensorProxy
 
@@ -18,6 +19,19 @@ def for_torch(value: Any) -> Any:
     if isinstance(value, NumberProxy):
         return value.value
     return devices.to_torch_device(value) if isinstance(value, devices.Device) else value
+
+
+def all_for_torch(tree: Any) -> Any:
+    """The same tree with torch's values for Thunder's; in a call of a program, where nearly all are torch's already."""
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return kind([v if type(v) in _TORCHS else all_for_torch(v) for v in tree])
+    if kind is dict:
+        return {k: all_for_torch(v) for k, v in tree.items()}
+    return tree if kind in _TORCHS else map_leaves(for_torch, tree)
+
+
+_TORCHS = ATOMS | {torch.Tensor, torch.nn.Parameter}
 
 
 def empty_for(proxy: TensorProxy) -> torch.Tensor:

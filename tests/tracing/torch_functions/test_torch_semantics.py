@@ -313,6 +313,25 @@ def test_derivatives_are_torchs(name):
     torch.testing.assert_close(leaf.grad, slope, equal_nan=True)
 
 
+@pytest.mark.parametrize("mask", [_SEEN, torch.zeros(2, 2).masked_fill(~_SEEN, -torch.inf)], ids=["bool", "float"])
+def test_torchs_attention_is_given_the_mask_as_it_is(mask):
+    """It is 0 by itself for a query that sees nothing; what a program writes for that stays."""
+
+    def guarded(x, m):
+        sees = m.any(-1, keepdim=True)
+        return torch.where(sees, F.scaled_dot_product_attention(x, x.sin(), x, torch.where(sees, m, True)), 7.0)
+
+    def torchs(x, m):
+        return F.scaled_dot_product_attention(x, x.sin(), x, m), m * 2
+
+    x = _f(3, 2, 4)
+    for f, count in [(torchs, 0), (guarded, 2)] if mask.dtype is torch.bool else [(torchs, 0)]:
+        jitted = thunder.jit(f, transforms=[SubclassTransform()])
+        torch.testing.assert_close(jitted(x, mask), f(x, mask))
+        names = [b.sym.name for b in thunder.last_traces(jitted)[-1].bound_symbols]
+        assert (names.count("scaled_dot_product_attention"), names.count("where")) == (1, count)
+
+
 _KEYS = [slice(-5, None), (slice(None), slice(-9, 2)), (..., slice(-9, -1)), (None, 0, slice(-9, None, 2)), True, (0, True)]
 
 

@@ -26,9 +26,8 @@ from thunder_norm.subclass.acquiring.sized import Sized
 from thunder_norm.tracing.inferred import Inferred
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import print_without_module
-from thunder_norm.tracing.translation import for_torch
+from thunder_norm.tracing.translation import all_for_torch
 from thunder_norm.tracing.undefined_gradients import gradients_by_torch
-from thunder_norm.trees import map_leaves
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
@@ -162,7 +161,7 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     def run(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         if kwargs or not _PLAIN.issuperset(map(type, args)):
             # only the computation trace is translated, the backward is not
-            args, kwargs = map_leaves(for_torch, (args, kwargs))
+            args, kwargs = all_for_torch((args, kwargs))
         result = _LSTM[func](*args) if func in _LSTM else func(*args, **kwargs)
         if type(result) is torch.Tensor:
             return (result,) if used[0] else ()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from thunder_norm.tracing.calls.module_attributes import ModuleAttributes, unchanged_of
+from thunder_norm.tracing.calls.precision import precision_of_now
 from thunder_norm.tracing.guarding.tensor_checks import check_like
 from thunder_norm.tracing.guarding.written_code import code_of
 from thunder.core.module import ThunderModule
@@ -40,7 +41,6 @@ _GETTERS = {
 _STATE = {"default_dtype": "get_default_dtype()", "is_grad_enabled": "is_grad_enabled()"}
 _AS_IT_IS_HERE = {
     "default_device": torch.device("cpu"),  # without a mode that changes it
-    "is_autocast_enabled": False,
     "no_grad_sync": False,
 }
 # They only read: what is read may still be checked after them.
@@ -58,6 +58,8 @@ class _Writer:
     def __init__(self, trace: TraceCtx, module: ThunderModule | None):
         self.trace = trace
         self.module = module
+        self.precision = precision_of_now()
+        self.as_it_is_here = _AS_IT_IS_HERE | self.precision.in_thunder()
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {}
         self.waiting: list[Proxy] = []  # tensors whose metadata is still to be checked
@@ -176,7 +178,7 @@ class _Writer:
     def check_state(self, key: str, expected: Any) -> bool:
         if key in _STATE:
             self.lines.insert(0, f"if {_STATE[key]} is not {self.constant(expected)}: return None")
-        elif key not in _IGNORED and (key not in _AS_IT_IS_HERE or _AS_IT_IS_HERE[key] != expected):
+        elif key not in _IGNORED and (key not in self.as_it_is_here or self.as_it_is_here[key] != expected):
             raise _Unknown(key)
         return True
 
@@ -272,7 +274,7 @@ class _Writer:
         return True
 
     def source(self) -> str:
-        state = "if _autocast() or _modes(): return None"
+        state = f"if {'_precision() != _precision_here' if self.precision.is_lowered else '_autocast()'} or _modes(): return None"
         return "def inputs(args, kwargs):\n" + "".join(f"    {line}\n" for line in [state, *self.lines])
 
 
@@ -338,6 +340,8 @@ def shortened(
         "is_grad_enabled": torch.is_grad_enabled,
         "_Module": torch.nn.Module,
         "_autocast": torch._C._is_any_autocast_enabled,
+        "_precision": precision_of_now,
+        "_precision_here": writer.precision,
         "_modes": torch._C._len_torch_function_stack,
     }
     shapes, checks = iter(writer.shapes), {}

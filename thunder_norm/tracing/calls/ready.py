@@ -1,7 +1,7 @@
 """Programs that were traced and are ready to be called again.
 
 ``thunder.jit`` looks, in each call, for a program whose prologue accepts it.  From the third call on that program is found here, by a
-function of fewer calls (`prologue`), and runs without what Thunder puts around it where that has no effect: no gradients are recorded
+function of fewer calls (`prologue`), and runs without what Thunder puts around it where that has no effect: where no gradients are recorded
 and no autocast is on.  Thunder's statistics are kept.  Whatever is not found here goes Thunder's way.
 """
 
@@ -18,6 +18,7 @@ from torch import is_grad_enabled
 from torch.utils import _contextlib
 
 from thunder_norm.tracing.calls.differentiated import Backward, has_small_results, of_call
+from thunder_norm.tracing.calls.precision import Precision, precision_of_now
 from thunder_norm.tracing.calls.prologue import Inputs, shortened
 from thunder_norm.tracing.calls.replaced import Watched
 from thunder.core.module import ThunderModule
@@ -148,7 +149,7 @@ def _can_be_ready(cd: Any, stats: Any) -> bool:
     return (
         cd.cache_option is CACHE_OPTIONS.CONSTANT_VALUES
         and not (getattr(cd.fn, "use_ddp", False) or getattr(cd.fn, "use_fsdp", False))
-        and not torch._C._is_any_autocast_enabled()
+        and (not torch._C._is_any_autocast_enabled() or precision_of_now().is_lowered)
         and not torch._C._len_torch_function_stack()
     )
 
@@ -162,7 +163,7 @@ def _made_ready(entry: Any, cd: Any, stats: Any, args: tuple, kwargs: dict) -> _
     inputs = shortened(entry.prologue_traces[-1], module, cd._thunder_module_map, args, kwargs)
     if inputs is None:
         return None
-    bare = functools.partial(_bare, with_grad=torch.is_grad_enabled())
+    bare = functools.partial(_bare, with_grad=torch.is_grad_enabled(), precision=precision_of_now())
     called = entry._replace(computation_fn=bare(entry.computation_fn), epilogue_fn=bare(entry.epilogue_fn))
     if isinstance(entry.backward_fn, Backward) and torch.is_grad_enabled() and has_small_results(entry.computation_traces[-1]):
         called = called._replace(backward_fn=entry.backward_fn.as_one_node(_bare_in_backward))
@@ -182,11 +183,12 @@ def _inner(fn: Callable) -> Callable | None:
     return inner.__wrapped__
 
 
-def _bare(fn: Callable, with_grad: bool) -> Callable:
-    """A function of Thunder's without its decorators, for calls without autocast."""
-    bare = _inner(fn)
-    if bare is None:
+def _bare(fn: Callable, with_grad: bool, precision: Precision) -> Callable:
+    """A function of Thunder's without its decorators, for calls with this autocast around them."""
+    inner = _inner(fn)
+    if inner is None:
         return fn
+    bare = precision.left_out(inner)
     if not with_grad:
         return bare
     set_grad_enabled = torch._C._set_grad_enabled

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.padded_sequences import pad_sequence
+from thunder_norm.tracing.torch_functions.attention_kernels import LETS_SEE
 import thunder.torch as ltorch
 from thunder.core import dtypes
 from thunder.core.interpreter import WrappedValue, _interpret_call
@@ -118,6 +119,7 @@ def _scaled_dot_product_attention(
         return ltorch.scaled_dot_product_attention(query, key, value, None, dropout_p, is_causal, scale=scale)
     is_choice = dtypes.is_boolean_dtype(attn_mask.dtype)
     sees = ltorch.any_tensor(attn_mask if is_choice else ltorch.gt(attn_mask, -math.inf), -1, keepdim=True)
+    sees.tags.add(LETS_SEE)
     # such a query sees all keys on the way, so that nothing is NaN
     mask = ltorch.where(sees, attn_mask, True if is_choice else 0.0)
     result = ltorch.scaled_dot_product_attention(query, key, value, mask, dropout_p, is_causal, scale=scale)
