@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor, build_norm_map, norm_report
 from thunder_norm.audit.op_db import outside_of_unittest
 from thunder_norm.core.registry import has_rule
@@ -299,8 +299,7 @@ DIFFERENTIATED = {
 }
 
 
-@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
-@pytest.mark.parametrize("name", DIFFERENTIATED)
+@pytest.mark.parametrize(("name", "transform"), crossed(DIFFERENTIATED, [NormTransform, SubclassTransform]))
 def test_gradients_of_jitted_programs_with_in_place_operations(name, transform):
     """Thunder's backward reads what they wrote over."""
     f = DIFFERENTIATED[name]
