@@ -123,7 +123,8 @@ def check(
 
     What reaches it is shown first by formulas: the witnesses given and the corners of the balls, which need no search.  Where they
     do not, a search does, from `restarts` starting points up to 12 times: one point shows that a bound is attained, whichever
-    start leads there, and whether it is found is not to hang on a single path, which rounding changes.
+    start leads there, and whether it is found is not to hang on a single path, which rounding changes.  Where they do, one search
+    from `restarts` points asks whether anything exceeds the claim, and leaves the ascents whose pace does not lead there.
 
     Raises:
         UnsoundRuleError: a claim is too small.
