@@ -191,6 +191,24 @@ def test_a_witness_outside_of_its_ball_shows_nothing_above_a_right_claim():
     assert found.value == pytest.approx(1.0) and found.is_sound
 
 
+def test_an_ascent_with_a_goal_goes_on_where_its_pace_leads_there():
+    """To the same number; and ends soon where it does not, as no norm of the matrix is that large."""
+    matrix, start = torch.diag(torch.tensor([1.0, 0.9], dtype=torch.float64)), torch.tensor([[0.1, 0.9]], dtype=torch.float64)
+    asked = []
+
+    def f(points: list[torch.Tensor], which: torch.Tensor) -> torch.Tensor:
+        asked.append(len(which))
+        return (points[0] @ matrix).norm(dim=1)
+
+    ascents = Ascents([Ball("x", L2Tensor, (2,))], [torch.ones(1, dtype=torch.float64)], torch.tensor([False]))
+    found = {}
+    for goal in (None, 0.99, 100.0):
+        asked.clear()
+        found[goal] = ascents.climb(f, [start], 60, goal), len(asked)
+    assert found[None][0] == pytest.approx(1.0, abs=1e-3) and found[0.99][0] >= 0.99
+    assert found[100.0][1] < found[None][1] / 4
+
+
 def test_corners_show_bounds_without_a_search():
     """Equal entries, one entry, opposite ones, and one input against the other."""
     x, y = Ball("x", RMSTensor, (3, 4), 1.5), Ball("y", RMSTensor, (3, 4), 0.5)

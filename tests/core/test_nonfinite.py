@@ -156,10 +156,10 @@ _MOVED = (0.0, 1.0, INF)  # one of them with each series of sizes: all would tak
 _EXTREME = (0.0, 5e-324, 1e-300, 1e-3, 1.0, 1e3, 1e300, INF)
 
 
-def _sizes_of(case, points, i):
+def _sizes_of(points, i, extreme):
     """Sizes of the arguments: all of them, or the i-th beside others of 1, or a few beside others of 0 and infinity."""
     for rest in (1.0, 0.0, INF) if i is not None and len(points) > 1 else (1.0,):
-        given = _EXTREME if rest == 1 else (0.0, 1.0, INF)
+        given = extreme if rest == 1 else (0.0, 1.0, INF)
         yield [tuple(size if i in (None, j) else rest for j in range(len(points))) for size in given]
 
 
@@ -170,10 +170,11 @@ def test_no_rule_makes_nan_of_sizes_or_falls(mode, sensitivity):
     wrong = []
     is_compared = mode == "bound" and sensitivity == "global"
     turn = itertools.cycle((0.0, INF) if is_compared else (0.0, 1.0, INF))
+    extreme = _EXTREME if is_compared or LONG else [size for size in _EXTREME if size not in (1e-3, 1e3)]  # where nothing ends
     for (op, rule), case, points in _cases():
         found_once = functools.cache(functools.partial(_found, case, points, mode, sensitivity))  # a fifth is asked for again
         for i in (*range(len(points)), *[None] * (len(points) > 1)):
-            for sizes in _sizes_of(case, points, i):
+            for sizes in _sizes_of(points, i, extreme):
                 for moved in _MOVED if LONG else (next(turn), *[1.0] * is_compared):
                     before = (0.0, 0.0, 0.0)
                     for given in sizes:

@@ -13,7 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
 
 from tests.op_coverage import Case, cases, op_name, program
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vjp
 import thunder
@@ -46,8 +46,7 @@ def gradient(f: Callable, x: torch.Tensor) -> Any:
     return result.requires_grad, None if x.grad is None else getattr(x.grad, "a", x.grad)
 
 
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize(("kind", "transform"), crossed(MAKERS, [SubclassTransform, NormTransform]))
 def test_what_is_rounded_has_a_gradient_of_zeros(kind: str, transform: type) -> None:
     data = torch.tensor([0.3, -1.7, 2.5])
     for name, f in ROUNDING.items():
@@ -350,8 +349,7 @@ CONSTANT: dict[str, Callable] = {
 }
 
 
-@pytest.mark.parametrize("name", CONSTANT)
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize(("name", "transform"), crossed(CONSTANT, [SubclassTransform, NormTransform]))
 def test_nothing_goes_back_to_what_was_detached(name: str, transform: type) -> None:
     """A gradient of 0 times the infinite slope of the root at 0 was NaN, silently."""
     f, x = CONSTANT[name], torch.tensor([0.0, 4.0])

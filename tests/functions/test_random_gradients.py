@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import thunder_norm.transforms as T
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm.errors import DataDependentError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
@@ -24,8 +24,7 @@ DROPOUTS: dict[str, Callable] = {
 }
 
 
-@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
-@pytest.mark.parametrize("name", DROPOUTS)
+@pytest.mark.parametrize(("name", "transform"), crossed(DROPOUTS, [NormTransform, SubclassTransform]))
 def test_what_is_dropped_has_no_gradient_and_what_is_kept_has_its_factor(name: str, transform: Callable) -> None:
     jitted = thunder.jit(lambda x: DROPOUTS[name](x).sum(), transforms=[transform()])
     for seed in range(4):

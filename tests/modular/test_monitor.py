@@ -125,7 +125,7 @@ def _keeping(returned: dict[str, torch.Tensor], name: str) -> Callable[..., None
 
 def test_activations_are_the_largest_of_the_batch_and_below_their_bounds():
     torch.manual_seed(seeded(2))
-    model, batch, loss = monitored.language_model()
+    model, batch, loss = monitored.language_model(depth=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = TrainingMonitor(model, batch, every=1, optimizer=optimizer)
     for _ in range(3):

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from tests.modular import monitored
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm.errors import DivergenceWarning
 from thunder_norm.modular import ModularOptimizer, TrainingMonitor
 from thunder_norm.modular.monitoring.growth import Growth
@@ -136,8 +136,7 @@ def _said(run: Run, every: int, steps: int) -> tuple[list[str], float, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize(("name", "every"), crossed(HEALTHY, [1, 10]))
 def test_runs_that_learn_are_not_warned_of(name: str, every: int):
     said, first, last = _said(HEALTHY[name], every, 60 if every == 1 else 150)
     assert last < 0.9 * first and not said

@@ -10,7 +10,7 @@ from tests.fuzz.changes import PARTS, Changing
 from tests.fuzz.changing_lookups import LOOKUPS
 from tests.fuzz.program import run, shrunk
 from tests.fuzz.runner import Job, run_job
-from tests.seeds import LONG, SHIFT, named_seed
+from tests.seeds import LONG, SHIFT, crossed, named_seed
 from thunder_norm.tracing.guarding import guards
 
 SLICE = 6
@@ -35,8 +35,9 @@ def test_what_a_program_reads_may_change(part):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("part", LOOKUPS, ids=lambda p: p.name)
-@pytest.mark.parametrize("transform", ["NormTransform()", "SubclassTransform()"])
+@pytest.mark.parametrize(
+    ("part", "transform"), crossed(LOOKUPS, ["NormTransform()", "SubclassTransform()"]), ids=lambda v: getattr(v, "name", v)
+)
 def test_every_way_of_looking_up_is_guarded(part, transform):
     outcome = Changing((part,), all_changes(part), transform).run()
     assert outcome.kind == "right", outcome.detail

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 import sys
 
 import pytest
 
 from tests import ROOT
+from tests.forks import FORKS
 
 TESTS = ROOT / "tests"
 SEEDS = re.compile(r"manual_seed\(|random\.Random\(|default_rng\(|\bRandomState\(")
@@ -32,28 +33,29 @@ def test_draws(capsys):
 """
 
 
-# What takes seconds to import is imported once; conftest.py, and what it shifts before it is imported, by each run of its own.
-RUNS = """
-import os, sys
-import hypothesis, numpy, pytest, thunder_norm, thunder, torch
-from torch.testing._internal import common_utils
-
-for seed in ("0", "1", "1"):
-    if not (child := os.fork()):
-        os.environ["THUNDER_NORM_SEED"] = seed
-        os._exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[1:]]))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-"""
+def _run(seed: str, folder: str, printed: str) -> None:
+    """In a process that has imported what takes seconds: conftest.py, and what it shifts before it is imported, are its own."""
+    with open(printed, "w") as file:
+        os.dup2(file.fileno(), 1)
+    os.environ["THUNDER_NORM_SEED"] = seed
+    for name in [n for n in sys.modules if n == "tests.seeds" or n.startswith("torch.testing._internal.opinfo")]:
+        del sys.modules[name]
+    os._exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", folder]))
 
 
 @pytest.mark.slow
 def test_the_variable_shifts_every_stream_and_each_value_repeats(tmp_path):
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (tmp_path / "test_draws.py").write_text(DRAWS)
-    command = [sys.executable, "-c", RUNS, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=TESTS.parent)
-    assert run.returncode == 0, run.stdout + run.stderr
-    zero, one, again = (line.split("DRAWN")[1].split() for line in run.stdout.splitlines() if "DRAWN" in line)
+    drawn = []
+    for seed in ("0", "1", "1"):
+        process = FORKS.Process(target=_run, args=(seed, str(tmp_path), str(tmp_path / "printed")))
+        process.start()
+        process.join()
+        printed = (tmp_path / "printed").read_text()
+        assert process.exitcode == 0, printed
+        drawn += [line.split("DRAWN")[1].split() for line in printed.splitlines() if "DRAWN" in line]
+    zero, one, again = drawn
     assert one == again
     assert len(one) == 6 and not set(zero) & set(one)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.seeds import seeded
+from tests.seeds import LONG, seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, NormedTensor, RMSTensor, RMSToRMSTensor, norm_mode
 from thunder_norm.audit import Ball, Case, norm, start
 from thunder_norm.errors import NormMismatchError
@@ -130,9 +131,15 @@ DIMS = [(), (-1,), (-2,), (-2, -1), (-3, -1), (-3, -2, -1)]
 SHAPES = [(2, 3, 4), (1, 3, 4), (2, 1, 4), (2, 3, 1), (1, 1, 4), (2, 1, 1)]
 
 
-@pytest.mark.parametrize("op", [torch.add, torch.mul, torch.maximum], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("left", DIMS, ids=str)
-@pytest.mark.parametrize("right", DIMS, ids=str)
+# each two of them meet
+BROADCASTS = [
+    (op, left, right)
+    for (i, op), (j, left), (k, right) in itertools.product(*map(enumerate, ((torch.add, torch.mul, torch.maximum), DIMS, DIMS)))
+    if LONG or (i + j + k) % 3 == 0
+]
+
+
+@pytest.mark.parametrize(("op", "left", "right"), BROADCASTS, ids=str)
 def test_random_broadcasts_are_sound(op, left, right):
     """Spikes and signs show the wrong factors: no ascent is needed."""
     generator = torch.Generator().manual_seed(seeded(0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.seeds import seeded
+from tests.seeds import LONG, crossed, seeded
 from tests.within_norms import actual_norm
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.audit import Ball, Case
@@ -78,7 +78,9 @@ def test_values_are_torchs_and_within_their_norms(name):
 def test_sensitivity_bounds_the_jacobian(name, sensitivity):
     """Against the largest of many directions' derivatives."""
     torch.manual_seed(seeded(1))
-    module = MODULES[name]().to(D)
+    # nearby, layers above each other in both directions are the GRU's, whose steps are half as long to bound
+    is_short = name == "LSTM" and sensitivity == "within" and not LONG
+    module = (nn.LSTM(3, 4, bidirectional=True, batch_first=True) if is_short else MODULES[name]()).to(D)
     x = torch.randn(2 if sensitivity == "within" else 3, 2, 3, dtype=D)  # steps and samples, or the other way round
     normed = with_perturbation(RMSTensor.of(x), 1e-3 if sensitivity == "within" else 1.0)
     with norm_sensitivity(sensitivity):
@@ -90,8 +92,7 @@ def test_sensitivity_bounds_the_jacobian(name, sensitivity):
         assert RMSTensor.of(moved).norm_size <= claimed * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("dims", [(-1,), (-2, -1)])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(("name", "dims"), crossed(MODULES, [(-1,), (-2, -1)]))
 def test_composed_is_no_more_than_the_product(name, dims):
     torch.manual_seed(seeded(6))
     module = MODULES[name]().to(D)

@@ -16,7 +16,7 @@ from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.kept_graphs import gradients_of_a_kept_graph
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from tests.subclasses import assert_same
 from tests.zoo import ZOO, Case, built
 from tests.zoo.case import second_gradients
@@ -126,8 +126,7 @@ _PROGRAMS: dict[str, tuple[Callable, tuple]] = {
 }
 
 
-@pytest.mark.parametrize("transform", (SubclassTransform, NormTransform))
-@pytest.mark.parametrize("name", _PROGRAMS)
+@pytest.mark.parametrize(("name", "transform"), crossed(_PROGRAMS, [SubclassTransform, NormTransform]))
 def test_three_orders_are_eagers(name: str, transform: type):
     function, makers = _PROGRAMS[name]
     leaves = drawn(makers)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import grad
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform
@@ -166,8 +166,7 @@ def outcome(f: Callable, net: nn.Module, x: torch.Tensor) -> Any:
     return [t.detach() for t in found], [t.requires_grad for t in found], gradients
 
 
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "transform"), crossed(CASES, [SubclassTransform, NormTransform]))
 def test_programs_are_those_of_eager_mode(name, transform):
     net, x = drawn()
     program = CASES[name]

@@ -7,7 +7,7 @@ import torch
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -44,8 +44,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "cls"), crossed(PROGRAMS, CLASSES))
 def test_they_are_those_of_eager_mode(name, cls, requires_grad):
     def outcome(f, data):
         x = CLASSES[cls](data.clone()).requires_grad_(requires_grad)

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from tests.within_norms import check_bounds
 from thunder_norm import NormedTensor, normed
 from thunder_norm.errors import NormMismatchError, ThunderNormError, UnsupportedOpError
@@ -112,8 +112,7 @@ def _keys_and_values(cache):
 # -- transformers' caches -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [_made_by_program, _dynamic])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "make"), crossed(MODELS, [_made_by_program, _dynamic]))
 @torch.no_grad()
 def test_dynamic_in_real_mode(name, make):
     model, jitted = _model(name), _jitted(name)

@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Callable, Callable[[], tuple]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_inputs_live_no_longer_than_their_call(name: str) -> None:
+def test_inputs_live_no_longer_than_their_call(name: str, frozen_heap: None) -> None:
     torch.manual_seed(seeded(0))
     program, make = CASES[name]
     transform: Any = NormTransform() if name == "normed" else SubclassTransform(opaque="run" if name == "opaque" else "error")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from packaging.version import Version
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import LinfTensor, RMSTensor
 from thunder_norm.errors import DataDependentError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm
@@ -254,8 +254,7 @@ def test_a_model_may_ask_its_embedding_to_require_grad():
         LinfTensor.of(torch.ones(3)).requires_grad_()
 
 
-@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "no_grad"])
-@pytest.mark.parametrize("is_causal", [None, True, False])
+@pytest.mark.parametrize(("is_causal", "recorded"), crossed([None, True, False], [True, False]))
 def test_torchs_transformer_in_evaluation(recorded, is_causal):
     """torch takes one kernel for a layer where nothing is recorded, and looks at a mask's values to see whether it is causal."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map, normed
 from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform
 import thunder
@@ -70,9 +70,8 @@ def seed():
     torch.manual_seed(seeded(0))
 
 
-@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform, SplitBiasTransform])
 @pytest.mark.parametrize("registers", [True, False])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "transform"), crossed(PROGRAMS, [NormTransform, SubclassTransform, SplitBiasTransform]))
 def test_results_gradients_and_buffers_are_eagers(name, registers, transform):
     layers, call = PROGRAMS[name]
     model = Model(layers(), call, registers)

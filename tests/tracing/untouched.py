@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from tests import ROOT
@@ -126,6 +127,7 @@ PROGRAMS: dict[str, Callable] = {
     "std_mean": lambda x: torch.std_mean(x)[1],
     "slogdet": lambda x: torch.linalg.slogdet(x)[1],
     "embedding": lambda x: F.embedding(torch.tensor([0, -1]), x, padding_idx=-1),
+    "a wrapper": lambda x: x * 2,
 }
 
 
@@ -135,7 +137,8 @@ def programs() -> dict[str, Any]:
     for name, f in PROGRAMS.items():
         for requires_grad in (False, True):
             torch.manual_seed(seeded())
-            x = torch.linspace(-1, 2, 9).reshape(3, 3).requires_grad_(requires_grad)
+            x = torch.linspace(-1, 2, 9).reshape(3, 3)
+            x = (TwoTensor(x, x + 1) if name == "a wrapper" else x).requires_grad_(requires_grad)
             jitted = thunder.jit(f)
             try:
                 out = jitted(x)

@@ -16,6 +16,8 @@ from thunder_norm.audit.balls import Ball, lmo
 Function = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]
 # Lengths of steps, tried in turn (Frank-Wolfe steps, and of gradients where negative); None moves one ball alone.
 _FAR, _NEAR = (None, 1.0), (0.1, -0.3, -0.03)
+# An ascent that has a goal goes on while this many times its last gain, in each step that is left, would lead there.
+_SPEEDING_UP = 2.0
 
 
 @dataclass(frozen=True)
@@ -32,18 +34,28 @@ class Ascents:
     radii: Sequence[torch.Tensor]
     alone_first: torch.Tensor
 
-    def climb(self, f: Function, points: list[torch.Tensor], steps: int) -> float:
-        """Largest f found from any of `points`; a value that overflows says nothing."""
+    def climb(self, f: Function, points: list[torch.Tensor], steps: int, goal: float | None = None) -> float:
+        """Largest f found from any of `points`; a value that overflows says nothing.
+
+        With a `goal` an ascent ends where its pace does not lead there.
+        """
         value, gradient = _value_and_gradient(f, points, torch.arange(len(self.alone_first)))
         going = value.isfinite().nonzero().flatten()
         best = value[going].max().item() if len(going) else 0.0
         value, points, grads = value[going], [p[going] for p in points], [g[going] for g in gradient()]
-        for step in range(steps if len(going) else 0):
-            moved = self._step(f, going, value, points, grads, step)
+        before = torch.zeros(len(self.alone_first), dtype=torch.float64)
+        for left in reversed(range(steps)):
+            if not len(going):
+                break
+            before[going] = value
+            moved = self._step(f, going, value, points, grads, steps - 1 - left)
             if moved is None:
                 break
             going, value, points, grads = moved
             best = max(best, value.max().item())
+            if goal is not None:
+                near = (value + _SPEEDING_UP * left * (value - before[going]) >= goal).nonzero().flatten()
+                going, value, points, grads = going[near], value[near], [p[near] for p in points], [g[near] for g in grads]
         return best
 
     def _step(

@@ -123,7 +123,8 @@ def check(
 
     What reaches it is shown first by formulas: the witnesses given and the corners of the balls, which need no search.  Where they
     do not, a search does, from `restarts` starting points up to 12 times: one point shows that a bound is attained, whichever
-    start leads there, and whether it is found is not to hang on a single path, which rounding changes.
+    start leads there, and whether it is found is not to hang on a single path, which rounding changes.  Where they do, one search
+    from `restarts` points asks whether anything exceeds the claim, and leaves the ascents whose pace does not lead there.
 
     Raises:
         UnsoundRuleError: a claim is too small.
@@ -220,18 +221,21 @@ class _Searching:
     def go_on(self, restarts: int, witnesses: Sequence[Witness], below: float = math.inf) -> None:
         """Search the quantities of which less than `below` is found, and all of them the first time, from further starts.
 
-        The witnesses count among the starting points of the first time.
+        The witnesses count among the starting points of the first time.  Of what is found already, a search asks whether something
+        exceeds the claim: an ascent whose pace does not lead there ends.
         """
         first = self.restarts
         starts = range(first, first + restarts) if first else range(restarts + len(witnesses))
         self.restarts = starts.stop
         if first == 0 or self._value_ratio() < below:
-            self.value = max(self.value, self._largest_value(starts, witnesses))
+            goal = SOUND * self.claimed["value"] if self._value_ratio() >= below else None
+            self.value = max(self.value, self._largest_value(starts, witnesses, goal))
         for k in self.moved:
             if first == 0 or self._slope_ratio(k) < below:
-                self.slopes[k] = max(self.slopes[k], self._largest_slope(k, starts, witnesses))
+                goal = SOUND * self.claimed["sensitivity"][k] if self._slope_ratio(k) >= below else None
+                self.slopes[k] = max(self.slopes[k], self._largest_slope(k, starts, witnesses, goal))
 
-    def _largest_value(self, starts: Sequence[int], witnesses: Sequence[Witness]) -> float:
+    def _largest_value(self, starts: Sequence[int], witnesses: Sequence[Witness], goal: float | None) -> float:
         radii = [b.norm_size for b in self.balls]
         points = []
         for restart in starts:
@@ -240,9 +244,9 @@ class _Searching:
             else:
                 points.append(self._start([_sort(restart, j) for j in range(len(self.balls))], radii, radii))
         ascents = Ascents(self.balls, _stacked_radii([radii] * len(points)), torch.zeros(len(points), dtype=torch.bool))
-        return ascents.climb(lambda points, which: self._norms_at(points), _stacked(points), self.steps)
+        return ascents.climb(lambda points, which: self._norms_at(points), _stacked(points), self.steps, goal)
 
-    def _largest_slope(self, k: int, starts: Sequence[int], witnesses: Sequence[Witness]) -> float:
+    def _largest_slope(self, k: int, starts: Sequence[int], witnesses: Sequence[Witness], goal: float | None) -> float:
         """Largest ``|f(X + h u) - f(X - h u)| / (2 h)`` over X and unit u, for a small or a large h."""
         ball = self.balls[k]
         points, radii, steps, alone_first = [], [], [], []
@@ -264,7 +268,7 @@ class _Searching:
             steps += [h] * len(directions)
             alone_first += [restart % 2 == 0] * len(directions)
         ascents = Ascents([*self.balls, _directions(ball)], _stacked_radii(radii), torch.tensor(alone_first))
-        return ascents.climb(self._slope(k, torch.tensor(steps, dtype=torch.float64)), _stacked(points), self.steps)
+        return ascents.climb(self._slope(k, torch.tensor(steps, dtype=torch.float64)), _stacked(points), self.steps, goal)
 
     def _start(self, sorts: Sequence[int], sizes: Sequence[float], radii: Sequence[float]) -> list[torch.Tensor]:
         """A starting point of each ball's, of these sorts and sizes, in the balls of these radii."""

@@ -177,8 +177,9 @@ def test_no_point_nearby_is_steeper(name: str, ball: tuple[float, float], monkey
         optimizer.zero_grad()
         (-ratio.log().sum()).backward()
         optimizer.step()
-    for _ in in_both_ways(monkeypatch):
-        for dims in ((-2, -1), (-1,)):
+    both = (-2, -1), (-1,)
+    for i, _ in enumerate(in_both_ways(monkeypatch)):
+        for dims in both if LONG else both[(i + list(LAYERS).index(name)) % 2 :][:1]:
             assert found <= near(f, point, radius, dims) * (1 + 1e-6)
 
 

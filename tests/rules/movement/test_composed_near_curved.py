@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import L1Tensor, RMSTensor, certified_radii, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.rules.layers._attention_nearby import Moved, Nearby
 
@@ -113,8 +113,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("radius", [0.01, 0.1, 0.5])
-@pytest.mark.parametrize("name", list(FUNCTIONS))
+@pytest.mark.parametrize(("name", "radius"), crossed(FUNCTIONS, [0.01, 0.1, 0.5]))
 def test_no_point_nearby_is_steeper(name, radius):
     torch.manual_seed(seeded(7))
     f = FUNCTIONS[name]

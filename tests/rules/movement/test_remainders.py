@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.core.ellipsoids import Ellipsoid
 from thunder_norm.rules.layers._attention_away import Moving
@@ -75,8 +75,7 @@ def _attention(seed: int, factor: float) -> tuple[Between, Callable[..., torch.T
     return Between(query, key, value, p, Ellipsoid.of(a @ a.mT), d**-0.5), run
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("factor", [0.03, 0.3, 1.0])
+@pytest.mark.parametrize(("seed", "factor"), crossed(range(6), [0.03, 0.3, 1.0]))
 def test_what_attentions_derivative_changes_by_is_in_its_ellipsoid_and_ball(seed: int, factor: float):
     rows, run = _attention(seed, factor)
     said = rows.found()
@@ -92,8 +91,7 @@ def test_what_attentions_derivative_changes_by_is_in_its_ellipsoid_and_ball(seed
 
 
 @pytest.mark.parametrize("is_from_data", [True, False])
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("factor", [0.03, 0.3, 0.8])
+@pytest.mark.parametrize(("seed", "factor"), crossed(range(6), [0.03, 0.3, 0.8]))
 def test_what_a_normalization_leaves_is_in_its_ellipsoid(seed: int, factor: float, is_from_data: bool):
     make = torch.Generator().manual_seed(seeded(seed))
     groups, n, constant = 3, 4, (0.0, 0.5)[seed % 2]
@@ -194,8 +192,9 @@ def _steepest(f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, radius
     return best
 
 
-@pytest.mark.parametrize("kind", ["before", "after", "causal", "grouped heads", "rotary"])
-@pytest.mark.parametrize("radius", [0.003, 0.03, 0.1])
+@pytest.mark.parametrize(
+    ("kind", "radius"), crossed(["before", "after", "causal", "grouped heads", "rotary"], [0.003, 0.03, 0.1])
+)
 def test_transformer_blocks_are_no_steeper_nearby(kind: str, radius: float):
     torch.manual_seed(seeded(3))
     f, x = _block(len(kind), kind), torch.randn(1, 3, 4, dtype=F64)

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad
 import thunder
@@ -539,8 +539,7 @@ CHANGES = {
 
 
 @pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(("name", "transform"), crossed(CHANGES, [SubclassTransform, NormTransform]))
 def test_what_changes_where_no_way_leads_to(name, transform, monkeypatch):
     monkeypatch.setattr(_Says, "answers", {"all": True})
     f, change = CHANGES[name]()

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from tests.within_norms import check_bounds
 from thunder_norm import RMSTensor
 from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform
@@ -42,8 +42,7 @@ def _scaled(y):
     return y
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "transform"), crossed(PROGRAMS, TRANSFORMS))
 def test_numbers_of_numpy_are_numbers(name, transform):
     torch.manual_seed(seeded(0))
     f = PROGRAMS[name]

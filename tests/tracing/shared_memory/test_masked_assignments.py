@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import transforms
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
@@ -42,8 +42,7 @@ def _given() -> torch.Tensor:
     return torch.randn(3, 4).requires_grad_()
 
 
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "transform"), crossed(PROGRAMS, [SubclassTransform, NormTransform]))
 def test_gradients_are_those_of_eager_mode(name, transform):
     found = []
     for f in (thunder.jit(PROGRAMS[name], transforms=[transform()]), PROGRAMS[name]):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, ProfileTransform, SubclassTransform
@@ -316,8 +316,7 @@ def _run(program, transform, x, *, gradients):
 
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["grad", "no_grad"])
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform, ProfileTransform])
-@pytest.mark.parametrize("program", INPUTS + MADE)
+@pytest.mark.parametrize(("program", "transform"), crossed(INPUTS + MADE, [SubclassTransform, NormTransform, ProfileTransform]))
 def test_programs_are_eager_s(program, transform, gradients):
     if transform is ProfileTransform and program in (size_by_values, kept_elsewhere, beside_a_wrapper, inside_of_a_wrapper):
         pytest.skip("wrappers, sizes by values and what a module keeps are for SubclassTransform")

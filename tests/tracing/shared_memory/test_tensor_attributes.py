@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor, norm_report
 from thunder_norm.errors import NormMismatchError, UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SubclassTransform
@@ -74,8 +74,7 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize("trains", [True, False])
-@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
-@pytest.mark.parametrize("program", ALLOWED)
+@pytest.mark.parametrize(("program", "transform"), crossed(ALLOWED, [NormTransform, SubclassTransform]))
 def test_what_is_allowed_is_eager_s(program, transform, trains):
     ours, eager = Module(program).requires_grad_(trains), Module(program).requires_grad_(trains)
     jitted, x = thunder.jit(ours, transforms=[transform()]), torch.ones(2, 4)

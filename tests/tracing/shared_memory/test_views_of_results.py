@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
 
@@ -24,8 +24,7 @@ RESULTS = {
 ORDERS = {"permuted": (2, 0, 1), "transposed": (0, 2, 1), "reversed": (2, 1, 0)}
 
 
-@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform, CheckpointTransform])
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize(("name", "transform"), crossed(RESULTS, [NormTransform, SubclassTransform, CheckpointTransform]))
 def test_what_eager_mode_views_is_viewed(name: str, transform: type) -> None:
     torch.manual_seed(seeded(0))
     for order in ORDERS.values():

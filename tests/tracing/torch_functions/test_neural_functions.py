@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from tests.within_norms import actual_norm
 from thunder_norm import RMSTensor
 from thunder_norm.transforms import NormTransform, SubclassTransform
@@ -23,8 +23,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize(("name", "transform"), crossed(CALLS, [SubclassTransform, NormTransform]))
 def test_pooling_without_a_stride(name, transform):
     torch.manual_seed(seeded(0))
     x = torch.randn(2, 3, 4, 4, 4, requires_grad=True)
@@ -47,8 +46,7 @@ IN_PLACE = {
 }
 
 
-@pytest.mark.parametrize("name", IN_PLACE)
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize(("name", "transform"), crossed(IN_PLACE, [SubclassTransform, NormTransform]))
 def test_activations_in_place(name, transform):
     torch.manual_seed(seeded(0))
     function, options = IN_PLACE[name]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
@@ -121,9 +121,9 @@ _OTHERWISE = ("randint", "integers")
 _CASES = [(name, False) for name in PROGRAMS] + [(name, True) for name in PROGRAMS if name not in _OTHERWISE]
 
 
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize("name, requires_grad", _CASES)
-def test_they_are_those_of_eager_mode(name, requires_grad, transform):
+@pytest.mark.parametrize(("case", "transform"), crossed(_CASES, [SubclassTransform, NormTransform]))
+def test_they_are_those_of_eager_mode(case, transform):
+    name, requires_grad = case
     torch.manual_seed(seeded(0))
     x = torch.randn(4, 3, requires_grad=requires_grad)
     jitted = thunder.jit(PROGRAMS[name], transforms=[transform()])
@@ -179,9 +179,8 @@ GENERATORS = {
 
 
 @pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
 @pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize(("name", "transform"), crossed(GENERATORS, [SubclassTransform, NormTransform]))
 def test_those_of_a_generator(name, requires_grad, transform):
     torch.manual_seed(seeded(0))
     x = torch.randn(4, 3, requires_grad=requires_grad)

@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
 from tests.op_coverage import compare
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from tests.tracing.python.test_control_flow import ON_VALUES
 from thunder_norm import RMSTensor, normed
 from thunder_norm.errors import AcquiredAnewWarning, DataDependentError, UnsupportedOpError
@@ -73,8 +73,7 @@ def outcome(f: Callable, *args: Any) -> Any:
         return type(e)
 
 
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize(("name", "transform"), crossed(ASKED, [SubclassTransform, NormTransform]))
 def test_values_are_eagers(name: str, transform: type) -> None:
     f = ASKED[name]
     jf = thunder.jit(lambda x: f(x), transforms=[transform()])
@@ -222,8 +221,7 @@ WRITTEN: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize(("name", "transform"), crossed(WRITTEN, [SubclassTransform, NormTransform]))
 def test_what_the_program_has_written_into_is_eagers(name: str, transform: type) -> None:
     f, refused = WRITTEN[name], 0
     jf = thunder.jit(f, transforms=[transform()])
@@ -328,8 +326,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+@pytest.mark.parametrize(("name", "transform"), crossed(TEXTS, [NormTransform, SubclassTransform]))
 def test_texts_of_values_are_those_of_the_call(transform, name):
     jf = thunder.jit(TEXTS[name], transforms=[transform()])
     for y in (torch.tensor([1.25, 2.0]), torch.tensor([3.0, 4.5])):
@@ -399,8 +396,7 @@ def _type_error(f: Callable[[], Any]) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize("name", OF_NUMBERS)
+@pytest.mark.parametrize(("name", "transform"), crossed(OF_NUMBERS, [SubclassTransform, NormTransform]))
 def test_functions_of_numbers_are_told_those_of_the_call(name: str, transform: type) -> None:
     jitted = thunder.jit(OF_NUMBERS[name], transforms=[transform()])
     for x in INPUTS:
