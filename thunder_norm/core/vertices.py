@@ -18,6 +18,7 @@ import torch
 from thunder_norm.core.ellipsoids import EPSILON, Dense, Ellipsoid, LinearMap, identity, sum_of
 from thunder_norm.core.joint import smallest
 from thunder_norm.core.kept import Bend, Step, Sum
+from thunder_norm.core.slopes import Slopes
 
 # Features of a row, and the entries of all vectors that are kept together: the price is their cube.
 LARGEST, LARGEST_TOGETHER = 1024, 2048
@@ -28,8 +29,6 @@ _LARGEST_MATRIX = 2**18
 # Of what rounding may have done to a matrix, relative to the vectors that it makes.
 _EXACT = 1e-6
 _LEAST, _MOST = 1e-250, 1e250
-# Slopes that differ by no more than that, of the steepest, are one: at the data, where they do by rounding.
-_ONE_SLOPE = 1e-9
 
 _numbers = itertools.count()
 
@@ -58,7 +57,7 @@ class Vertex:
     root: Root
     size: int
     terms: tuple[tuple[Vertex, LinearMap | None], ...] = ()
-    slopes: tuple[torch.Tensor, torch.Tensor] | None = None
+    slopes: Slopes | None = None
     given: Ellipsoid | None = None
     number: int = field(default_factory=lambda: next(_numbers))
     matrix: Matrix | None = field(init=False, default=None)
@@ -67,7 +66,7 @@ class Vertex:
     def __post_init__(self) -> None:
         firsts = {p.first for p, _ in self.terms}
         first = firsts.pop() if len(firsts) == 1 else None
-        self._first = first if first is None or self.slopes is None or _is_one_slope(*self.slopes) else None
+        self._first = first if first is None or self.slopes is None or self.slopes.is_linear else None
 
     @property
     def first(self) -> Vertex | None:
@@ -108,19 +107,15 @@ class Vertex:
             return True
         return len(parents) == 1 and parents[0].slopes is not None and parents[0].terms[0][0] is base
 
-    @functools.cached_property
+    @property
     def steepest(self) -> torch.Tensor | None:
         """The steepest slope, if it is a function of each entry and that is the same of all."""
-        if self.slopes is None:
-            return None
-        low, high = self.slopes
-        slopes = torch.maximum(low.abs(), high.abs())
-        return slopes[0] if len(slopes) and bool((slopes == slopes[0]).all()) else None
+        return None if self.slopes is None else self.slopes.steepest
 
     def _of_parents(self) -> Ellipsoid:
         """From the ellipsoids of the parents, as if they had nothing to do with each other."""
         if self.slopes is not None:
-            return smallest(self.terms[0][0].ellipsoid, [Bend(0, *self.slopes)])
+            return smallest(self.terms[0][0].ellipsoid, [Bend(0, self.slopes)])
         parts = [v.ellipsoid if c is None else v.ellipsoid.image(c) for v, c in self.terms]
         return functools.reduce(sum_of, parts)
 
@@ -155,14 +150,10 @@ def _steps(base: Vertex, passed: Sequence[Vertex]) -> list[Step]:
     steps: list[Step] = []
     for v in passed:
         if v.slopes is not None:
-            steps.append(Bend(numbers[v.terms[0][0]], *v.slopes))
+            steps.append(Bend(numbers[v.terms[0][0]], v.slopes))
         else:
             steps.append(Sum(tuple((numbers[p], identity(p.size) if c is None else c) for p, c in v.terms)))
     return steps
-
-
-def _is_one_slope(low: torch.Tensor, high: torch.Tensor) -> bool:
-    return not len(low) or bool(((high - low).amax() <= _ONE_SLOPE * torch.maximum(low.abs(), high.abs()).amax()).item())
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,8 +188,9 @@ class Matrix:
             return cls(matrix, 1.0, off if not largest and not off.any() else off * math.nan)
         return cls(matrix / largest, scale * largest, off / largest)
 
-    def bent(self, low: torch.Tensor, high: torch.Tensor, sizes: torch.Tensor) -> Matrix:
+    def bent(self, slopes: Slopes, sizes: torch.Tensor) -> Matrix:
         """Each entry times a number between two: the middle, and half the width counts as rounding."""
+        low, high = slopes.low, slopes.high
         middle, half = ((low + high) / 2).detach(), ((high - low) / 2).detach() + 8 * EPSILON * high.detach().abs()
         moved = self.matrix.detach().abs() @ sizes + self.off
         return Matrix(middle[:, None] * self.matrix, self.scale, middle.abs() * self.off + half * moved)
@@ -244,6 +236,6 @@ def _matrix(v: Vertex, first: Vertex) -> Matrix:
     if v.slopes is not None:
         before = v.terms[0][0].matrix
         assert before is not None, "it is made first"
-        return before.bent(*v.slopes, sizes)
+        return before.bent(v.slopes, sizes)
     terms = [(p.matrix, identity(p.size) if c is None else c) for p, c in v.terms]
     return Matrix.of_terms([(m, c) for m, c in terms if m is not None], sizes)

@@ -20,6 +20,7 @@ from thunder_norm import (
     with_perturbation,
 )
 from thunder_norm.core.ellipsoids import Dense, Ellipsoid
+from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.vertices import Root, Vertex
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules.entrywise import slopes_within
@@ -185,7 +186,7 @@ def test_what_is_linear_but_for_rounding_is_one_matrix_and_no_slope_leaves_it(wi
     root = Root(torch.ones(()))
     x = Vertex(root, 4, given=Ellipsoid.ball(4, 2.0))
     before = Vertex(root, 4, terms=((x, Dense(a)),))
-    bent = Vertex(root, 4, terms=((before, None),), slopes=(low, low + width))
+    bent = Vertex(root, 4, terms=((before, None),), slopes=Slopes(low, low + width))
     y = Vertex(root, 4, terms=((Vertex(root, 4, terms=((bent, None), (x, None))), Dense(b)), (bent, None)))
     assert (y.first is x) == (width <= 1e-9)
     d = torch.diag_embed(low + width * torch.randint(2, (64, 4)))

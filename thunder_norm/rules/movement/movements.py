@@ -21,6 +21,7 @@ from thunder_norm.core.known_ranges import range_within
 from thunder_norm.core.local import is_within
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.core.vertices import LARGEST
 from thunder_norm.core.within import reach
@@ -180,8 +181,8 @@ def linear(call: Call) -> Found:
     others_are_fixed = is_fixed(weight) and is_fixed(call.given.get("bias"))
     if spread is None or spread.ndim != 1 or not others_are_fixed or not 0 < len(weight) <= LARGEST:
         return _of_samples(call, x)
-    matrix = values(weight)
-    return [Made(1, (Term(x, Dense(matrix)),))] if bool(matrix.isfinite().all()) else None
+    matrix = Dense(values(weight))
+    return [Made(1, (Term(x, matrix),))] if math.isfinite(matrix.scale) else None
 
 
 def matmul(call: Call, *, has_batch: bool = False) -> Found:
@@ -350,7 +351,7 @@ def _multiplied(call: Call, x: Any, factor: Any) -> Found:
     if not (low.isfinite().all() and high.isfinite().all()):
         return None
     is_one = torch.equal(low, high)
-    return [Made(spread.ndim, (Term(x, Scaled(low, size) if is_one else (low, high)),))]
+    return [Made(spread.ndim, (Term(x, Scaled(low, size) if is_one else Slopes(low, high)),))]
 
 
 def mul(call: Call) -> Found:
@@ -373,7 +374,7 @@ def _of_two(call: Call, a: NormedTensor, b: NormedTensor) -> Found:
     return None if by_a is None or by_b is None else [Made(of_a.ndim, (Term(a, by_b), Term(b, by_a)))]
 
 
-def _between(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _between(x: NormedTensor, spread: Spread) -> Slopes | None:
     """Between which numbers each feature of x is, for all inputs that the bound is about; None if there are none."""
     found = range_within(x) or Range()
     lows = [found.low] + ([] if found.least is None else [found.least.value().item()])
@@ -382,7 +383,7 @@ def _between(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tenso
     if is_within():
         near = reach(x, spread)
         low, high = torch.maximum(low, near[0]), torch.minimum(high, near[1])
-    return (low, high) if low.isfinite().all() and high.isfinite().all() else None
+    return Slopes(low, high) if low.isfinite().all() and high.isfinite().all() else None
 
 
 def div(call: Call) -> Found:
