@@ -9,8 +9,8 @@ import torch
 
 from thunder_norm.core.ellipsoids import EPSILON
 
-# Slopes that differ by no more than that, of the steepest, are one: at the data, where they do by rounding.
-_ONE = 1e-9
+# Of the steepest: slopes that differ by no more are one but for rounding; and are taken for one and what is left out.
+_ONE, _NARROW = 1e-9, 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,11 @@ class Slopes:
     def is_linear(self) -> bool:
         """Whether each entry has one slope, but for rounding."""
         return not len(self) or (self.high - self.low).amax().item() <= _ONE * self.most
+
+    @cached_property
+    def is_narrow(self) -> bool:
+        """Whether the slopes of each entry are so near each other that it is one of them that counts."""
+        return not len(self) or (self.high - self.low).amax().item() <= _NARROW * self.most
 
     @cached_property
     def is_uniform(self) -> bool:

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -26,8 +26,8 @@ LARGEST, LARGEST_TOGETHER = 1024, 2048
 _LONGEST = 64
 # Entries of a matrix from the first vertex of a root to another: each vertex on the way keeps one.
 _LARGEST_MATRIX = 2**18
-# Of what rounding may have done to a matrix, relative to the vectors that it makes.
-_EXACT = 1e-6
+# Of what a matrix leaves out, relative to the vectors that it makes: no search is asked for less, and more is left to it.
+_NEAR, _FAR = 0.05, 1.0
 _LEAST, _MOST = 1e-250, 1e250
 
 _numbers = itertools.count()
@@ -52,6 +52,7 @@ class Vertex:
         given: the ellipsoid of the first of a root.
         number: later ones have larger numbers.
         matrix: what it is of `first`, where that was asked for.
+        columns: of the first of a root: how many such matrices have so far.
     """
 
     root: Root
@@ -61,12 +62,13 @@ class Vertex:
     given: Ellipsoid | None = None
     number: int = field(default_factory=lambda: next(_numbers))
     matrix: Matrix | None = field(init=False, default=None)
+    columns: int = field(init=False, default=0)
     _first: Vertex | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         firsts = {p.first for p, _ in self.terms}
         first = firsts.pop() if len(firsts) == 1 else None
-        self._first = first if first is None or self.slopes is None or self.slopes.is_linear else None
+        self._first = first if first is None or self.slopes is None or self.slopes.is_narrow else None
 
     @property
     def first(self) -> Vertex | None:
@@ -80,9 +82,10 @@ class Vertex:
             return self.given
         if (turned := self._turned()) is not None:
             return turned
-        if (exact := _by_matrix(self)) is not None:
-            return exact
-        found = []
+        by_matrix = _by_matrix(self)
+        if by_matrix is not None and by_matrix[1] <= _NEAR:
+            return by_matrix[0]
+        found = [] if by_matrix is None else [by_matrix[0]]
         block = _block(self)
         if block is not None:
             base, steps = block
@@ -158,12 +161,17 @@ def _steps(base: Vertex, passed: Sequence[Vertex]) -> list[Step]:
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A vertex as ``scale * M x`` of the first one of its root.
+    """A vertex as ``scale * (M x + N e)`` of the first one x of its root and numbers e between -1 and 1.
+
+    What a bend leaves of ``D x_i``, D within half a width of the middle of its slopes, is at most that times how far x_i moves: a number e for
+    each entry, which linear maps take on as they do x, so that what cancels does (affine arithmetic).
+
+    Source: de Figueiredo and Stolfi, "Affine Arithmetic: Concepts and Applications", Numerical Algorithms 2004.
 
     Attributes:
-        matrix: M, [n, m], its largest entry 1, or 0.
+        matrix: M beside N, [n, m + k], its largest entry 1, or 0.
         scale: a number > 0.
-        off: how far each entry of M x may be from the exact one, for ``|x_j| <= P_jj^(1/2)``, [n]; not finite where that is not known.
+        off: how far each entry may be from the exact one besides, for ``|x_j| <= P_jj^(1/2)``, [n]; not finite where that is not known.
     """
 
     matrix: torch.Tensor
@@ -177,41 +185,64 @@ class Matrix:
         A sum of k terms is off by at most ``2 k eps`` times what their absolute values add up to.
         """
         scale = max(m.scale * c.scale for m, c in terms)
+        width = max(m.matrix.shape[1] for m, _ in terms)
         matrix, off = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         for m, c in terms:
             ratio = m.scale * c.scale / max(scale, 1e-300)
-            matrix = matrix + c.times(m.matrix) * ratio
+            matrix = matrix + _padded(c.times(m.matrix), width) * ratio
             unit = 8 * EPSILON * (len(m.matrix) + len(terms) + 2)
-            off = off + c.magnitudes(m.off + unit * (m.matrix.detach().abs() @ sizes)) * ratio
+            off = off + c.magnitudes(m.off + unit * m._largest(sizes)) * ratio
         largest = matrix.detach().abs().max().item()
         if not largest or not _LEAST < scale * largest < _MOST:
             return cls(matrix, 1.0, off if not largest and not off.any() else off * math.nan)
         return cls(matrix / largest, scale * largest, off / largest)
 
-    def bent(self, slopes: Slopes, sizes: torch.Tensor) -> Matrix:
-        """Each entry times a number between two: the middle, and half the width counts as rounding."""
-        low, high = slopes.low, slopes.high
-        middle, half = ((low + high) / 2).detach(), ((high - low) / 2).detach() + 8 * EPSILON * high.detach().abs()
-        moved = self.matrix.detach().abs() @ sizes + self.off
-        return Matrix(middle[:, None] * self.matrix, self.scale, middle.abs() * self.off + half * moved)
+    def bent(self, slopes: Slopes, of: Ellipsoid, start: int) -> Matrix:
+        """Each entry times a number between two: the middle, and what is left as entries of e, of columns from `start` on."""
+        low, high = slopes.low.detach(), slopes.high.detach()
+        middle, half = (low + high) / 2, (high - low) / 2 + 8 * EPSILON * high.abs()
+        left = half * (self._moved(of) + self.off) * (1 + 1e-9)
+        off = middle.abs() * self.off
+        if slopes.is_linear:  # by rounding alone
+            return Matrix(middle[:, None] * self.matrix, self.scale, off + left)
+        matrix = _padded(middle[:, None] * self.matrix, start)
+        return Matrix(torch.cat([matrix, torch.diag(left)], 1), self.scale, off + 8 * EPSILON * left)
 
-    def of(self, e: Ellipsoid) -> Ellipsoid | None:
-        """What it makes of the first one's ellipsoid; None if rounding counts.
+    def _largest(self, sizes: torch.Tensor) -> torch.Tensor:
+        """How large the terms of each entry are together."""
+        matrix, m = self.matrix.detach().abs(), len(sizes)
+        return matrix[:, :m] @ sizes + matrix[:, m:].sum(1)
 
-        The exact vectors are off by less than a ball of radius ``|off|``: an ellipsoid that holds a sum, as `ellipsoids.sum_of`.
+    def _moved(self, of: Ellipsoid) -> torch.Tensor:
+        """How large each entry may be for x in that ellipsoid, of scale 1."""
+        cov, matrix = of.cov.detach(), self.matrix.detach()
+        m = len(cov)
+        x, rounded = matrix[:, :m], 32 * EPSILON * (m + 4) * (matrix[:, :m].abs() @ cov.diagonal().sqrt()).square()
+        return (((x @ cov) * x).sum(1).clamp(min=0) + rounded).sqrt() + matrix[:, m:].abs().sum(1)
+
+    def of(self, e: Ellipsoid) -> tuple[Ellipsoid, float] | None:
+        """What it makes of the first one's ellipsoid, and what is left out of M relative to that; None if it is more.
+
+        The exact vectors are off by less than a ball of radius ``|N| 1 + off``: an ellipsoid that holds a sum, as `ellipsoids.sum_of`.
         """
-        made, off = e.image(Dense(self.matrix)), self.off.norm().item() * e.scale
+        m = len(e.cov)
+        made = e.image(Dense(self.matrix[:, :m]))
+        off = (self.off + self.matrix[:, m:].detach().abs().sum(1)).norm().item() * e.scale
         if not made.scale:
-            return made if off == 0 else None
+            return (made, 0.0) if off == 0 else None
         t = off / made.scale
-        if not t <= _EXACT:
+        if not t <= _FAR:
             return None
         cov = (1 + t) * made.cov + (t + t * t) * torch.eye(len(made.cov), dtype=torch.float64)
-        return Ellipsoid.of(cov, made.scale * self.scale)
+        return Ellipsoid.of(cov, made.scale * self.scale), t
 
 
-def _by_matrix(vertex: Vertex) -> Ellipsoid | None:
-    """The ellipsoid of a vertex that is linear in the first one of its root, by its matrix; None if that is too large or not exact enough."""
+def _padded(matrix: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.nn.functional.pad(matrix, (0, width - matrix.shape[1]))
+
+
+def _by_matrix(vertex: Vertex) -> tuple[Ellipsoid, float] | None:
+    """The ellipsoid of a vertex that is nearly linear in the first one of its root, by its matrix; None if that is too large or too far off."""
     first = vertex.first
     if first is None or vertex.size * first.size > _LARGEST_MATRIX:
         return None
@@ -225,6 +256,8 @@ def _by_matrix(vertex: Vertex) -> Ellipsoid | None:
         pending.pop()
         if v.matrix is None:
             v.matrix = _matrix(v, first)
+            if v.matrix.matrix.numel() > _LARGEST_MATRIX:
+                v.matrix = replace(v.matrix, matrix=v.matrix.matrix[:, : first.size], off=v.matrix.off * math.nan)
     assert vertex.matrix is not None, "it is made last"
     return vertex.matrix.of(first.ellipsoid)
 
@@ -232,10 +265,12 @@ def _by_matrix(vertex: Vertex) -> Ellipsoid | None:
 def _matrix(v: Vertex, first: Vertex) -> Matrix:
     if v is first:
         return Matrix(torch.eye(v.size, dtype=torch.float64), 1.0, torch.zeros(v.size, dtype=torch.float64))
-    sizes = first.ellipsoid.cov.detach().diagonal().sqrt()
     if v.slopes is not None:
         before = v.terms[0][0].matrix
         assert before is not None, "it is made first"
-        return before.bent(v.slopes, sizes)
+        start = first.columns or first.size
+        first.columns = start + v.size
+        return before.bent(v.slopes, first.ellipsoid, start)
+    sizes = first.ellipsoid.cov.detach().diagonal().sqrt()
     terms = [(p.matrix, identity(p.size) if c is None else c) for p, c in v.terms]
     return Matrix.of_terms([(m, c) for m, c in terms if m is not None], sizes)
