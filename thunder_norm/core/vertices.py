@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -27,7 +27,7 @@ _LONGEST = 64
 # Entries of a matrix from the first vertex of a root to another: each vertex on the way keeps one.
 _LARGEST_MATRIX = 2**18
 # Of what a matrix leaves out, relative to the vectors that it makes: no search is asked for less, and more is left to it.
-_NEAR, _FAR = 0.05, 1.0
+_NEAR, _FAR = 0.02, 1.0
 _LEAST, _MOST = 1e-250, 1e250
 
 _numbers = itertools.count()
@@ -197,16 +197,20 @@ class Matrix:
             return cls(matrix, 1.0, off if not largest and not off.any() else off * math.nan)
         return cls(matrix / largest, scale * largest, off / largest)
 
-    def bent(self, slopes: Slopes, of: Ellipsoid, start: int) -> Matrix:
-        """Each entry times a number between two: the middle, and what is left as entries of e, of columns from `start` on."""
-        low, high = slopes.low.detach(), slopes.high.detach()
-        middle, half = (low + high) / 2, (high - low) / 2 + 8 * EPSILON * high.abs()
-        left = half * (self._moved(of) + self.off) * (1 + 1e-9)
-        off = middle.abs() * self.off
-        if slopes.is_linear:  # by rounding alone
-            return Matrix(middle[:, None] * self.matrix, self.scale, off + left)
-        matrix = _padded(middle[:, None] * self.matrix, start)
-        return Matrix(torch.cat([matrix, torch.diag(left)], 1), self.scale, off + 8 * EPSILON * left)
+    def times(self, slopes: Slopes, left_out: torch.Tensor) -> Matrix:
+        """Each entry times the middle of its slopes, off by so much more."""
+        middle = (slopes.low.detach() + slopes.high.detach()) / 2
+        return Matrix(middle[:, None] * self.matrix, self.scale, middle.abs() * self.off + left_out.detach())
+
+    def left_out(self, slopes: Slopes, of: Ellipsoid) -> torch.Tensor:
+        """What `times` leaves out of each entry, for x in that ellipsoid, of scale 1."""
+        half = (slopes.high.detach() - slopes.low.detach()) / 2 + 8 * EPSILON * slopes.high.detach().abs()
+        return half * (self._moved(of) + self.off) * (1 + 1e-9)
+
+    def with_own(self, entries: torch.Tensor, start: int) -> Matrix:
+        """With entries of e of its own, of columns from `start` on."""
+        matrix = torch.cat([_padded(self.matrix, start), torch.diag(entries)], 1)
+        return Matrix(matrix, self.scale, self.off)
 
     def _largest(self, sizes: torch.Tensor) -> torch.Tensor:
         """How large the terms of each entry are together."""
@@ -215,10 +219,10 @@ class Matrix:
 
     def _moved(self, of: Ellipsoid) -> torch.Tensor:
         """How large each entry may be for x in that ellipsoid, of scale 1."""
-        cov, matrix = of.cov.detach(), self.matrix.detach()
-        m = len(cov)
-        x, rounded = matrix[:, :m], 32 * EPSILON * (m + 4) * (matrix[:, :m].abs() @ cov.diagonal().sqrt()).square()
-        return (((x @ cov) * x).sum(1).clamp(min=0) + rounded).sqrt() + matrix[:, m:].abs().sum(1)
+        m = len(of.cov)
+        x, errors = self.matrix[:, :m], self.matrix[:, m:]
+        rounded = 32 * EPSILON * (m + 4) * (x.detach().abs() @ of.cov.detach().diagonal().sqrt()).square() + 1e-300
+        return (((x @ of.cov) * x).sum(1).clamp(min=0) + rounded).sqrt() + errors.abs().sum(1)
 
     def of(self, e: Ellipsoid) -> tuple[Ellipsoid, float] | None:
         """What it makes of the first one's ellipsoid, and what is left out of M relative to that; None if it is more.
@@ -227,14 +231,14 @@ class Matrix:
         """
         m = len(e.cov)
         made = e.image(Dense(self.matrix[:, :m]))
-        off = (self.off + self.matrix[:, m:].detach().abs().sum(1)).norm().item() * e.scale
+        off = (self.off + self.matrix[:, m:].abs().sum(1)).norm() * (e.scale * (1 + 1e-9))
         if not made.scale:
-            return (made, 0.0) if off == 0 else None
+            return (made, 0.0) if off.item() == 0 else None
         t = off / made.scale
-        if not t <= _FAR:
+        if not t.item() <= _FAR:
             return None
         cov = (1 + t) * made.cov + (t + t * t) * torch.eye(len(made.cov), dtype=torch.float64)
-        return Ellipsoid.of(cov, made.scale * self.scale), t
+        return Ellipsoid.of(cov, made.scale * self.scale), t.item()
 
 
 def _padded(matrix: torch.Tensor, width: int) -> torch.Tensor:
@@ -256,8 +260,6 @@ def _by_matrix(vertex: Vertex) -> tuple[Ellipsoid, float] | None:
         pending.pop()
         if v.matrix is None:
             v.matrix = _matrix(v, first)
-            if v.matrix.matrix.numel() > _LARGEST_MATRIX:
-                v.matrix = replace(v.matrix, matrix=v.matrix.matrix[:, : first.size], off=v.matrix.off * math.nan)
     assert vertex.matrix is not None, "it is made last"
     return vertex.matrix.of(first.ellipsoid)
 
@@ -269,8 +271,13 @@ def _matrix(v: Vertex, first: Vertex) -> Matrix:
         before = v.terms[0][0].matrix
         assert before is not None, "it is made first"
         start = first.columns or first.size
+        left_out = before.left_out(v.slopes, first.ellipsoid)
+        if v.slopes.is_linear:  # by rounding alone
+            return before.times(v.slopes, left_out)
+        if v.size * (start + v.size) > _LARGEST_MATRIX or not math.isfinite(left_out.sum().item()):
+            return before.times(v.slopes, left_out * math.nan)
         first.columns = start + v.size
-        return before.bent(v.slopes, first.ellipsoid, start)
+        return before.times(v.slopes, left_out * 8 * EPSILON).with_own(left_out, start)
     sizes = first.ellipsoid.cov.detach().diagonal().sqrt()
     terms = [(p.matrix, identity(p.size) if c is None else c) for p, c in v.terms]
     return Matrix.of_terms([(m, c) for m, c in terms if m is not None], sizes)
