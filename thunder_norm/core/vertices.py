@@ -1,8 +1,8 @@
 """How tensors move, as a graph: vertices are vectors, edges linear maps and bends, and each vertex has an ellipsoid that it stays in.
 
 The ellipsoid of a vertex is found from the nearest one that all its paths pass (`joint.smallest`), so that what is added again, a residual, is
-kept together with its branch.  What is linear all the way from the first vertex of a root is one matrix, however long the ways are: the
-steps of a recurrent network, each with an input of its own, have no vertex between that all paths pass.
+kept together with its branch.  What is linear, or nearly, all the way from the first vertex of a root is one matrix and what it leaves out (`Matrix`),
+however long the ways are: the steps of a recurrent network, each with an input of its own, have no vertex between that all paths pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST = 64
 # Entries of a matrix from the first vertex of a root to another: each vertex on the way keeps one.
 _LARGEST_MATRIX = 2**18
 # Of what a matrix leaves out, relative to the vectors that it makes: no search is asked for less, and more is left to it.
-_NEAR, _FAR = 0.02, 1.0
+_NEAR, _FAR = 1e-3, 1.0
 _LEAST, _MOST = 1e-250, 1e250
 
 _numbers = itertools.count()
@@ -72,7 +72,7 @@ class Vertex:
 
     @property
     def first(self) -> Vertex | None:
-        """The first of its root, if it is a linear map of that but for rounding, whichever way one goes there."""
+        """The first of its root, if it is nearly a linear map of that, whichever way one goes there."""
         return self._first if self.given is None else self
 
     @functools.cached_property
@@ -204,7 +204,7 @@ class Matrix:
 
     def left_out(self, slopes: Slopes, of: Ellipsoid) -> torch.Tensor:
         """What `times` leaves out of each entry, for x in that ellipsoid, of scale 1."""
-        half = (slopes.high.detach() - slopes.low.detach()) / 2 + 8 * EPSILON * slopes.high.detach().abs()
+        half = (slopes.high.detach() - slopes.low.detach()) / 2 + 8 * EPSILON * slopes.moduli.detach()
         return half * (self._moved(of) + self.off) * (1 + 1e-9)
 
     def with_own(self, entries: torch.Tensor, start: int) -> Matrix:

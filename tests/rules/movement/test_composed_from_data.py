@@ -18,7 +18,7 @@ from thunder_norm.core.ellipsoids import Ellipsoid
 from thunder_norm.core.local import from_data
 from thunder_norm.rules.entrywise import slopes_within
 from thunder_norm.rules.layers._attention_away import Moving, Rows
-from thunder_norm.rules.movement import movements
+from thunder_norm.rules.movement import movements_of_products
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # the oracle's Jacobians of fused attention
 F64 = torch.float64
@@ -257,7 +257,7 @@ def test_the_adversary_finds_what_claims_too_little(broken: str, monkeypatch: py
         )
     elif broken == "products":  # of one entry, and of second order by little: that is then an interval of slopes
         point, radius = point[:, :1], 0.05
-        monkeypatch.setattr(movements, "_between", lambda x, spread: movements._at_data(x, spread))
+        monkeypatch.setattr(movements_of_products, "_between", lambda x, spread: movements_of_products._at_data(x, spread))
     assert (found(f, point, radius) > claimed(f, point, radius, only_away=True) * 1.0001) == (broken != "none")
 
 
