@@ -260,6 +260,27 @@ def test_an_eager_call_that_fails_keeps_plain_tensors():
     assert type(model.table) is torch.Tensor
 
 
+def test_containers_that_were_empty_before_an_eager_call_keep_plain_tensors():
+    class Kept(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kept = [[], deque(), OrderedDict(), [(), []], OrderedDict()]
+            self.kept[-1].last = None  # type: ignore[attr-defined]
+
+        def forward(self, x):
+            self.kept[0].append(x)
+            self.kept[1].append(x + 1)
+            self.kept[2]["x"] = self.kept[4].last = (x, [x])
+            self.kept[3][1].append({"x": x})
+            return x
+
+    model = Kept()
+    model(RMSTensor.of(X))
+    one, two, three, four, five = model.kept
+    found = [one[0], two[0], three["x"][0], three["x"][1][0], four[1][0]["x"], five.last[0]]
+    assert {type(t) for t in found} == {torch.Tensor}
+
+
 def test_norms_that_a_module_had_before_stay():
     model = Attribute()
     model.table = norm = RMSTensor.of(X.sum(0))

@@ -19,6 +19,11 @@ def total(a: Columns, b: Columns) -> Columns:
     return (torch.diag(a) + b) if a.ndim == 1 else (a + torch.diag(b))
 
 
+def scaled(t: torch.Tensor, factor: float) -> torch.Tensor:
+    """That many times t: itself, where it is one of a sum of one."""
+    return t if factor == 1 else t * factor
+
+
 def dense(columns: Sequence[Columns], sizes: Sequence[int]) -> torch.Tensor:
     """The columns as one matrix, of those parts that there are columns for."""
     n = next(len(k) for k in columns if k is not None)

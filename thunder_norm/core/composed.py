@@ -26,6 +26,7 @@ from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
 from thunder_norm.core.lengths import length
 from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.perturbations import Rest, is_more
+from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
 from thunder_norm.core.vertices import LARGEST, Root, Vertex
 from thunder_norm.errors import NormMismatchError
@@ -60,7 +61,7 @@ class Term:
     """
 
     x: NormedTensor
-    how: LinearMap | tuple[torch.Tensor, torch.Tensor] | None = None
+    how: LinearMap | Slopes | None = None
     keeps_rows: bool = True
     factor: float = 1.0
 
@@ -105,7 +106,7 @@ class Call:
         with unwatched():
             return self.body(*args, **kwargs)
 
-    @property
+    @functools.cached_property
     def moving(self) -> list[NormedTensor]:
         """The arguments that move, each once."""
         return list({id(x): x for x in flat_tensors((self.args, self.kwargs)) if moves(x)}.values())
@@ -179,21 +180,20 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
         return
     with _disable_current_modes():  # they are about the program, and this is thousands of operations on matrices of ours
         made = rule(call)
-    if made is None:
-        return
-    known = {id(x) for m in made if m is not None for x in (*(t.x for t in m.terms), *m.of)}
-    # a matrix that moves with the inputs is another one for others: of parameters alone a rule says the rest
-    left = rest.of(call.given, known) if known >= {id(x) for x in call.moving} else None
-    if left is None:
-        return
-    with _disable_current_modes():
+        if made is None:
+            return
+        known = {id(x) for m in made if m is not None for x in (*(t.x for t in m.terms), *m.of)}
+        # a matrix that moves with the inputs is another one for others: of parameters alone a rule says the rest
+        left = rest.of(call.given, known) if known >= {id(x) for x in call.moving} else None
+        if left is None:
+            return
         for y, m, by_others in zip(call.results, made, left, strict=True):
             if m is not None and not any(_is_too_steep(t) for t in m.terms):
                 _attach(y, m, by_others)
 
 
 def _is_too_steep(term: Term) -> bool:
-    return isinstance(term.how, tuple) and any(not s.abs().max().item() <= _HUGE for s in term.how if len(s))
+    return isinstance(term.how, Slopes) and not term.how.most <= _HUGE
 
 
 def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
@@ -217,9 +217,9 @@ def _may_be_less(y: NormedTensor, made: Made) -> bool:
     """Whether a norm rule may say less than the ellipsoids: not of linear maps of what it has not, nor with a constant of 1 of slopes up to 1."""
     if any((t.x._spread is None or t.x._spread.is_limited) or not t.keeps_rows for t in made.terms):
         return True
-    slopes = [s for t in made.terms if isinstance(t.how, tuple) for s in t.how]
+    slopes = [t.how for t in made.terms if isinstance(t.how, Slopes)]
     is_one = len(made.terms) == 1 and made.terms[0].x.perturbation_size is y.perturbation_size
-    return bool(made.besides or slopes) and not (is_one and all(s.abs().max().item() <= 1 for s in slopes))
+    return bool(made.besides or slopes) and not (is_one and all(s.most <= 1 for s in slopes))
 
 
 def moves_as(y: NormedTensor, other: NormedTensor) -> None:
@@ -257,7 +257,7 @@ def parts_of(terms: Sequence[Term], size: int) -> list[Vertex]:
 
 
 def _vertex(root: Root, size: int, found: Sequence[tuple[Vertex, Term]]) -> Vertex:
-    bent = [Vertex(root, v.size, terms=((v, None),), slopes=t.how) if isinstance(t.how, tuple) else v for v, t in found]
+    bent = [Vertex(root, v.size, terms=((v, None),), slopes=t.how) if isinstance(t.how, Slopes) else v for v, t in found]
     terms = tuple((v, t.how if isinstance(t.how, LinearMap) else None) for v, (_, t) in zip(bent, found, strict=True))
     if len(terms) == 1 and terms[0][1] is None:
         return terms[0][0]

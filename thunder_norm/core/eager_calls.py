@@ -31,7 +31,7 @@ class _EndOfCall:
         own = {
             id(v) for v in tree_leaves(given) if isinstance(v, NormedTensor)
         }  # arguments may be kept before anything is computed
-        self.before = Reachable((module,), follows_code=False)  # kept: an id stays its object's
+        self.before = Reachable((module,), follows_code=False, skips_empty=True)  # kept: an id stays its object's
         self.known = set(self.before.known) - own
         _state.is_watched = True
 
@@ -72,9 +72,8 @@ def keep_plain(root: Any, known: set[int]) -> None:
             return type(v)(*map(plain, v)) if hasattr(v, "_fields") else type(v)(map(plain, v))
         return v
 
-    for place in Reachable((root,), follows_code=False).places:
+    for place in Reachable((root,), follows_code=False, skips_empty=True).places:
         held = place.held
-        new = {k: plain(v) for k, v in held.items()} if isinstance(held, dict) else type(held)(map(plain, held))
-        values = zip(new.values(), held.values(), strict=True) if isinstance(held, dict) else zip(new, held, strict=False)
-        if any(a is not b for a, b in values):
-            place.write(new)
+        if all(plain(v) is v for v in (held.values() if isinstance(held, dict) else held)):
+            continue
+        place.write({k: plain(v) for k, v in held.items()} if isinstance(held, dict) else type(held)(map(plain, held)))

@@ -143,8 +143,10 @@ def above(cov: torch.Tensor, magnitudes: torch.Tensor, inner: int) -> torch.Tens
     """
     if not magnitudes.any():
         return cov
-    margin = 16 * EPSILON * (inner + 4) * len(cov)
-    return cov + torch.diag(margin * magnitudes.detach().square() + _FLOOR)
+    margin = 16 * EPSILON * (inner + 4) * cov.shape[0]
+    cov = cov.clone()
+    cov.diagonal().add_(margin * magnitudes.detach().square() + _FLOOR)
+    return cov
 
 
 def sum_of(a: Ellipsoid, b: Ellipsoid) -> Ellipsoid:

@@ -71,11 +71,11 @@ def smallest(base: Ellipsoid, steps: Sequence[Step]) -> Ellipsoid:
 
 
 def _size(step: Step) -> int:
-    return len(step.low) if isinstance(step, Bend) else step.terms[0][1].size
+    return len(step.slopes) if isinstance(step, Bend) else step.terms[0][1].size
 
 
 def _requires_grad(base: Ellipsoid, steps: Sequence[Step]) -> bool:
-    bends = [t for s in steps if isinstance(s, Bend) for t in (s.low, s.high)]
+    bends = [t for s in steps if isinstance(s, Bend) for t in (s.slopes.low, s.slopes.high)]
     return any(
         t.requires_grad
         for t in (base.cov, *bends, *(t for s in steps if isinstance(s, Sum) for _, c in s.terms for t in c.tensors))
@@ -141,9 +141,9 @@ def _alone(base: Ellipsoid, steps: Sequence[Step]) -> tuple[OneBend, Vector] | N
         bend, x = step, vectors[step.of]
         (k,) = x.columns
         assert k is not None, "of z there is something in every vector"
-        of_z = step.middle * k if k.ndim == 1 else step.middle[:, None] * k
-        scale = max(x.scale * step.scale, 1e-300) if x.scale else 0.0
-        vectors.append(Vector((of_z, step.half), step.middle.detach().abs() * x.magnitudes, scale, 1.0))
+        of_z = step.slopes.middle * k if k.ndim == 1 else step.slopes.middle[:, None] * k
+        scale = max(x.scale * step.slopes.scale, 1e-300) if x.scale else 0.0
+        vectors.append(Vector((of_z, step.slopes.half), step.slopes.middle.detach().abs() * x.magnitudes, scale, 1.0))
     last = vectors[-1]
     assert bend is not None
     f, own = (*last.columns, None)[:2]
@@ -154,26 +154,24 @@ def _alone(base: Ellipsoid, steps: Sequence[Step]) -> tuple[OneBend, Vector] | N
     if known is None or own.ndim == 1 or not _is_between_matrices(steps, bend):
         across = columns_of.times((f,), begun.with_kept.mT, run.sizes)
         straight = columns_of.conjugated((f,), base.cov, run.sizes)
-    of = OneBend(
-        straight, across, begun.to_bend, own, bend.middle, bend.half, last.magnitudes, x.magnitudes, len(base.cov), known
-    )
+    of = OneBend(straight, across, begun.to_bend, own, bend.slopes, last.magnitudes, x.magnitudes, len(base.cov), known)
     return of, last
 
 
 def _eigenvalues(base: Ellipsoid, x: Vector, bend: Bend) -> torch.Tensor | None:
     """Of the covariance of the vector that is bent, at least, where it is the first one or a multiple and all slopes are the same."""
     (k,) = x.columns
-    if k is None or k.ndim == 2 or not bend.is_uniform or k.amin().item() != k.amax().item():
+    if k is None or k.ndim == 2 or not bend.slopes.is_uniform:
         return None
-    return base.eigenvalues * k[0].detach().square() + 2 * GUARD * x.magnitudes.square().amax()
+    least, most = (1.0, 1.0) if bend.of == 0 else (k.amin().item(), k.amax().item())
+    return base.eigenvalues * most**2 + 2 * GUARD * x.magnitudes.amax().item() ** 2 if least == most else None
 
 
 def _is_between_matrices(steps: Sequence[Step], bend: Bend) -> bool:
     """Whether the slopes are from 0 to a number, and all that comes after is made of the vector that is bent alone."""
     count = next(i for i, s in enumerate(steps) if s is bend)
     later = [i for s in steps[count + 1 :] if isinstance(s, Sum) for i, _ in s.terms]
-    off = bend.half[0] - bend.middle[0].abs()
-    return all(i > count for i in later) and 0 <= off.item() <= 1e-12 * bend.half[0].item()
+    return all(i > count for i in later) and bend.slopes.is_from_zero
 
 
 def _terms(base: Ellipsoid, steps: Sequence[Step], multipliers: torch.Tensor) -> torch.Tensor:
@@ -181,11 +179,11 @@ def _terms(base: Ellipsoid, steps: Sequence[Step], multipliers: torch.Tensor) ->
     found, scales = [base.cov.detach().diagonal().sqrt()], [1.0]
     for step in steps:
         if isinstance(step, Bend):
-            found.append(step.middle.detach().abs() * found[step.of] + step.half.detach() / multipliers.sqrt())
-            scales.append(max(scales[step.of] * step.scale, 1e-300) if scales[step.of] else 0.0)
+            found.append(step.slopes.middle.detach().abs() * found[step.of] + step.slopes.half.detach() / multipliers.sqrt())
+            scales.append(max(scales[step.of] * step.slopes.scale, 1e-300) if scales[step.of] else 0.0)
             continue
         scale = max(scales[i] * c.scale for i, c in step.terms)
-        parts = (c.magnitudes(found[i]) * (scales[i] * c.scale / scale if scale else 0.0) for i, c in step.terms)
+        parts = (columns_of.scaled(c.magnitudes(found[i]), scales[i] * c.scale / scale if scale else 0.0) for i, c in step.terms)
         found.append(functools.reduce(torch.add, parts))
         scales.append(max(scale, 1e-300) if scale else 0.0)
     return found[-1]
@@ -194,7 +192,7 @@ def _terms(base: Ellipsoid, steps: Sequence[Step], multipliers: torch.Tensor) ->
 def _starts(steps: Sequence[Step]) -> list[Start]:
     """As the bends alone want it; and where that leaves nothing of z, which other vectors may be made of, half of it as well."""
     top = TOP * (1 - 1e-9)
-    is_steep = any((s.half > 1.01 * s.middle.abs()).any() for s in steps if isinstance(s, Bend))
+    is_steep = any(s.slopes.is_steep for s in steps if isinstance(s, Bend))
     has_bends = any(isinstance(s, Bend) for s in steps)
     return [Start(top, False), *[Start(top, True)] * has_bends, *[Start(0.5, False)] * is_steep]
 

@@ -13,6 +13,7 @@ from thunder_norm.core import columns as columns_of
 from thunder_norm.core.columns import Columns
 from thunder_norm.core.ellipsoids import EPSILON, Ellipsoid, LinearMap, above
 from thunder_norm.core.one_bend import Start, first_multipliers, gap
+from thunder_norm.core.slopes import Slopes
 
 # Of the magnitudes of the terms of x: T_i is at most 1 / that, and what rounding does to x counts no more.
 GUARD = 1e-6
@@ -29,32 +30,10 @@ class Sum:
 
 @dataclass(frozen=True, eq=False)
 class Bend:
-    """A vector that is ``D x`` of an earlier one, by its number, with diagonal D between `low` and `high`, [n] each."""
+    """A vector that is ``D x`` of an earlier one, by its number, with diagonal D between the slopes."""
 
     of: int
-    low: torch.Tensor
-    high: torch.Tensor
-
-    @cached_property
-    def is_uniform(self) -> bool:
-        """Whether all entries have slopes between the same two numbers."""
-        return all(t.amin().item() == t.amax().item() for t in (self.low, self.high))
-
-    @cached_property
-    def scale(self) -> float:
-        """The steepest slope, which may be too steep for its square to be a number."""
-        steepest = max(self.low.detach().abs().max().item(), self.high.detach().abs().max().item())
-        return max(steepest, 1e-300)
-
-    @cached_property
-    def middle(self) -> torch.Tensor:
-        """Of the slopes divided by `scale`."""
-        return self.low / self.scale / 2 + self.high / self.scale / 2
-
-    @cached_property
-    def half(self) -> torch.Tensor:
-        """Half the width of the slopes divided by `scale`, rounded up."""
-        return self.high / self.scale / 2 - self.low / self.scale / 2 + 4 * EPSILON
+    slopes: Slopes
 
 
 Step = Sum | Bend
@@ -150,7 +129,7 @@ class Run:
         return v.columns[:full], v.columns[full] if len(v.columns) > full else None
 
     def _magnitudes(self, v: Vector) -> torch.Tensor:
-        return v.magnitudes * (self.growth / v.growth)
+        return columns_of.scaled(v.magnitudes, self.growth / v.growth)
 
     def add(self, vectors: Sequence[Vector], step: Sum) -> Vector:
         scale = max(vectors[i].scale * c.scale for i, c in step.terms)
@@ -159,10 +138,9 @@ class Run:
         for i, c in step.terms:
             v, ratio = vectors[i], vectors[i].scale * c.scale / scale if scale else 0.0
             for j, k in enumerate(v.columns):
-                columns[j] = columns_of.total(
-                    columns[j], None if k is None else (c.times(k) if k.ndim == 2 else c.columns(k)) * ratio
-                )
-            magnitudes = magnitudes + c.magnitudes(self._magnitudes(v)) * ratio
+                mapped = None if k is None else columns_of.scaled(c.times(k) if k.ndim == 2 else c.columns(k), ratio)
+                columns[j] = columns_of.total(columns[j], mapped)
+            magnitudes = magnitudes + columns_of.scaled(c.magnitudes(self._magnitudes(v)), ratio)
         assert isinstance(magnitudes, torch.Tensor)
         return Vector(tuple(columns), magnitudes, max(scale, 1e-300) if scale else 0.0, self.growth)
 
@@ -185,7 +163,7 @@ class Run:
         self, x: Vector, step: Bend, given: torch.Tensor | Start, known: tuple[torch.Tensor, torch.Tensor] | None
     ) -> Vector | None:
         q, with_kept = known or (self.to_bend(x), self.with_kept(x))
-        t = first_multipliers(q.detach(), step.middle, step.half, given) if isinstance(given, Start) else given
+        t = first_multipliers(q.detach(), step.slopes, given) if isinstance(given, Start) else given
         root = t.sqrt()
         h = root[:, None] * q * root
         free = gap(h.detach())
@@ -203,11 +181,15 @@ class Run:
         self.growth *= math.sqrt((grown.diagonal().detach() / before.clamp(min=1e-290)).max().item()) if before.any() else 1.0
         self.bent.append(Bent(t, x, grown))
         self.cov, self.variances = grown, 1 / t
-        bent = [None if k is None else step.middle * k if k.ndim == 1 else step.middle[:, None] * k for k in x.columns]
+        bent = [
+            None if k is None else step.slopes.middle * k if k.ndim == 1 else step.slopes.middle[:, None] * k for k in x.columns
+        ]
         none: list[Columns] = [None] * (len(self.sizes) - len(bent))
         self.sizes.append(len(t))
-        sizes = step.middle.detach().abs() * self._magnitudes(x) + step.half.detach() / root.detach()
-        return Vector((*bent, *none, step.half), sizes, max(x.scale * step.scale, 1e-300) if x.scale else 0.0, self.growth)
+        sizes = step.slopes.middle.detach().abs() * self._magnitudes(x) + step.slopes.half.detach() / root.detach()
+        return Vector(
+            (*bent, *none, step.slopes.half), sizes, max(x.scale * step.slopes.scale, 1e-300) if x.scale else 0.0, self.growth
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +217,9 @@ class Begun:
         if self.bent is not self.vectors[0]:
             return self._run.to_bend(self.bent)
         cov = self.base.cov  # nothing has been computed of it yet
-        return cov + torch.diag(GUARD * cov.detach().diagonal())
+        cov = cov.clone()
+        cov.diagonal().add_(GUARD * self.base.cov.detach().diagonal())
+        return cov
 
     @cached_property
     def with_kept(self) -> torch.Tensor:

@@ -25,6 +25,7 @@ from functools import cached_property
 import torch
 
 from thunder_norm.core.ellipsoids import EPSILON, above
+from thunder_norm.core.slopes import Slopes
 
 # H stays below it, so that I - H can be inverted.
 TOP = 1 - 1e-4
@@ -65,15 +66,13 @@ _BELOW = 1 - 1e-9
 _PLAIN = Start(TOP * _BELOW, False)
 
 
-def first_multipliers(
-    q: torch.Tensor, middle: torch.Tensor, half: torch.Tensor, start: Start, largest: float | None = None
-) -> torch.Tensor:
+def first_multipliers(q: torch.Tensor, slopes: Slopes, start: Start, largest: float | None = None) -> torch.Tensor:
     """`first_of`, the multipliers alone."""
-    return first_of(q, middle, half, start, largest)[0]
+    return first_of(q, slopes, start, largest)[0]
 
 
 def first_of(
-    q: torch.Tensor, middle: torch.Tensor, half: torch.Tensor, start: Start, largest: float | None = None
+    q: torch.Tensor, slopes: Slopes, start: Start, largest: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``T = tau / lambda_max(q)``: with ``tau = h / (|m| + h)`` the longest vector becomes as long as the steepest slope says.
 
@@ -81,16 +80,14 @@ def first_of(
 
     Args:
         q: of the vector that is bent.
-        middle: of the slopes.
-        half: of their width.
+        slopes: of the bend.
         start: how.
         largest: the largest eigenvalue of q, where it is known and all tau are the same.
 
     Returns:
         T, and the eigenvalues of its H, ascending, if they had to be found.
     """
-    middle = middle.abs()
-    tau = torch.where(half > 0, half / (middle + half).clamp(min=1e-300), 1.0).clamp(min=1e-6, max=start.most)
+    tau = slopes.tau.clamp(max=start.most)
     if largest is not None:
         return tau / (largest * (1 + 1e-10)), None
     sizes = q.diagonal().clamp(min=q.diagonal().max() * 1e-24).clamp(min=1e-250)
@@ -110,7 +107,7 @@ class OneBend:
         across: ``F P C^T``, [m, n], or None.
         bent: ``C P C^T``, with what rounding may be, [n, n].
         own: G by columns, a matrix or its diagonal.
-        middle, half: of the slopes, [n].
+        slopes: of the bend, [n].
         sizes: ``|F| sqrt(diag P)``, or more, [m].
         given: ``|C| sqrt(diag P)``, [n].
         inner: how many entries z has.
@@ -121,8 +118,7 @@ class OneBend:
     across: torch.Tensor | None
     bent: torch.Tensor
     own: torch.Tensor
-    middle: torch.Tensor
-    half: torch.Tensor
+    slopes: Slopes
     sizes: torch.Tensor
     given: torch.Tensor
     inner: int
@@ -131,8 +127,9 @@ class OneBend:
     def at(self, multipliers: torch.Tensor) -> Tried | None:
         """With these multipliers; None if H is not below 1."""
         root = multipliers.sqrt()
-        h = root[:, None] * self.bent * root
-        factor, info = torch.linalg.cholesky_ex(_eye(len(h)) - h)
+        free = self.bent * root[:, None] * -root
+        free.diagonal().add_(1)  # I - H
+        factor, info = torch.linalg.cholesky_ex(free)
         if info.item():
             return None
         if self.straight is None or self.across is None:
@@ -161,11 +158,12 @@ class OneBend:
         unit = 8 * EPSILON * (self.inner + n + 4)
         # what rounding does to C P F^T, or to G, and to the factor: of columns of V in units of their lengths
         given = terms if self.across is None else (root * self.given).amax().item() * self.sizes
-        lengths = tried.v.detach().square().sum(0).sqrt()
+        lengths = torch.linalg.vector_norm(tried.v.detach(), dim=0)
         off = unit * math.sqrt(n / free) * (given + n * lengths)
         off = off.square() * len(off) * 1e9
-        cov = (tried.cov + tried.cov.mT) / 2
-        return above(cov, terms + lengths, self.inner + n) * (1 + 1e-9 + unit * n / free) + torch.diag(off * 2)
+        cov = above((tried.cov + tried.cov.mT) / 2, terms + lengths, self.inner + n) * (1 + 1e-9 + unit * n / free)
+        cov.diagonal().add_(off * 2)
+        return cov
 
     def _gap(self, t: torch.Tensor, root: torch.Tensor) -> float | None:
         """`gap` of their H: it is at most the largest of them times what is bent."""
@@ -195,7 +193,7 @@ class OneBend:
     def _first(self) -> tuple[torch.Tensor, torch.Tensor]:
         """They, and the eigenvalues of their H."""
         known = None if self.eigenvalues is None else self.eigenvalues[-1].item()
-        first, h = first_of(self.bent, self.middle, self.half, _PLAIN, known)
+        first, h = first_of(self.bent, self.slopes, _PLAIN, known)
         if h is not None:
             return first, h
         assert self.eigenvalues is not None, "they are what is known"
@@ -207,11 +205,10 @@ class OneBend:
             yield tried
         sizes = self.bent.diagonal()
         if (sizes.amax() > _UNEVEN * sizes.amin()).item():
-            scaled = first_multipliers(self.bent, self.middle, self.half, Start(TOP * _BELOW, True))
+            scaled = first_multipliers(self.bent, self.slopes, Start(TOP * _BELOW, True))
             if (tried := self.at(scaled)) is not None:
                 yield tried
-        is_steep = (self.half > 1.01 * self.middle.abs()).any().item()
-        if is_steep and (tried := self.at(first_multipliers(self.bent, self.middle, self.half, Start(0.5, False)))) is not None:
+        if self.slopes.is_steep and (tried := self.at(first_multipliers(self.bent, self.slopes, Start(0.5, False)))) is not None:
             yield tried
 
     def least_by_first(self, near: Tried) -> float:
@@ -222,10 +219,9 @@ class OneBend:
         v, root = near.longest, self.first.sqrt()
         own = (self.own if self.own.ndim == 2 else torch.diag(self.own)).mT @ v / root
         g = own if self.across is None else root * (self.across.mT @ v)
-        h = root[:, None] * self.bent * root
         total = power = g
         for _ in range(_POWERS):
-            power = h @ power
+            power = root * (self.bent @ (root * power))
             total = total + power
         terms = g @ total
         if self.straight is not None:
@@ -237,14 +233,10 @@ class OneBend:
         top = h[-1].item()
         if not 0 < top < _MOST:
             return 1.0
-        if self.eigenvalues is not None:  # all slopes are the same
-            ratio = (self.middle[0].item() / max(self.half[0].item(), 1e-150)) ** 2
-        else:
-            weights = self.half.square()
-            ratio = ((self.middle.square() * weights).sum() / (weights * weights).sum().clamp(min=1e-300)).item()
+        ratio = self.slopes.ratio
         f = torch.linspace(1.0, _MOST / top, _TRIED, dtype=h.dtype)[:, None]
         sizes = (ratio / (1 - f * h.clamp(min=0.0)) + (1 - ratio)) / f
-        return f[(sizes / sizes.amin()).square().square().sum(1).argmin()].item()
+        return f[(sizes / sizes.amin()).pow(4).sum(1).argmin()].item()
 
     def _newton(self, at: Tried, step: float) -> Tried | None:
         """A step from there; None if it leads nowhere better."""
@@ -307,9 +299,7 @@ class Tried:
     @property
     def longest(self) -> torch.Tensor:
         """A unit vector near that of the largest eigenvalue."""
-        v = self.square @ (self.square @ self.scaled[self.cov.diagonal().argmax()])
+        v = self.scaled[self.cov.diagonal().argmax()]
+        for _ in range(4):  # products with vectors are a tenth of that of two matrices
+            v = self.scaled @ v
         return v / v.norm().clamp(min=1e-300)
-
-
-def _eye(n: int) -> torch.Tensor:
-    return torch.eye(n, dtype=torch.float64)

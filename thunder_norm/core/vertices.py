@@ -1,8 +1,8 @@
 """How tensors move, as a graph: vertices are vectors, edges linear maps and bends, and each vertex has an ellipsoid that it stays in.
 
 The ellipsoid of a vertex is found from the nearest one that all its paths pass (`joint.smallest`), so that what is added again, a residual, is
-kept together with its branch.  What is linear all the way from the first vertex of a root is one matrix, however long the ways are: the
-steps of a recurrent network, each with an input of its own, have no vertex between that all paths pass.
+kept together with its branch.  What is linear, or nearly, all the way from the first vertex of a root is one matrix and what it leaves out (`Matrix`),
+however long the ways are: the steps of a recurrent network, each with an input of its own, have no vertex between that all paths pass.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from thunder_norm.core.ellipsoids import EPSILON, Dense, Ellipsoid, LinearMap, identity, sum_of
 from thunder_norm.core.joint import smallest
 from thunder_norm.core.kept import Bend, Step, Sum
+from thunder_norm.core.slopes import Slopes
 
 # Features of a row, and the entries of all vectors that are kept together: the price is their cube.
 LARGEST, LARGEST_TOGETHER = 1024, 2048
@@ -25,11 +26,9 @@ LARGEST, LARGEST_TOGETHER = 1024, 2048
 _LONGEST = 64
 # Entries of a matrix from the first vertex of a root to another: each vertex on the way keeps one.
 _LARGEST_MATRIX = 2**18
-# Of what rounding may have done to a matrix, relative to the vectors that it makes.
-_EXACT = 1e-6
+# Of what a matrix leaves out, relative to the vectors that it makes: no search is asked for less, and more is left to it.
+_NEAR, _FAR = 1e-3, 1.0
 _LEAST, _MOST = 1e-250, 1e250
-# Slopes that differ by no more than that, of the steepest, are one: at the data, where they do by rounding.
-_ONE_SLOPE = 1e-9
 
 _numbers = itertools.count()
 
@@ -53,25 +52,27 @@ class Vertex:
         given: the ellipsoid of the first of a root.
         number: later ones have larger numbers.
         matrix: what it is of `first`, where that was asked for.
+        columns: of the first of a root: how many such matrices have so far.
     """
 
     root: Root
     size: int
     terms: tuple[tuple[Vertex, LinearMap | None], ...] = ()
-    slopes: tuple[torch.Tensor, torch.Tensor] | None = None
+    slopes: Slopes | None = None
     given: Ellipsoid | None = None
     number: int = field(default_factory=lambda: next(_numbers))
     matrix: Matrix | None = field(init=False, default=None)
+    columns: int = field(init=False, default=0)
     _first: Vertex | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         firsts = {p.first for p, _ in self.terms}
         first = firsts.pop() if len(firsts) == 1 else None
-        self._first = first if first is None or self.slopes is None or _is_one_slope(*self.slopes) else None
+        self._first = first if first is None or self.slopes is None or self.slopes.is_narrow else None
 
     @property
     def first(self) -> Vertex | None:
-        """The first of its root, if it is a linear map of that but for rounding, whichever way one goes there."""
+        """The first of its root, if it is nearly a linear map of that, whichever way one goes there."""
         return self._first if self.given is None else self
 
     @functools.cached_property
@@ -81,9 +82,10 @@ class Vertex:
             return self.given
         if (turned := self._turned()) is not None:
             return turned
-        if (exact := _by_matrix(self)) is not None:
-            return exact
-        found = []
+        by_matrix = _by_matrix(self)
+        if by_matrix is not None and by_matrix[1] <= _NEAR:
+            return by_matrix[0]
+        found = [] if by_matrix is None else [by_matrix[0]]
         block = _block(self)
         if block is not None:
             base, steps = block
@@ -108,19 +110,15 @@ class Vertex:
             return True
         return len(parents) == 1 and parents[0].slopes is not None and parents[0].terms[0][0] is base
 
-    @functools.cached_property
+    @property
     def steepest(self) -> torch.Tensor | None:
         """The steepest slope, if it is a function of each entry and that is the same of all."""
-        if self.slopes is None:
-            return None
-        low, high = self.slopes
-        slopes = torch.maximum(low.abs(), high.abs())
-        return slopes[0] if len(slopes) and bool((slopes == slopes[0]).all()) else None
+        return None if self.slopes is None else self.slopes.steepest
 
     def _of_parents(self) -> Ellipsoid:
         """From the ellipsoids of the parents, as if they had nothing to do with each other."""
         if self.slopes is not None:
-            return smallest(self.terms[0][0].ellipsoid, [Bend(0, *self.slopes)])
+            return smallest(self.terms[0][0].ellipsoid, [Bend(0, self.slopes)])
         parts = [v.ellipsoid if c is None else v.ellipsoid.image(c) for v, c in self.terms]
         return functools.reduce(sum_of, parts)
 
@@ -155,24 +153,25 @@ def _steps(base: Vertex, passed: Sequence[Vertex]) -> list[Step]:
     steps: list[Step] = []
     for v in passed:
         if v.slopes is not None:
-            steps.append(Bend(numbers[v.terms[0][0]], *v.slopes))
+            steps.append(Bend(numbers[v.terms[0][0]], v.slopes))
         else:
             steps.append(Sum(tuple((numbers[p], identity(p.size) if c is None else c) for p, c in v.terms)))
     return steps
 
 
-def _is_one_slope(low: torch.Tensor, high: torch.Tensor) -> bool:
-    return not len(low) or bool(((high - low).amax() <= _ONE_SLOPE * torch.maximum(low.abs(), high.abs()).amax()).item())
-
-
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A vertex as ``scale * M x`` of the first one of its root.
+    """A vertex as ``scale * (M x + N e)`` of the first one x of its root and numbers e between -1 and 1.
+
+    What a bend leaves of ``D x_i``, D within half a width of the middle of its slopes, is at most that times how far x_i moves: a number e for
+    each entry, which linear maps take on as they do x, so that what cancels does (affine arithmetic).
+
+    Source: de Figueiredo and Stolfi, "Affine Arithmetic: Concepts and Applications", Numerical Algorithms 2004.
 
     Attributes:
-        matrix: M, [n, m], its largest entry 1, or 0.
+        matrix: M beside N, [n, m + k], its largest entry 1, or 0.
         scale: a number > 0.
-        off: how far each entry of M x may be from the exact one, for ``|x_j| <= P_jj^(1/2)``, [n]; not finite where that is not known.
+        off: how far each entry may be from the exact one besides, for ``|x_j| <= P_jj^(1/2)``, [n]; not finite where that is not known.
     """
 
     matrix: torch.Tensor
@@ -186,40 +185,68 @@ class Matrix:
         A sum of k terms is off by at most ``2 k eps`` times what their absolute values add up to.
         """
         scale = max(m.scale * c.scale for m, c in terms)
+        width = max(m.matrix.shape[1] for m, _ in terms)
         matrix, off = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         for m, c in terms:
             ratio = m.scale * c.scale / max(scale, 1e-300)
-            matrix = matrix + c.times(m.matrix) * ratio
+            matrix = matrix + _padded(c.times(m.matrix), width) * ratio
             unit = 8 * EPSILON * (len(m.matrix) + len(terms) + 2)
-            off = off + c.magnitudes(m.off + unit * (m.matrix.detach().abs() @ sizes)) * ratio
+            off = off + c.magnitudes(m.off + unit * m._largest(sizes)) * ratio
         largest = matrix.detach().abs().max().item()
         if not largest or not _LEAST < scale * largest < _MOST:
             return cls(matrix, 1.0, off if not largest and not off.any() else off * math.nan)
         return cls(matrix / largest, scale * largest, off / largest)
 
-    def bent(self, low: torch.Tensor, high: torch.Tensor, sizes: torch.Tensor) -> Matrix:
-        """Each entry times a number between two: the middle, and half the width counts as rounding."""
-        middle, half = ((low + high) / 2).detach(), ((high - low) / 2).detach() + 8 * EPSILON * high.detach().abs()
-        moved = self.matrix.detach().abs() @ sizes + self.off
-        return Matrix(middle[:, None] * self.matrix, self.scale, middle.abs() * self.off + half * moved)
+    def times(self, slopes: Slopes, left_out: torch.Tensor) -> Matrix:
+        """Each entry times the middle of its slopes, off by so much more."""
+        middle = (slopes.low.detach() + slopes.high.detach()) / 2
+        return Matrix(middle[:, None] * self.matrix, self.scale, middle.abs() * self.off + left_out.detach())
 
-    def of(self, e: Ellipsoid) -> Ellipsoid | None:
-        """What it makes of the first one's ellipsoid; None if rounding counts.
+    def left_out(self, slopes: Slopes, of: Ellipsoid) -> torch.Tensor:
+        """What `times` leaves out of each entry, for x in that ellipsoid, of scale 1."""
+        half = (slopes.high.detach() - slopes.low.detach()) / 2 + 8 * EPSILON * slopes.moduli.detach()
+        return half * (self._moved(of) + self.off) * (1 + 1e-9)
 
-        The exact vectors are off by less than a ball of radius ``|off|``: an ellipsoid that holds a sum, as `ellipsoids.sum_of`.
+    def with_own(self, entries: torch.Tensor, start: int) -> Matrix:
+        """With entries of e of its own, of columns from `start` on."""
+        matrix = torch.cat([_padded(self.matrix, start), torch.diag(entries)], 1)
+        return Matrix(matrix, self.scale, self.off)
+
+    def _largest(self, sizes: torch.Tensor) -> torch.Tensor:
+        """How large the terms of each entry are together."""
+        matrix, m = self.matrix.detach().abs(), len(sizes)
+        return matrix[:, :m] @ sizes + matrix[:, m:].sum(1)
+
+    def _moved(self, of: Ellipsoid) -> torch.Tensor:
+        """How large each entry may be for x in that ellipsoid, of scale 1."""
+        m = len(of.cov)
+        x, errors = self.matrix[:, :m], self.matrix[:, m:]
+        rounded = 32 * EPSILON * (m + 4) * (x.detach().abs() @ of.cov.detach().diagonal().sqrt()).square() + 1e-300
+        return (((x @ of.cov) * x).sum(1).clamp(min=0) + rounded).sqrt() + errors.abs().sum(1)
+
+    def of(self, e: Ellipsoid) -> tuple[Ellipsoid, float] | None:
+        """What it makes of the first one's ellipsoid, and what is left out of M relative to that; None if it is more.
+
+        The exact vectors are off by less than a ball of radius ``|N| 1 + off``: an ellipsoid that holds a sum, as `ellipsoids.sum_of`.
         """
-        made, off = e.image(Dense(self.matrix)), self.off.norm().item() * e.scale
+        m = len(e.cov)
+        made = e.image(Dense(self.matrix[:, :m]))
+        off = (self.off + self.matrix[:, m:].abs().sum(1)).norm() * (e.scale * (1 + 1e-9))
         if not made.scale:
-            return made if off == 0 else None
+            return (made, 0.0) if off.item() == 0 else None
         t = off / made.scale
-        if not t <= _EXACT:
+        if not t.item() <= _FAR:
             return None
         cov = (1 + t) * made.cov + (t + t * t) * torch.eye(len(made.cov), dtype=torch.float64)
-        return Ellipsoid.of(cov, made.scale * self.scale)
+        return Ellipsoid.of(cov, made.scale * self.scale), t.item()
 
 
-def _by_matrix(vertex: Vertex) -> Ellipsoid | None:
-    """The ellipsoid of a vertex that is linear in the first one of its root, by its matrix; None if that is too large or not exact enough."""
+def _padded(matrix: torch.Tensor, width: int) -> torch.Tensor:
+    return torch.nn.functional.pad(matrix, (0, width - matrix.shape[1]))
+
+
+def _by_matrix(vertex: Vertex) -> tuple[Ellipsoid, float] | None:
+    """The ellipsoid of a vertex that is nearly linear in the first one of its root, by its matrix; None if that is too large or too far off."""
     first = vertex.first
     if first is None or vertex.size * first.size > _LARGEST_MATRIX:
         return None
@@ -240,10 +267,17 @@ def _by_matrix(vertex: Vertex) -> Ellipsoid | None:
 def _matrix(v: Vertex, first: Vertex) -> Matrix:
     if v is first:
         return Matrix(torch.eye(v.size, dtype=torch.float64), 1.0, torch.zeros(v.size, dtype=torch.float64))
-    sizes = first.ellipsoid.cov.detach().diagonal().sqrt()
     if v.slopes is not None:
         before = v.terms[0][0].matrix
         assert before is not None, "it is made first"
-        return before.bent(*v.slopes, sizes)
+        start = first.columns or first.size
+        left_out = before.left_out(v.slopes, first.ellipsoid)
+        if v.slopes.is_linear:  # by rounding alone
+            return before.times(v.slopes, left_out)
+        if v.size * (start + v.size) > _LARGEST_MATRIX or not math.isfinite(left_out.sum().item()):
+            return before.times(v.slopes, left_out * math.nan)
+        first.columns = start + v.size
+        return before.times(v.slopes, left_out * 8 * EPSILON).with_own(left_out, start)
+    sizes = first.ellipsoid.cov.detach().diagonal().sqrt()
     terms = [(p.matrix, identity(p.size) if c is None else c) for p, c in v.terms]
     return Matrix.of_terms([(m, c) for m, c in terms if m is not None], sizes)

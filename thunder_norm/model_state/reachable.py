@@ -14,7 +14,8 @@ import operator
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,8 @@ from thunder_norm.user_code import is_installed
 _LIBRARIES = (sys.stdlib_module_names | {"torch", "torchvision", "thunder", "thunder_norm", "numpy"}) - {"__main__"}
 ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range)
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
+_ATOMS = frozenset(ATOMS)
+_WITHOUT_ATTRIBUTES = (dict, list, set, collections.deque)
 _UNBOUND = object()
 
 
@@ -96,9 +99,14 @@ def place_of_attributes(value: Any) -> Place:
 
 def place_of_slots(value: Any) -> Place:
     """The slots of an object."""
-    slots = [name for cls in type(value).__mro__ if not is_of_library(cls) for name in slots_of(cls)]
-    read = functools.partial(_read_slots, value, slots)
+    read = functools.partial(_read_slots, value, _all_slots(type(value)))
     return Place(value, read(), read, functools.partial(_write_slots, value), place_of_slots)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether it is a container that holds nothing, and has no attributes."""
+    is_plain = type(value) in _WITHOUT_ATTRIBUTES or type(value) is collections.OrderedDict and not vars(value)
+    return is_plain and not value
 
 
 class Reachable:
@@ -107,10 +115,11 @@ class Reachable:
     Args:
         roots: modules, functions, arguments.
         follows_code: whether to look into classes and functions, and not only into objects.
+        skips_empty: whether to leave out containers that hold nothing, as most of those of a module: a walk of a fifth of the time.
     """
 
-    def __init__(self, roots: Iterable[Any], *, follows_code: bool = True):
-        self.follows_code = follows_code
+    def __init__(self, roots: Iterable[Any], *, follows_code: bool = True, skips_empty: bool = False):
+        self.follows_code, self.skips_empty = follows_code, skips_empty
         self.places: list[Place] = []
         self.tensors: list[torch.Tensor] = []
         self.generators: list[Any] = []
@@ -127,7 +136,9 @@ class Reachable:
     def _follow(self, pending: list[Any]) -> None:
         while pending:
             value = pending.pop()
-            if isinstance(value, ATOMS) or id(value) in self._seen:
+            if type(value) in _ATOMS or isinstance(value, ATOMS) or id(value) in self._seen:
+                continue
+            if self.skips_empty and _is_empty(value):
                 continue
             self._seen[id(value)] = value
             pending.extend(self._enter(value))
@@ -173,9 +184,9 @@ class Reachable:
         self.places.append(replace(place, is_of_others=True) if self._is_among_others else place)
 
     def _enter_container(self, value: Any) -> Iterable[Any]:
-        self._add(place_of_contents(value))
-        held = self.places[-1].held
-        return [*(held.values() if isinstance(held, dict) else held), *self._attributes(value)]
+        self._add(place := place_of_contents(value))
+        held = place.held.values() if isinstance(place.held, dict) else place.held
+        return held if type(value) in _WITHOUT_ATTRIBUTES else [*held, *self._attributes(value)]
 
     def _enter_object(self, value: Any) -> Iterable[Any]:
         cls = type(value)
@@ -190,7 +201,7 @@ class Reachable:
         if type(own) is dict:
             self._add(place_of_attributes(value))
             found.extend(own.values())
-        if any(True for cls in type(value).__mro__ if not is_of_library(cls) for _ in slots_of(cls)):
+        if _all_slots(type(value)):
             self._add(place_of_slots(value))
             found.extend(v for v in self.places[-1].held.values() if v is not _UNBOUND)
         return found
@@ -287,7 +298,19 @@ def slots_of(cls: type) -> Iterator[str]:
             yield name
 
 
-def _read_slots(value: Any, names: list[str]) -> dict[str, Any]:
+_slots_of_classes: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+
+
+def _all_slots(cls: type) -> tuple[str, ...]:
+    """The names of the slots of a class and its bases, but for those of libraries; found once, as slots are made with the class."""
+    found = _slots_of_classes.get(cls)
+    if found is None:
+        found = tuple(name for base in cls.__mro__ if not is_of_library(base) for name in slots_of(base))
+        _slots_of_classes[cls] = found
+    return found
+
+
+def _read_slots(value: Any, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(value, name, _UNBOUND) for name in names}
 
 

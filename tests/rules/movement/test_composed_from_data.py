@@ -18,6 +18,7 @@ from thunder_norm.core.ellipsoids import Ellipsoid
 from thunder_norm.core.local import from_data
 from thunder_norm.rules.entrywise import slopes_within
 from thunder_norm.rules.layers._attention_away import Moving, Rows
+from thunder_norm.rules.movement import movements_of_products
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # the oracle's Jacobians of fused attention
 F64 = torch.float64
@@ -239,9 +240,9 @@ def test_what_is_curved_has_half_a_remainder(name: str, radius: float):
         assert bound - jacobian <= 0.51 * (between - jacobian) + 1e-3 * jacobian
 
 
-@pytest.mark.parametrize("broken", ["none", "chords", "remainders"])
+@pytest.mark.parametrize("broken", ["none", "chords", "remainders", "products"])
 def test_the_adversary_finds_what_claims_too_little(broken: str, monkeypatch: pytest.MonkeyPatch):
-    f = CURVED["product"] if broken == "remainders" else F.relu
+    f = CURVED["product"] if broken in ("remainders", "products") else F.relu
     point, radius = torch.full((1, 6), -0.1 if f is F.relu else 0.3, dtype=F64), 1.0
     if broken == "chords":
         monkeypatch.setattr(slopes_within, "chords", lambda op, given, middle, off, distance: (middle * 0, middle * 0 + 0.5))
@@ -254,6 +255,9 @@ def test_the_adversary_finds_what_claims_too_little(broken: str, monkeypatch: py
             "made_of",
             lambda call, moving, f, besides: made_of(call, moving, f, [(e, n * 0) for e, n in besides]),
         )
+    elif broken == "products":  # of one entry, and of second order by little: that is then an interval of slopes
+        point, radius = point[:, :1], 0.05
+        monkeypatch.setattr(movements_of_products, "_between", lambda x, spread: movements_of_products._at_data(x, spread))
     assert (found(f, point, radius) > claimed(f, point, radius, only_away=True) * 1.0001) == (broken != "none")
 
 

@@ -13,6 +13,7 @@ from thunder_norm import L2Tensor, LipschitzMargin, norm_sensitivity, sensitivit
 from thunder_norm.core.ellipsoids import Dense, Ellipsoid
 from thunder_norm.core.joint import _alone, _terms, smallest
 from thunder_norm.core.kept import Bend, Sum
+from thunder_norm.core.slopes import Slopes
 from thunder_norm.errors import NormMismatchError
 
 F64 = torch.float64
@@ -38,9 +39,9 @@ def setting(seed: int, slopes: str, kind: str, size: int = 5, bent: int = 7, out
 
 def steps_of(c, b, beside, low, high):
     if beside is None and torch.equal(c, torch.eye(len(c), dtype=F64)):
-        return [Bend(0, low, high), Sum(((1, Dense(b)),))]
+        return [Bend(0, Slopes(low, high)), Sum(((1, Dense(b)),))]
     last = ((2, Dense(b)),) if beside is None else ((2, Dense(b)), (0, Dense(beside)))
-    return [Sum(((0, Dense(c)),)), Bend(1, low, high), Sum(last)]
+    return [Sum(((0, Dense(c)),)), Bend(1, Slopes(low, high)), Sum(last)]
 
 
 def by_the_theorem(p, c, b, beside, low, high, t) -> torch.Tensor:
@@ -177,6 +178,6 @@ def test_a_loss_and_a_report_take_the_number_of_steps_around_them():
 def test_what_is_beyond_squares_of_numbers_is_that_many_times_as_long():
     torch.manual_seed(seeded(0))
     low, high, w = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
-    steps = [Bend(0, low, high), Sum(((1, Dense(w)),))]
+    steps = [Bend(0, Slopes(low, high)), Sum(((1, Dense(w)),))]
     one, many = (smallest(Ellipsoid.ball(3, radius), steps).length.item() for radius in (1.0, 1e200))
     assert many / 1e200 == pytest.approx(one)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from thunder_norm.core.ellipsoids import Dense, Ellipsoid, LinearMap, Picked, Scaled
+from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.vertices import LARGEST, Root, Vertex
 from thunder_norm.rules.layers._recurrent_slopes import Layer, Near, gru_everywhere, lstm_everywhere
 
@@ -221,4 +222,4 @@ def _affine(x: Vertex, by_input: torch.Tensor, h: Vertex | None, by_state: torch
 
 
 def _bend(v: Vertex, low: torch.Tensor, high: torch.Tensor) -> Vertex:
-    return Vertex(v.root, v.size, terms=((v, None),), slopes=(low, high))
+    return Vertex(v.root, v.size, terms=((v, None),), slopes=Slopes(low, high))

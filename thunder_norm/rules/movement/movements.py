@@ -15,15 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import Call, Made, Spread, Term, is_fixed, moves, spread_of, values
+from thunder_norm.core.composed import Call, Made, Term, is_fixed, moves, spread_of, values
 from thunder_norm.core.ellipsoids import Dense, LinearMap, Picked, Scaled
-from thunder_norm.core.known_ranges import range_within
-from thunder_norm.core.local import is_within
-from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.core.vertices import LARGEST
-from thunder_norm.core.within import reach
 from thunder_norm.rules.movement import movements_nearby
 from thunder_norm.trees import flat_tensors, map_tensors
 
@@ -180,8 +176,8 @@ def linear(call: Call) -> Found:
     others_are_fixed = is_fixed(weight) and is_fixed(call.given.get("bias"))
     if spread is None or spread.ndim != 1 or not others_are_fixed or not 0 < len(weight) <= LARGEST:
         return _of_samples(call, x)
-    matrix = values(weight)
-    return [Made(1, (Term(x, Dense(matrix)),))] if bool(matrix.isfinite().all()) else None
+    matrix = Dense(values(weight))
+    return [Made(1, (Term(x, matrix),))] if math.isfinite(matrix.scale) else None
 
 
 def matmul(call: Call, *, has_batch: bool = False) -> Found:
@@ -331,71 +327,3 @@ class _Multiple(LinearMap):
 normed_op(torch.add).register_movement(_summed(lambda alpha: (1.0, alpha)))
 normed_op(torch.sub).register_movement(_summed(lambda alpha: (1.0, -alpha)))
 normed_op(torch.rsub).register_movement(_summed(lambda alpha: (-alpha, 1.0)))
-
-
-def _multiplied(call: Call, x: Any, factor: Any) -> Found:
-    """x times what is fixed: one row of factors for all, or rows, whose least and largest bound the slopes.
-
-    A mask may be another one for other inputs.
-    """
-    (y,) = call.results
-    if not moves(x) or not is_fixed(factor) or x.shape != y.shape or (spread := spread_of(x)) is None:
-        return None
-    size = spread.parts[0].size
-    if isinstance(factor, torch.Tensor):
-        rows = values(factor).expand(y.shape).reshape(-1, size)
-        low, high = (rows[0] * 0, rows[0] * 0 + 1) if factor.dtype is torch.bool else (rows.amin(0), rows.amax(0))
-    else:
-        low = high = torch.tensor([float(factor)], dtype=torch.float64)
-    if not (low.isfinite().all() and high.isfinite().all()):
-        return None
-    is_one = torch.equal(low, high)
-    return [Made(spread.ndim, (Term(x, Scaled(low, size) if is_one else (low, high)),))]
-
-
-def mul(call: Call) -> Found:
-    """x c."""
-    a, b = call.given.get("input"), call.given.get("other")
-    if moves(a) and moves(b):
-        return movements_nearby.entrywise(call, a, b) or _of_two(call, a, b)
-    return _multiplied(call, b, a) if moves(b) else _multiplied(call, a, b)
-
-
-def _of_two(call: Call, a: NormedTensor, b: NormedTensor) -> Found:
-    """The product of two tensors of the same rows that both move, where it is known between which numbers their entries stay.
-
-    ``a' b' - a b = a' (b' - b) + b (a' - a)``: each moves with the entries of the other as slopes.
-    """
-    (y,), of_a, of_b = call.results, spread_of(a), spread_of(b)
-    if not a.shape == b.shape == y.shape or of_a is None or of_b is None or of_a.ndim != of_b.ndim:
-        return None
-    by_b, by_a = _between(b, of_b), _between(a, of_a)
-    return None if by_a is None or by_b is None else [Made(of_a.ndim, (Term(a, by_b), Term(b, by_a)))]
-
-
-def _between(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Between which numbers each feature of x is, for all inputs that the bound is about; None if there are none."""
-    found = range_within(x) or Range()
-    lows = [found.low] + ([] if found.least is None else [found.least.value().item()])
-    highs = [found.high] + ([] if found.most is None else [found.most.value().item()])
-    low, high = (torch.full((spread.parts[0].size,), end, dtype=torch.float64) for end in (max(lows), min(highs)))
-    if is_within():
-        near = reach(x, spread)
-        low, high = torch.maximum(low, near[0]), torch.minimum(high, near[1])
-    return (low, high) if low.isfinite().all() and high.isfinite().all() else None
-
-
-def div(call: Call) -> Found:
-    """x / c."""
-    a, b = call.given.get("input"), call.given.get("other")
-    if not is_fixed(b) or call.given.get("rounding_mode") is not None or b is None:
-        return None
-    if isinstance(b, torch.Tensor):
-        return _multiplied(call, a, 1 / values(b))
-    return _multiplied(call, a, 1 / b) if b else None
-
-
-@normed_op(torch.neg).register_movement
-def neg(call: Call) -> Found:
-    """-x."""
-    return _multiplied(call, call.given.get("input"), -1.0)

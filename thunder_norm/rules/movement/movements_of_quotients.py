@@ -10,7 +10,7 @@ import torch
 
 from thunder_norm.core.composed import Call, moves
 from thunder_norm.core.registry import normed_op
-from thunder_norm.rules.movement import movements
+from thunder_norm.rules.movement import movements_of_products
 from thunder_norm.rules.movement.movements_nearby import Found, groups_of
 from thunder_norm.rules.movement.movements_of_normalizations import normalized
 from thunder_norm.rules.written_out import written_out_groups
@@ -21,13 +21,13 @@ from thunder_norm.rules.written_out._forms import Normalized
 @normed_op(torch.mul).register_movement
 def mul(call: Call) -> Found:
     """x times the inverse of its length; any other product."""
-    return _normalized(call, written_out_groups.mul) or movements.mul(call)
+    return _normalized(call, written_out_groups.mul) or movements_of_products.mul(call)
 
 
 @normed_op(torch.div).register_movement
 def div(call: Call) -> Found:
     """x over its length; any other quotient."""
-    return _normalized(call, written_out_groups.div) or movements.div(call)
+    return _normalized(call, written_out_groups.div) or movements_of_products.div(call)
 
 
 def _normalized(call: Call, derive: Callable[..., Any]) -> Found:

@@ -16,11 +16,12 @@ from thunder_norm.core.composed import Call, Made, Spread, Term, is_fixed, sprea
 from thunder_norm.core.ellipsoids import Scaled
 from thunder_norm.core.local import is_from_data, is_within
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.slopes import Slopes, between
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.core.within import around, reach
 from thunder_norm.rules.entrywise import slopes_within
 
-Slopes = Callable[[dict[str, Any]], "tuple[float, float] | None"]
+SlopesOf = Callable[[dict[str, Any]], "tuple[float, float] | None"]
 
 _SELU = 1.6732632423543772 * 1.0507009873554805
 _ERF = 2 / math.sqrt(math.pi)
@@ -74,7 +75,7 @@ def _ordered(*slopes: float) -> tuple[float, float]:
     return min(slopes), max(slopes)
 
 
-def _between(op: Any, slopes: Slopes) -> Callable[[Call], Sequence[Made] | None]:
+def _between(op: Any, slopes: SlopesOf) -> Callable[[Call], Sequence[Made] | None]:
     """The movement rule of a function of each entry of ``input``, all else numbers."""
 
     def rule(call: Call) -> Sequence[Made] | None:
@@ -83,15 +84,13 @@ def _between(op: Any, slopes: Slopes) -> Callable[[Call], Sequence[Made] | None]
         if spread is None or found is None:
             return None
         size = spread.parts[0].size
-        low, high = (torch.full((size,), float(s), dtype=torch.float64) for s in found)
-        if is_within():
-            nearer = _near(op, call.given, x, spread)
-            if nearer is not None:
-                low, high = torch.maximum(low, nearer[0]), torch.minimum(high, nearer[1])
-        if not (low.isfinite().all() and high.isfinite().all()):
+        bent = between(*found, size)
+        if is_within() and (nearer := _near(op, call.given, x, spread)) is not None:
+            bent = Slopes(torch.maximum(bent.low, nearer[0]), torch.minimum(bent.high, nearer[1]))
+        if not math.isfinite(bent.most):
             return None
-        is_linear = torch.equal(low, high)
-        return [Made(spread.ndim, (Term(x, Scaled(low, size) if is_linear else (low, high)),))]
+        is_linear = torch.equal(bent.low, bent.high)
+        return [Made(spread.ndim, (Term(x, Scaled(bent.low, size) if is_linear else bent),))]
 
     return rule
 
@@ -108,7 +107,7 @@ def _near(op: Any, given: dict[str, Any], x: NormedTensor, spread: Spread) -> tu
     return torch.maximum(found[0], away[0].amin(0)), torch.minimum(found[1], away[1].amax(0))
 
 
-_OF_ARGUMENTS: dict[Any, Slopes] = {F.gelu: _gelu, F.leaky_relu: _leaky_relu, F.elu: _elu, F.celu: _celu, F.softplus: _softplus}
+_OF_ARGUMENTS: dict[Any, SlopesOf] = {F.gelu: _gelu, F.leaky_relu: _leaky_relu, F.elu: _elu, F.celu: _celu, F.softplus: _softplus}
 
 
 def functions() -> list[Any]:
@@ -148,4 +147,4 @@ def prelu(call: Call) -> Sequence[Made] | None:
         start, end = reach(x, spread)
         low, high = torch.where(start > 0, 1.0, low), torch.where(start > 0, 1.0, high)
         low, high = torch.where(end < 0, least, low), torch.where(end < 0, largest, high)
-    return [Made(spread.ndim, (Term(x, (low, high)),))]
+    return [Made(spread.ndim, (Term(x, Slopes(low, high)),))]
