@@ -145,6 +145,11 @@ def as_one_process(model: Any) -> Iterator[None]:
         _gathered.reset(token)
 
 
+def is_collective() -> bool:
+    """Whether a model that is spread is being taken as that of one process: what is asked then, all ranks must ask."""
+    return bool(_gathered.get())
+
+
 def spread_of(t: torch.Tensor) -> torch.Tensor:
     """The tensor that is spread, inside `as_one_process` for the whole one that stands for it; any other as it is."""
     return (_gathered.get() or {}).get(id(t), t)

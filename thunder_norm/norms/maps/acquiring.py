@@ -14,7 +14,7 @@ from thunder_norm.core.context import Mode
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError, ThunderNormError
 from thunder_norm.model_state.initial_buffers import with_initial_buffers
-from thunder_norm.model_state.shards import as_one_process
+from thunder_norm.model_state.shards import as_one_process, is_collective
 from thunder_norm.norms.lifts.parameters import tensor_names
 from thunder_norm.norms.maps import refused_maps
 from thunder_norm.norms.maps.conditions import ValuesOfCall
@@ -65,7 +65,8 @@ class Acquiring:
     def _where_it_is(self, leaves: list[Any], given: Given) -> Program:
         """A program that asks for no values, so that it serves all; if there is none, one for the values that it asks for."""
         inputs = self.placeholders(leaves)
-        known = [x for x, leaf in zip(inputs, leaves, strict=True) if _has_values(x, leaf)]
+        # each rank has its own arguments: one that acquires for the values of its own would wait for the others
+        known = [] if is_collective() else [x for x, leaf in zip(inputs, leaves, strict=True) if _has_values(x, leaf)]
         values = ValuesOfCall(known, may_be_read=False)
         try:
             return self._of_values(inputs, values, given)
