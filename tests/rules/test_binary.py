@@ -139,7 +139,7 @@ BROADCASTS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "left", "right"), BROADCASTS, ids=str)
+@pytest.mark.parametrize(("op", "left", "right"), BROADCASTS, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_random_broadcasts_are_sound(op, left, right):
     """Spikes and signs show the wrong factors: no ascent is needed."""
     generator = torch.Generator().manual_seed(seeded(0))
