@@ -70,6 +70,18 @@ def test_values_gradients_and_norms(name, layout, is_held):
     torch.testing.assert_close(*norms)
 
 
+def test_products_of_what_a_program_makes_sparse():
+    def f(x):
+        return torch.sparse.mm(x.to_sparse(), x).square().sum()
+
+    torch.manual_seed(seeded(2))
+    x = torch.randn(3, 3)
+    found = [
+        torch.autograd.grad(g(y := x.clone().requires_grad_()), y) for g in (f, thunder.jit(f, transforms=[NormTransform()]))
+    ]
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("layout", _LAYOUTS)
 def test_norm_maps_and_modular_norms(layout):
     x, (model, _), (dense, _) = _made("spmm", layout, is_held=True)

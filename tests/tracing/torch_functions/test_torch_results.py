@@ -236,7 +236,6 @@ def test_dtypes_that_thunder_has_not_are_refused_with_the_line(f):
         thunder.jit(lambda x: x.long(), transforms=[SubclassTransform()])(torch.ones(3).to(torch.uint16))
 
 
-@pytest.mark.parametrize("f", [lambda x: torch.sparse.mm(x.to_sparse(), x), lambda x: torch.nn.utils.get_total_norm([x])])
-def test_functions_in_c_that_take_torchs_tensors_alone_are_refused(f):
+def test_functions_in_c_that_take_torchs_tensors_alone_are_refused():
     with pytest.raises(UnsupportedOpError, match=r"to a function in C(.|\n)*test_torch_results.py"):
-        thunder.jit(lambda x: f(x), transforms=[SubclassTransform()])(torch.ones(3, 3))
+        thunder.jit(lambda x: torch.nn.utils.get_total_norm([x]), transforms=[SubclassTransform()])(torch.ones(3, 3))
