@@ -7,7 +7,6 @@ constants of the trace, guarded by nothing, its tensors among them.
 from __future__ import annotations
 
 import copyreg
-import functools
 from typing import Any
 
 from thunder_norm.tracing.guarding.classes import in_classes
@@ -46,7 +45,6 @@ def _state(obj: Any, slots: tuple[str, ...]) -> Any:
     return (attributes, in_slots) if in_slots else attributes
 
 
-@functools.cache
 def _is_read_from_own(kind: type, name: str) -> bool:
     """Whether an attribute of a class's objects is what is in their ``__dict__``, and no code runs: no property, nor ``__getattribute__``."""
     is_property = hasattr(type(in_classes(kind.__mro__, name, None)), "__set__")

@@ -46,12 +46,10 @@ def operators_of(cls: type) -> list[str]:
     return [name for base in _own(cls) for name in vars(base) if name in _OPERATORS] if _is_plain_class(cls) else []
 
 
-@functools.cache
 def _is_plain_class(cls: type) -> bool:
     return issubclass(cls, torch.Tensor) and cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
-@functools.cache
 def _own(cls: type) -> tuple[type, ...]:
     return tuple(base for base in cls.__mro__ if base not in _OF_TENSORS)
 
