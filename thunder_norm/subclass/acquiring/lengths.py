@@ -26,9 +26,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm.subclass.classes import jagged
-from thunder_norm.tracing.calls.differentiated import OF_ANY_LENGTH
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder_norm.tracing.tags import OF_ANY_LENGTH
 from thunder_norm.trees import map_leaves
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol

@@ -41,8 +41,8 @@ from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording.aten import captured
 from thunder_norm.subclass.recording.record import Recorder, recording
 from thunder_norm.subclass.recording.trace import OperationId, composite
-from thunder_norm.tracing.calls.differentiated import STANDS_FOR_GRADIENT
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.tags import STANDS_FOR_GRADIENT
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import prims

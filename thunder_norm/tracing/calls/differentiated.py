@@ -22,25 +22,16 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.shared_memory.writes import copies_in
+from thunder_norm.tracing.tags import OF_ANY_LENGTH, STANDS_FOR_GRADIENT
 from thunder_norm.tracing.torch_functions import random_numbers
 from thunder.core import devices, dtypes
-from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
 
 _MOST_BYTES = 2**24  # of results whose gradients may stay while the backward part runs
 _SOURCES = "_thunder_norm_sources"
 
 Gradients = Sequence[torch.Tensor | None]
-
-
-class _Tag(ProxyTag):
-    """Thunder's has no more than before."""
-
-
-_Tag.register_tag("STANDS_FOR_GRADIENT")
-STANDS_FOR_GRADIENT = _Tag("STANDS_FOR_GRADIENT")
-_Tag.register_tag("OF_ANY_LENGTH")
-OF_ANY_LENGTH = _Tag("OF_ANY_LENGTH")  # an input that has not one shape in all calls, and so do results
 
 
 class Sources(NamedTuple):

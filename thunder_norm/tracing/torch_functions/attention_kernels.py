@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from thunder_norm.tracing.tags import LETS_SEE
 from thunder.core import prims
-from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace
 from thunder.core.transform_common import dce
@@ -18,14 +19,6 @@ from thunder.executors import torchex
 from thunder.executors.passes import del_last_used
 
 _ATTENTION = torchex.scaled_dot_product_attention
-
-
-class _Tag(ProxyTag):
-    """Thunder's has no more than before."""
-
-
-_Tag.register_tag("LETS_SEE")
-LETS_SEE = _Tag("LETS_SEE")  # says of each row of a mask whether it lets anything be seen
 
 
 def with_torchs_masks(trace: TraceCtx) -> TraceCtx:

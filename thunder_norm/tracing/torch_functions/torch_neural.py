@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.padded_sequences import pad_sequence
-from thunder_norm.tracing.torch_functions.attention_kernels import LETS_SEE
+from thunder_norm.tracing.tags import LETS_SEE
 import thunder.torch as ltorch
 from thunder.core import dtypes
 from thunder.core.interpreter import WrappedValue, _interpret_call
