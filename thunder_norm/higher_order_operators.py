@@ -59,7 +59,7 @@ def _flex_attention(
     key, value = (torch.repeat_interleave(x, groups, dim=1) if groups > 1 else x for x in (key, value))
     scores = (query.to(precision) @ key.to(precision).transpose(-2, -1)) * scale
     places = [torch.arange(0, n, device=scores.device) for n in scores.shape]
-    mask_mod = block_mask[-1]
+    mask_mod, is_masked = block_mask[-1], score_mod is not _identity or block_mask[-1] is not noop_mask
     with TransformGetItemToIndex():
         if score_mod is not _identity:
             batched = _vmap_for_bhqkv(score_mod, prefix=(0,), suffix=(None,) * len(score_mod_other_buffers))
@@ -67,9 +67,7 @@ def _flex_attention(
         if mask_mod is not noop_mask:
             batched = _vmap_for_bhqkv(mask_mod, prefix=(), suffix=(None,) * len(mask_mod_other_buffers))
             scores = torch.where(batched(*places, *mask_mod_other_buffers), scores, -float("inf"))
-    weights = (
-        torch._safe_softmax(scores, dim=-1) if mask_mod is not noop_mask or score_mod is not _identity else scores.softmax(-1)
-    )
+    weights = torch._safe_softmax(scores, dim=-1) if is_masked else scores.softmax(-1)  # a row may see nothing
     out = weights.to(query.dtype) @ value.to(query.dtype)
     return out, scores.logsumexp(dim=-1) / math.log(2), scores.amax(dim=-1) / math.log(2)
 

@@ -241,6 +241,11 @@ def refuse_perturbation(op: Callable, *inputs: RMSTensor) -> None:
         raise JumpError(f"{op.__name__} jumps: how far its result moves is not bounded by how far its input does")
 
 
+def by_norm(at: int, name: str) -> Callable[[tuple, dict], bool]:
+    """The condition that of an argument, by its place or its name, the norm counts, not its values."""
+    return lambda args, kwargs: norm_counts(args[at] if len(args) > at else kwargs.get(name))
+
+
 def is_moving(t: Any) -> bool:
     """Whether it is a plain tensor whose values are not all that it may be: a parameter, or what was made from some."""
     return norm_counts(t) and not isinstance(t, NormedTensor)

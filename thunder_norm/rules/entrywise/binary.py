@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_environment, current_mode, lift, norm_counts, run_real
+from thunder_norm.core.context import current_environment, current_mode, lift, run_real
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
@@ -26,6 +26,7 @@ from thunder_norm.rules._shared import (
     annotated,
     as_kind,
     broadcast,
+    by_norm,
     is_constant_along,
     is_moving,
     like,
@@ -354,11 +355,7 @@ def lerp(input: RMSTensor, end: RMSTensor, weight: Number) -> RMSTensor:
     return rms(value, dims, sensitivity={"input": by_input, "end": by_end})
 
 
-def _is_by_norm(args: tuple, kwargs: dict) -> bool:
-    return norm_counts(kwargs.get("weight", args[2] if len(args) > 2 else None))
-
-
-@written_as(torch.lerp, when=_is_by_norm)
+@written_as(torch.lerp, when=by_norm(2, "weight"))
 def lerp_by_normed(input: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """a + w (b - a), of whose w the norm alone is known: a gate, a learnt step."""
     return input + weight * (end - input)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.context import current_mode, lift, norm_counts
+from thunder_norm.core.context import current_mode, lift
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
@@ -18,6 +18,7 @@ from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._facts import Alternatives, Masked, Source, with_fact
 from thunder_norm.rules._shared import (
     VectorKind,
+    by_norm,
     is_constant_along,
     like,
     own_dims,
@@ -56,11 +57,7 @@ def masked_fill(input: RMSTensor, mask: torch.Tensor, value: float | torch.Tenso
     return like(input, torch.maximum(n, v) if is_blockwise else root_sum_squares(n, v), sensitivity={"input": 1})
 
 
-def _is_filled_by_norm(args: tuple, kwargs: dict) -> bool:
-    return norm_counts(kwargs.get("value", args[2] if len(args) > 2 else None))
-
-
-@written_as(torch.masked_fill, when=_is_filled_by_norm)
+@written_as(torch.masked_fill, when=by_norm(2, "value"))
 def masked_fill_normed(input: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """By a number of which the norm alone is known: a choice between it and x."""
     return torch.where(mask, value, input)

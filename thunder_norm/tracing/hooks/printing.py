@@ -13,11 +13,8 @@ from thunder.core.trace import TraceCtx
 
 _original_is_collection = baseutils.is_collection
 _original_name = TraceCtx.make_object_name
-
-
-_classes: weakref.WeakSet[type] = (
-    weakref.WeakSet()
-)  # of flags in programs that we have a part in: these are printed later as well
+# of flags in programs that we have a part in: these are printed later as well
+_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 @replaces(

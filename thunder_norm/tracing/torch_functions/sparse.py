@@ -12,7 +12,6 @@ from thunder.core.interpreter import WrappedValue, _interpret_call
 from thunder.core.proxies import TensorProxy
 
 _PRODUCTS = frozenset({torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, TensorProxy.__matmul__, torch.sparse.mm})
-
 _KINDS = frozenset(map(type, _PRODUCTS))
 
 
