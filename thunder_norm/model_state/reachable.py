@@ -1,8 +1,8 @@
 """Everything a program can reach and change: a copy of each place that holds something, to be compared and put back.
 
-From modules and arguments the walk follows attributes, containers, classes, closures and the global names that the code mentions;
-of a class those methods that followed code names, ``forward`` first.  It stops at the standard library, torch and Thunder: what
-those keep is theirs.
+From modules and arguments the walk follows attributes, containers, classes, closures and the global names that the code mentions, in
+modules too; of a class those methods that followed code names, ``forward`` first, and of one of the user's those that syntax calls and,
+where code can make an object of it, those that do.  It stops at the standard library, torch and Thunder: what those keep is theirs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _LIBRARIES = (sys.stdlib_module_names | {"torch", "torchvision", "thunder", "thu
 ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range)
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
 _ATOMS = frozenset(ATOMS)
+_MAKING = ("__new__", "__init__", "__post_init__")
 _WITHOUT_ATTRIBUTES = (dict, list, set, collections.deque)
 _UNBOUND = object()
 
@@ -125,18 +126,28 @@ class Reachable:
         self.generators: list[Any] = []
         self.caches: list[Any] = []
         self._seen: dict[int, Any] = {}  # kept alive: an id stays its object's
+        self._made: set[int] = set()  # classes that code may make objects of
+        self._inner: set[types.CodeType] = set()  # of functions that followed code makes
         self._named: set[str] = {"forward", "__call__"}  # by code that may run
         self._methods: dict[str, list[Any]] = {}  # that no code has named so far
         self._of_others: list[Any] = []  # what global variables of installed packages hold: followed last
         self._is_among_others = False
-        self._follow(list(roots))
+        self._follow_first(list(roots))
+
+    def _follow_first(self, found: list[Any]) -> None:
+        self._is_among_others = False
+        self._follow(found)
         self._is_among_others = True
         self._follow(self._of_others)
 
     def _follow(self, pending: list[Any]) -> None:
         while pending:
             value = pending.pop()
-            if type(value) in _ATOMS or isinstance(value, ATOMS) or id(value) in self._seen:
+            if type(value) in _ATOMS or isinstance(value, ATOMS):
+                continue
+            if isinstance(value, type):
+                pending.extend(self._making(value))
+            if id(value) in self._seen:
                 continue
             if self.skips_empty and _is_empty(value):
                 continue
@@ -147,6 +158,11 @@ class Reachable:
     def known(self) -> Iterable[int]:
         """The identities of everything that was reached."""
         return self._seen.keys()
+
+    def follow_called(self, fn: types.FunctionType) -> None:
+        """Follow a function that is about to be called, where nothing that was followed has named it: ``getattr(model, "_" + kind)()``."""
+        if id(fn) not in self._seen and fn.__code__ not in self._inner:
+            self._follow_first([fn])
 
     def _enter(self, value: Any) -> Iterable[Any]:
         """Note the places in one value; returns what they hold."""
@@ -160,7 +176,7 @@ class Reachable:
         if isinstance(value, types.FunctionType):
             return self._enter_function(value) if self.follows_code else ()
         if isinstance(value, type):
-            return self._enter_class(value) if self.follows_code else ()
+            return self._enter_class(value)
         if isinstance(value, types.MethodType):
             return value.__self__, value.__func__
         if isinstance(value, staticmethod | classmethod):
@@ -193,7 +209,7 @@ class Reachable:
         is_module = isinstance(value, torch.nn.Module)
         if isinstance(value, types.ModuleType) or (is_of_library(cls) and not is_module and cls is not types.SimpleNamespace):
             return ()
-        return [*self._attributes(value), cls]
+        return [*self._attributes(value), *self._enter_type(cls)]
 
     def _attributes(self, value: Any) -> Iterable[Any]:
         own = getattr(value, "__dict__", None)
@@ -206,30 +222,46 @@ class Reachable:
             found.extend(v for v in self.places[-1].held.values() if v is not _UNBOUND)
         return found
 
+    def _enter_type(self, cls: type) -> Iterable[Any]:
+        """The class of an object, or a base of one: nothing says that the program makes another object of it."""
+        if id(cls) in self._seen:
+            return ()
+        self._seen[id(cls)] = cls
+        return self._enter_class(cls)
+
     def _enter_class(self, cls: type) -> Iterable[Any]:
         """The attributes of a class and of its bases, and the functions that are its methods."""
-        if is_of_library(cls):
+        if not self.follows_code or is_of_library(cls):
             return ()
 
         def read() -> dict[str, Any]:
-            return {name: v for name, v in vars(cls).items() if not (name.startswith("__") and name.endswith("__"))}
+            return {name: v for name, v in vars(cls).items() if not _is_special(name)}
 
-        held = read()
+        held, are_called = read(), not _is_installed(cls)
         self._note(cls, held, read, functools.partial(_write_attributes, cls, read))
-        found: list[Any] = [*cls.__bases__]
+        found = [v for base in (*cls.__bases__, type(cls)) for v in self._enter_type(base)]
         for name, v in vars(cls).items():
             if not isinstance(v, _METHODS):
                 found.extend([v] if name in held else ())
-            elif name in self._named:
+            elif name in self._named or (are_called and _is_special(name) and name not in _MAKING):
                 found.append(v)
             else:
                 self._methods.setdefault(name, []).append(v)
         return found
 
+    def _making(self, cls: type) -> Iterable[Any]:
+        """What runs where the program makes an object of a class."""
+        if not self.follows_code or id(cls) in self._made:
+            return ()
+        self._made.add(id(cls))
+        bases = [base for base in cls.__mro__ if not is_of_library(base) and not _is_installed(base)]
+        return [vars(base)[name] for base in bases for name in _MAKING if name in vars(base)]
+
     def _enter_function(self, fn: types.FunctionType) -> Iterable[Any]:
         """Global variables it mentions, variables it closes over, default arguments and attributes."""
         if is_of_library(fn):
             return ()
+        self._inner.update(c for c in _codes(fn.__code__) if c is not fn.__code__)
         named = [n for n in _names(fn.__code__) if n not in self._named]
         self._named.update(named)
         called = [m for n in named for m in self._methods.pop(n, ())]
@@ -237,12 +269,31 @@ class Reachable:
         read = functools.partial(_read_globals, fn.__globals__, names)
         self._note(fn, read(), read, functools.partial(_write_globals, fn.__globals__))
         variables = [v for v in read().values() if v is not _UNBOUND]
+        variables.extend(self._in_modules(variables, _names(fn.__code__)))
         found: list[Any] = [] if _is_installed(fn) else variables
         self._of_others.extend(variables if _is_installed(fn) else ())
         for cell in fn.__closure__ or ():
             self._note(fn, _read_cell(cell), functools.partial(_read_cell, cell), functools.partial(_write_cell, cell))
             found.extend(_read_cell(cell))
         return [*found, *called, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
+
+    def _in_modules(self, variables: Iterable[Any], names: Sequence[str]) -> Iterator[Any]:
+        """What modules among some variables have under names that code mentions, as in ``settings.limits``."""
+        for module in variables:
+            is_module = type(module) is types.ModuleType and module.__name__.partition(".")[0] not in _LIBRARIES
+            if not is_module or _is_installed(module):
+                continue
+            own = vars(module)
+            mentioned = [n for n in names if n in own]
+            read = functools.partial(_read_globals, own, mentioned)
+            self._note(module, read(), read, functools.partial(_write_globals, own))
+            held = [v for v in read().values() if v is not _UNBOUND and v is not module]
+            yield from held
+            yield from self._in_modules(held, names)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def is_of_library(value: Any) -> bool:
@@ -251,8 +302,8 @@ def is_of_library(value: Any) -> bool:
 
 
 def _is_installed(value: Any) -> bool:
-    """Whether a class or function is of an installed package."""
-    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    """Whether a class, function or module is of an installed package."""
+    module = value if isinstance(value, types.ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
     return is_installed(getattr(module, "__file__", None))
 
 

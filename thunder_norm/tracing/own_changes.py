@@ -127,7 +127,12 @@ def _is_of_number(constraint: tuple) -> bool:
 
 
 def _is_outdated(constraint: tuple, ways: Ways, used: set[str], is_changing: bool) -> bool:
-    """Whether a constraint does not hold any more where the program has changed what it is of."""
+    """Whether a constraint does not hold any more where the program has changed what it is of, or tells one call what it knows.
+
+    To look at an attribute again may run a property, which changes again what it changes.
+    """
+    if is_changing and _is_of_number(constraint):
+        return True
     path = _way(constraint)
     if path is None or (now := ways.end(path)) is LEFT_OUT:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ PACKS = (prims.PrimIDs.PACK_ATTR, prims.PrimIDs.PACK_BUFFER, prims.PrimIDs.PACK_
 def mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
     """Thunder's own writes: with what is kept of a wrapper, and buffers into the user's module unless a transform has put in its own.
 
-    Thunder writes a buffer of the jitted module itself under the name ".running_mean", where nobody finds it.
+    Thunder writes a buffer of the jitted module itself under the name ".running_mean", where nobody finds it, and an attribute by a
+    ``__setattr__`` that the program has been through already.
     """
     found: list[BoundSymbol] = []
     for bsym in epilogue.bound_symbols:
@@ -41,9 +43,21 @@ def mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
         if bsym.sym.id is prims.PrimIDs.PACK_BUFFER:
             module, name, _ = bsym.args
             found.append(bindable(NAME, buffers.put)(module, name.removeprefix("."), value, output=None))
+        elif bsym.sym.id is prims.PrimIDs.PACK_ATTR and _is_set_by_own_method(bsym.args[0]):
+            found.append(bindable(NAME, _put)(*bsym.args[:-1], value, output=None))
         else:
             found.append(bsym if value is None else bsym.from_bsym(args=(*bsym.args[:-1], value)))
     epilogue.bound_symbols[:] = found
+
+
+def _is_set_by_own_method(owner: Any) -> bool:
+    """Whether the class of what a proxy stands for says itself what setting an attribute does."""
+    setter = getattr(type(getattr(owner, "_o", None)), "__setattr__", None)
+    return isinstance(setter, FunctionType) and setter is not torch.nn.Module.__setattr__
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    vars(owner)[name] = value
 
 
 def _by_then(acquisition: Acquisition | None, proxy: TensorProxy) -> TensorProxy:

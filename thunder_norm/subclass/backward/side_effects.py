@@ -28,6 +28,7 @@ from thunder_norm.subclass.backward import set_attributes
 from thunder_norm.subclass.backward.kept_values import NAME, PACKS, comes_with_call, keeping, mend_writes
 from thunder_norm.subclass.backward.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
 from thunder_norm.tracing import own_changes
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.bindable import bindable, guard, guard_arguments
 from thunder_norm.tracing.provenances import provenance_of, walked
 from thunder_norm.tracing.torch_functions import tensor_attributes
@@ -58,7 +59,8 @@ def watched(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
     effects = SideEffects(fn, args, kwargs)
     token = _current.set(effects)
     try:
-        yield
+        with guards.telling_called(effects.before.follow_called):
+            yield
     except BaseException:
         effects.undo()
         raise

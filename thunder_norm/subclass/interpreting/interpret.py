@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 from torch.nn.functional import one_hot
 from torch.utils._pytree import tree_flatten
 
+from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquiring import values
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import value_of
@@ -281,12 +282,17 @@ def _without_checkpoint(function: WrappedValue, *inputs: WrappedValue, **options
 
 
 def _makes_wrappers(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> bool:
+    given = [value_of(a) for a in args], {k: value_of(v) for k, v in kwargs.items()}
+    before = Reachable((fn, given)).places
     with recording(acquisition) as recorder:
         try:
-            values = acquisition.to_fake(([value_of(a) for a in args], {k: value_of(v) for k, v in kwargs.items()}))
+            values = acquisition.to_fake(given)
             result = fn(*values[0], **values[1])
         except Exception:  # noqa: BLE001 - if there were wrappers the real run meets it again, otherwise Thunder does
             return recorder.has_met_wrappers
+        finally:
+            for place in before:  # the real run does it again
+                place.restore()
     return recorder.has_met_wrappers or any(is_wrapper(v) for v in tree_flatten(result)[0])
 
 

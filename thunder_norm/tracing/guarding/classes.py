@@ -31,6 +31,16 @@ def saying_themselves(classes: Any, check: str) -> Iterator[type]:
     if type(classes) is tuple or is_union:
         for cls in classes.__args__ if is_union else classes:
             yield from saying_themselves(cls, check)
-    elif isinstance(classes, type) and getattr(type(classes), check) is not getattr(type, check):
+    elif (
+        isinstance(classes, type)
+        and getattr(type(classes), check) is not getattr(type, check)
+        and not asks_program(classes, check)
+    ):
         if classes is torch.nn.Buffer or classes.__module__.partition(".")[0] not in LIBRARIES:
             yield classes
+
+
+def asks_program(cls: Any, check: str) -> bool:
+    """Whether what ``isinstance`` or ``issubclass`` says of a class is a program's function, which is interpreted like any other."""
+    found = in_classes(type(cls).__mro__, check) if isinstance(cls, type) else None
+    return isinstance(found, types.FunctionType) and (found.__module__ or "").partition(".")[0] not in LIBRARIES

@@ -106,6 +106,7 @@ class Guards:
 
 
 _current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunder_norm_guards", default=None)
+_note_called: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("thunder_norm_note_called", default=None)
 
 
 @contextmanager
@@ -248,10 +249,22 @@ def note_none(asked: WrappedValue) -> None:
         note(asked, "is none", None, False)
 
 
+@contextmanager
+def telling_called(note_called: Callable[[FunctionType], None]) -> Iterator[None]:
+    """Have `note_called` told each function of Python's that is about to be interpreted."""
+    token = _note_called.set(note_called)
+    try:
+        yield
+    finally:
+        _note_called.reset(token)
+
+
 def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: Any, **kwargs: Any) -> Any:
     guards = _current.get()
     if guards is not None:
         guards.surroundings.note_function(fn.value, args)
+        if (note_called := _note_called.get()) is not None:
+            note_called(fn.value)
         given = given_to_compiler(fn)
         if given is not None:
             return thunders._interpret_call(given, *args, **kwargs)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from types import CellType, MethodType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
 from thunder_norm.tracing.guarding import guards
-from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.native.builtins import truth
 from thunder_norm.tracing.native.elements import note_attribute
 from thunder_norm.tracing.native.inner import native_of, unbound
@@ -35,6 +35,8 @@ _of_jit = jit_ext._general_jit_lookaside_map
 _original_dispatch = thunders._call_dispatch
 _original_load_deref = _handlers["LOAD_DEREF"]
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
+_OF_THUNDER = "__thunder_interpreter_orig_fn"
 _nothing = object()
 
 
@@ -137,12 +139,24 @@ def _call_dispatch(compilectx: Any, runtimectx: Any, fn: Any, /, *args: Any, **k
     if fn is bool and _of_jit.get(bool) is jit_ext._general_jit_bool_lookaside and (answer := truth(args[0])) is not None:
         return answer
     called = unwrap(fn)
-    if type(called) is not MethodType or hasattr(called, "__thunder_interpreter_orig_fn"):
+    if type(called) is not MethodType or hasattr(called, _OF_THUNDER):
+        if type(called) not in _FUNCTIONS and _answers_any_name(
+            called
+        ):  # Thunder looks for a name that functions of its own have
+            call = thunders._interpret_call(getattr, wrap_const(type(called)), wrap_const("__call__"))
+            return call if call is _EXCEPTION_RAISED else thunders._interpret_call(call, fn, *args, **kwargs)
         inner = native_of(called)
         found = None if inner is None else inner(called, *args, **kwargs)
         return _original_dispatch(compilectx, runtimectx, fn, *args, **kwargs) if found is None else found
     function, owner = unbound(fn if isinstance(fn, WrappedValue) else wrap_const(fn))
     return thunders._interpret_call(function, owner, *args, **kwargs)
+
+
+def _answers_any_name(called: Any) -> bool:
+    """Whether the class of an object that is called, one of a program's, answers itself what it has under a name."""
+    found = in_classes(type(called).__mro__, "__getattr__", None)
+    is_programs = isinstance(found, FunctionType) and (found.__module__ or "").partition(".")[0] not in LIBRARIES
+    return is_programs and not isinstance(called, torch.nn.Module)
 
 
 REPLACEMENTS = (

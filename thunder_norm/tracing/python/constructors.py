@@ -1,4 +1,4 @@
-"""``__new__`` of lists, dicts and tuples for classes derived from them.
+"""``__new__`` of lists, dicts and tuples for classes derived from them, and classes that a program makes.
 
 Thunder makes an object of such a class by calling the class, or its ``__new__``, once more: natively, with other arguments than the
 program's.  A constructor written in Python then runs twice, or fails, or what it returned the second time is taken.  Here the class that
@@ -19,8 +19,10 @@ from thunder.core.interpreter import (
     WrappedValue,
     _interpret_call,
     _tuple_new_provenance_tracking_lookaside,
+    _type_lookaside,
     do_raise,
     populate_attribute_wrapper,
+    unwrap,
     wrap,
     wrap_const,
 )
@@ -80,6 +82,17 @@ def _instance(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) ->
     populate_attribute_wrapper(initialize, "__self__", made)
     done = _interpret_call(initialize, *args, **kwargs)
     return done if done is INTERPRETER_SIGNALS.EXCEPTION_RAISED else made
+
+
+@instead_of(type)
+def _type(value: WrappedValue, *of_new: WrappedValue, **options: WrappedValue) -> Any:
+    """The class of an object, and with a name, bases and a dict a new class, which Thunder has no answer to."""
+    if not of_new:
+        return _type_lookaside(value)
+    try:
+        return wrap_const(type(*map(unwrap, (value, *of_new)), **{k: unwrap(v) for k, v in options.items()}))
+    except Exception as e:  # noqa: BLE001 - whatever ``__init_subclass__`` raises
+        return do_raise(e)
 
 
 def _is_instance(made: Any, cls: type) -> bool:

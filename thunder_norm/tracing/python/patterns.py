@@ -7,10 +7,12 @@ nothing, and where a class does not match it leaves another value than None on t
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
+import types
+import typing
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from thunder_norm.tracing.guarding.classes import saying_themselves
+from thunder_norm.tracing.guarding.classes import asks_program, saying_themselves
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, WrappedValue, do_raise, wrap_const
@@ -20,20 +22,55 @@ _handlers = thunders._default_opcode_handler_map
 _MATCHES_ITSELF = 1 << 22  # in ``__flags__`` of a class, as of int and str: its one positional pattern is for the whole
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _MISSING = object()
+_CHECKS = {isinstance: "__instancecheck__", issubclass: "__subclasscheck__"}
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
-    """What to call for an ``isinstance`` that raises an error, as of a `TypedDict`: Thunder raises it where no ``except`` of the program is."""
-    if fn is not isinstance or len(args) != 2 or isinstance(args[0].value, Proxy):
+    """What to call for an ``isinstance`` or ``issubclass`` that a program's own method answers, which Thunder would not look into, or that
+    raises an error, as of a `TypedDict`: Thunder raises it where no ``except`` of the program is.
+    """
+    if (check := _CHECKS.get(fn)) is None or len(args) != 2:
         return None
-    if not any(saying_themselves(args[1].value, "__instancecheck__")):
+    classes = args[1].value
+    if any(asks_program(cls, check) for cls in _each(classes)):
+        answer = _of_any if not isinstance(classes, type) else _of_class if fn is isinstance else _under_class
+        return lambda *given: thunders._interpret_call(answer, *given, wrap_const(fn))
+    if isinstance(args[0].value, Proxy) or not any(saying_themselves(args[1].value, check)):
         return None
     try:
-        isinstance(args[0].value, args[1].value)
+        fn(args[0].value, args[1].value)
     except Exception as e:  # noqa: BLE001 - whatever the class raises
         error = e
         return lambda *_: do_raise(error)
     return None
+
+
+def _each(classes: Any) -> Iterator[Any]:
+    """Of what ``isinstance`` is given, each class."""
+    is_union = typing.get_origin(classes) in (typing.Union, types.UnionType)
+    if is_union or isinstance(classes, tuple):
+        for cls in classes.__args__ if is_union else classes:
+            yield from _each(cls)
+    else:
+        yield classes
+
+
+def _of_any(asked: Any, classes: Any, ask: Callable) -> bool:
+    """``isinstance`` or ``issubclass`` of several classes, in Python."""
+    for cls in classes if isinstance(classes, tuple) else classes.__args__:
+        if ask(asked, cls):
+            return True
+    return False
+
+
+def _of_class(obj: Any, cls: type, _: Callable) -> bool:
+    """``isinstance`` of a class, in Python."""
+    return type(obj) is cls or bool(type(cls).__instancecheck__(cls, obj))
+
+
+def _under_class(asked: type, cls: type, _: Callable) -> bool:
+    """``issubclass`` of a class, in Python."""
+    return bool(type(cls).__subclasscheck__(cls, asked))
 
 
 def _class_handler(inst: dis.Instruction, /, stack: InterpreterStack, **_: Any) -> Any:
@@ -45,7 +82,7 @@ def _class_handler(inst: dis.Instruction, /, stack: InterpreterStack, **_: Any) 
         is_itself, names = _attributes(cls.value, inst.arg or 0, by_name)
     except TypeError as e:
         return do_raise(e)
-    found = thunders._interpret_call(_of_class, subject, wrap_const(is_itself), *map(wrap_const, names))
+    found = thunders._interpret_call(_bound, subject, wrap_const(is_itself), *map(wrap_const, names))
     return found if found is _EXCEPTION_RAISED else stack.append(found)
 
 
@@ -69,7 +106,7 @@ def _attributes(cls: type, count: int, by_name: tuple[str, ...]) -> tuple[bool, 
     return is_itself and count == 1, names
 
 
-def _of_class(subject: Any, is_itself: bool, *names: str) -> tuple[Any, ...] | None:
+def _bound(subject: Any, is_itself: bool, *names: str) -> tuple[Any, ...] | None:
     """What a class pattern binds; None where an attribute is missing."""
     found = [subject] if is_itself else []
     for name in names:
