@@ -277,19 +277,21 @@ class Reachable:
             found.extend(_read_cell(cell))
         return [*found, *called, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
 
-    def _in_modules(self, variables: Iterable[Any], names: Sequence[str]) -> Iterator[Any]:
+    def _in_modules(self, variables: Iterable[Any], names: Sequence[str]) -> list[Any]:
         """What modules among some variables have under names that code mentions, as in ``settings.limits``."""
-        for module in variables:
+        pending, modules, found = list(variables), set[int](), list[Any]()
+        while pending:
+            module = pending.pop()
             is_module = type(module) is types.ModuleType and module.__name__.partition(".")[0] not in _LIBRARIES
-            if not is_module or _is_installed(module):
+            if not is_module or _is_installed(module) or id(module) in modules:
                 continue
+            modules.add(id(module))
             own = vars(module)
-            mentioned = [n for n in names if n in own]
-            read = functools.partial(_read_globals, own, mentioned)
+            read = functools.partial(_read_globals, own, [n for n in names if n in own])
             self._note(module, read(), read, functools.partial(_write_globals, own))
-            held = [v for v in read().values() if v is not _UNBOUND and v is not module]
-            yield from held
-            yield from self._in_modules(held, names)
+            pending.extend(held := list(read().values()))
+            found.extend(held)
+        return found
 
 
 def _is_special(name: str) -> bool:

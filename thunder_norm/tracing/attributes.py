@@ -36,6 +36,7 @@ _PLAIN = (str, int, float, tuple, list, dict)  # where no subclass has attribute
 _CONTAINERS = (list, dict, set, deque)
 _CONSTANTS = (bool, int, float, complex, str, bytes)
 _HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute of what was there before it
+_MEMBERS = ("_parameters", "_buffers", "_modules")
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
@@ -248,10 +249,15 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
     if not is_new:
         setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
     if fn is setattr and isinstance(owner, torch.nn.Module):
-        if owner._modules.get(name.value, _nothing) is value.value or _is_its_own_parameter(obj, name, value):
+        held = [vars(owner).get(members) for members in _MEMBERS]
+        if None in held:  # before ``nn.Module.__init__``, in a module that the program makes
+            return _on_new
+        if held[-1].get(name.value, _nothing) is value.value or (
+            name.value in held[0] and _is_its_own_parameter(obj, name, value)
+        ):
             return lambda *_: wrap_const(None)  # it holds that already
         is_member = issubclass(getattr(value.value, "python_typ", value.python_typ), (torch.nn.Module, torch.nn.Parameter))
-        if is_member or any(name.value in members for members in (owner._parameters, owner._buffers, owner._modules)):
+        if is_member or any(name.value in members for members in held):
             return None
     elif fn is setattr and (isinstance(type(owner).__setattr__, FunctionType) or _is_of_a_container(owner)):
         return _by_setattr
@@ -273,8 +279,8 @@ def _is_of_a_container(owner: Any) -> bool:
 
 
 def _is_its_own_parameter(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> bool:
-    """Whether the tensor that is assigned is the parameter of that name, which was changed in place (``self.weight *= 2``), or not at all."""
-    if name.value not in obj.value._parameters or type(value.value) is not TensorProxy:
+    """Whether the tensor that is assigned is the parameter that has the name, which was changed in place (``self.weight *= 2``), or not at all."""
+    if type(value.value) is not TensorProxy:
         return False
     held = thunders._interpret_call(getattr, obj, name)
     return held is not _EXCEPTION_RAISED and held.value is aliases.written_tensor(value.value)

@@ -46,7 +46,9 @@ class Answers:
 
     __contains__ = __getitem__ = __getattr__ = __add__ = __radd__ = __lt__ = __call__ = lambda self, _=None: note()
     __len__ = __int__ = __neg__ = __enter__ = lambda self: note()
-    __exit__ = lambda self, *_: None
+
+    def __exit__(self, *_):
+        pass
 
     def __iter__(self):
         return iter((note(),))

@@ -378,3 +378,56 @@ def a_block_suppresses_an_exception(x):
 def tensors_equal_no_none_and_no_string(x):
     asked = [x == None, x != None, None == x, x == "a", "a" != x, x == [1.0], (1, 2) == x, {} != x]  # noqa: E711
     return x * (2 if asked[0] else 3) + sum(2**i for i, a in enumerate(asked) if a is True)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@program
+def tensors_equal_no_object(x):
+    asked = [x == object(), object() != x, Color.RED == x]
+    return x * (2 if asked[0] else 3) + sum(2**i for i, a in enumerate(asked) if a is True)
+
+
+class Joins:
+    """What is joined to a sequence says itself what the result is."""
+
+    def __radd__(self, other):
+        return type(other).__name__, len(other)
+
+    def __rmul__(self, other):
+        return type(other).__name__
+
+
+class JoinsNothing:
+    def __radd__(self, other):
+        return NotImplemented
+
+
+class Sums(list):
+    def __add__(self, other):
+        return "a sum", 7
+
+
+@program
+def what_is_joined_to_a_sequence_is_asked_first(x):
+    a = [1, 2]
+    a += Joins()
+    found = [a, [1, 2] + Joins(), (1,) + Joins(), "abc" + Joins(), [x] * Joins(), Sums([1]) + Joins(), [1] * 2 + [3]]
+    assert found == [("list", 2), ("list", 2), ("tuple", 1), ("str", 3), "list", ("a sum", 7), [1, 1, 3]]
+    try:
+        found += [1] + JoinsNothing()
+    except TypeError:
+        return x * 2
+    return x
+
+
+@program
+def a_class_that_a_program_makes(x):
+    made = type("Made", (Sums,), {"times": 3, "twice": lambda self, v: v * 2})
+    try:
+        type("Made", (int, str), {})
+    except TypeError:
+        return made().twice(x) * made.times + (made() + 1)[1]
+    return x

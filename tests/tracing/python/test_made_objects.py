@@ -192,6 +192,17 @@ def test_container_of_any_class_as_result(returned, mode):
     assert thunder.cache_misses(jitted) == 1
 
 
+@pytest.mark.parametrize("word", ['not "int"', "a'b\"c", "tab\tline\n", "\\", "'\"'\"", "\u2028{x}\0"])
+def test_words_in_a_result_are_as_they_are(word):
+    def program(x):
+        return word, [(word, x * 2)], {word: word, "x": x}
+
+    _, [(_, y)], _ = found = _jit(program)(torch.ones(2))
+    assert torch.equal(y, torch.full((2,), 2.0))
+    assert (found[0], found[1][0][0], list(found[2])) == (word, word, [word, "x"])
+    assert found[2][word] == word
+
+
 def test_one_container_at_two_places_of_a_result():
     def twice(x):
         held = OrderedDict(a=x + 1)

@@ -217,6 +217,8 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
         return result
     get_interpreterruntimectx().curexc = None
     method = getattr(torch.Tensor, name.value)
+    if name.value == "grad_fn" and isinstance(real, torch.nn.Parameter):
+        return wrapped_result(None, [obj.provenance, name.provenance])  # always a leaf
     if not callable(method):
         return do_raise(UnsupportedOpError(with_details(f".{name.value} of a plain tensor", at=location_of_user())))
     return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])

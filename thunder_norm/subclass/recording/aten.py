@@ -64,7 +64,8 @@ def emit(
                 return outputs
     elif recorded.func is aten.native_dropout.default:
         used = (True, True)  # its gradient needs the mask
-    kwargs = {k: v for k, v in kwargs.items() if k not in _HOW_NOT_WHAT}
+    # how a result lies in memory is what a view of it relies on
+    kwargs = {k: v for k, v in kwargs.items() if k not in _HOW_NOT_WHAT or (k == "memory_format" and v is not None)}
     if not has_lengths and decomposition_of(recorded.func) is not None:
         expected = tuple(t for t, u in zip(recorded.outputs, used, strict=True) if u)
         written = _try(fallback(recorded.func, used, WRITTEN), args, kwargs, expected)

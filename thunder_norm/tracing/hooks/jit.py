@@ -161,7 +161,7 @@ def _of_unknown_dtype(error: BaseException, cause: BaseException | None) -> Exce
 
 def _tensor_from_nowhere(error: NotImplementedError) -> Exception:
     """The error where a prologue would have to find a tensor that is in none of its inputs; any other as it is."""
-    if "PseudoInst.OPAQUE(" in str(error):
+    if "PseudoInst.OPAQUE(" in str(error) or "PseudoInst.NEW(" in str(error):
         return UnsupportedOpError(
             with_details(
                 "a traced function uses a tensor that it got from a call which is no part of the trace, such as a parameter of a module that it makes",

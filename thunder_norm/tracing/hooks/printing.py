@@ -1,4 +1,4 @@
-"""``thunder.core.baseutils`` and ``thunder.core.trace``: what a program's values are written as in a trace."""
+"""``thunder.core.baseutils``, ``codeutils`` and ``trace``: what a program's values are written as in a trace."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 from thunder_norm.tracing.hooks.participants import has_part
 from thunder_norm.tracing.hooks.replaced import replaces
-from thunder.core import baseutils
+from thunder.core import baseutils, codeutils
 from thunder.core.trace import TraceCtx
 
 _original_is_collection = baseutils.is_collection
+_original_marked = codeutils._qm
 _original_name = TraceCtx.make_object_name
 # of flags in programs that we have a part in: these are printed later as well
 _classes: weakref.WeakSet[type] = weakref.WeakSet()
@@ -39,3 +40,16 @@ def _object_name(self: TraceCtx, x: Any) -> str:
     """The name of a value in the program's text; several flags in one have a name that is none in Python, and get a number alone."""
     is_unnamed = isinstance(x, enum.Enum) and not (x.name or "").isidentifier() and has_part()
     return self._make_name(is_object_name=True) if is_unnamed else _original_name(self, x)
+
+
+class _Written(str):
+    """What is written for a value in a tuple, list or dict."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+@replaces(codeutils, "_qm", "s", "quote_markers", lines="prettyprint: unflattened_str.replace(f\"{_quote_marker}'\", '')")
+def _marked(s: str, quote_markers: bool) -> str:
+    """What is written of a collection has in it what is written of each of its values: Thunder's own has it quoted, and once more escaped."""
+    return _Written(s) if quote_markers and has_part() else _original_marked(s, quote_markers)

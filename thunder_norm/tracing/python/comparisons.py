@@ -105,7 +105,8 @@ def _are_complex(*operands: WrappedValue) -> bool:
 
 def _is_no_operand(x: WrappedValue, tensor: WrappedValue) -> bool:
     """Whether a tensor is equal to `x` for no values: torch's ``==`` leaves such objects to Python, which asks whether both are one."""
-    return type(tensor.value) is TensorProxy and type(x.value) in _NO_OPERANDS
+    kind = type(x.value)
+    return type(tensor.value) is TensorProxy and (kind in _NO_OPERANDS or kind.__eq__ is object.__eq__)
 
 
 def _has_own(x: WrappedValue, operation: str) -> bool:

@@ -32,28 +32,28 @@ from thunder.torch import _torch_to_thunder_function_map
 EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 
 
-def of_builtin(*methods: Callable) -> Callable[[Callable], Callable]:
+def of_builtin(*methods: Callable, also: Callable[[WrappedValue], bool] = lambda _: False) -> Callable[[Callable], Callable]:
     """Register what does the work of methods of a builtin class where an operand is of a class with methods of its own.
 
-    It is called with the first of the methods' arguments wrapped.
+    It is called with the first of the methods' arguments wrapped. `also` says of that one where else it is wanted.
     """
 
     def enter(own: Callable) -> Callable:
         for method in methods:
-            _register(method, own)
+            _register(method, own, also)
         return own
 
     return enter
 
 
-def _register(method: Callable, own: Callable) -> None:
+def _register(method: Callable, own: Callable, also: Callable[[WrappedValue], bool]) -> None:
     tables = (jit_ext._general_jit_lookaside_map, thunders._default_provenance_tracking_lookaside_map)
     before = lookasides.of_others(method) or next((t[method] for t in tables if method in t), None)
     before = before or thunders.interpreter_needs_wrap(method)
 
     @lookasides.instead_of(method)
     def choose(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
-        chosen = own if any(stored.has_own_methods(type(a.value)) for a in args) else before
+        chosen = own if any(stored.has_own_methods(type(a.value)) for a in args) or also(args[0]) else before
         return chosen(*args, **kwargs)
 
 

@@ -11,6 +11,7 @@ from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.python.derived import EXCEPTION_RAISED, done, entry, of_builtin
 from thunder_norm.tracing.python.mappings import Items, Keys, Values
 from thunder.core import interpreter as thunders
+from thunder.core import jit_ext
 from thunder.core.interpreter import (
     MappingKeysIterator,
     ProvenanceRecord,
@@ -24,6 +25,7 @@ from thunder.core.interpreter import (
 )
 
 _NONE = object()
+_THERE_BEFORE = (PseudoInst.INPUT_FN, PseudoInst.INPUT_ARGS, PseudoInst.INPUT_KWARGS, PseudoInst.CONSTANT)
 
 
 def _base(mapping: WrappedValue) -> type[dict]:
@@ -65,7 +67,17 @@ def _made(mapping: Any, key: Any, factory: Any) -> Any:
     return value
 
 
-@of_builtin(dict.__setitem__, OrderedDict.__setitem__)
+def _is_of_new_module(mapping: WrappedValue) -> bool:
+    """Whether it has the members of a module that the program has made: Thunder would write into a copy, as of modules that were there."""
+    if not mapping.provenance.ext_flag & jit_ext.EXT_FLAG_IS_MODULE_MEMBER_DICT:
+        return False
+    of = mapping.provenance
+    while of.inst in (PseudoInst.LOAD_ATTR, PseudoInst.BINARY_SUBSCR):
+        of = of.inputs[0]
+    return of.inst not in _THERE_BEFORE
+
+
+@of_builtin(dict.__setitem__, OrderedDict.__setitem__, also=_is_of_new_module)
 def set_item(mapping: WrappedValue, key: WrappedValue, value: WrappedValue) -> Any:
     """``dict.__setitem__``, and what stands for the entry."""
     mapping.track_items()

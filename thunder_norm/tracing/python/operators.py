@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
+from types import FunctionType
 from typing import Any
 
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, wrap_const
+from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, do_raise, wrap_const
 from thunder.core.proxies import Proxy
 
 _REFLECTED = (
@@ -18,17 +19,26 @@ _REFLECTED = (
 )
 _thunders_binary_op = thunders._binary_op_helper
 _curexc = vars(InterpreterRuntimeCtx)["curexc"]
+_SEQUENCES = (list, tuple, str, bytes)
+_JOINING = ("__radd__", "__rmul__")
 _nothing = object()
 
 
 def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
-    """``a op b`` where the class of b derives from that of a and has a reflected method of its own: that is asked first."""
+    """``a op b`` where the reflected method of b is asked first.
+
+    It is if its class derives from that of a and has one of its own, or if a is a sequence, which Python joins last of all.
+    """
     b, a = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
     kind, base = type(b.value), type(a.value)
-    if kind is base or not issubclass(kind, base) or isinstance(a.value, Proxy):
+    if kind is base or isinstance(a.value, Proxy) or not (issubclass(kind, base) or issubclass(base, _SEQUENCES)):
         return _thunders_binary_op(stack, op)
     name = _REFLECTED[op.value % BINARY_OP.IADD.value]
     method = in_classes(kind.__mro__, name, _nothing)
+    if not issubclass(kind, base) and not (
+        name in _JOINING and isinstance(method, FunctionType) and _joins_as_builtin(base, name)
+    ):
+        return _thunders_binary_op(stack, op)
     # of lists Python asks for ``+=`` and ``*=`` last
     is_in_place = op.value >= BINARY_OP.IADD.value and hasattr(base, name.replace("__r", "__i", 1)) and not issubclass(base, list)
     if is_in_place or method is _nothing or method is in_classes(base.__mro__, name, _nothing):
@@ -38,12 +48,19 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
         stack.pop_wrapped()
         stack.pop_wrapped()
         return result
-    if result.value is NotImplemented:
+    if result.value is NotImplemented and issubclass(kind, base):
         return _thunders_binary_op(stack, op)
     stack.pop_wrapped()
     stack.pop_wrapped()
+    if result.value is NotImplemented:
+        return do_raise(TypeError(f"unsupported operand types: {base.__name__!r} and {kind.__name__!r}"))
     stack.append(result)
     return None
+
+
+def _joins_as_builtin(base: type, reflected: str) -> bool:
+    """Whether a class of sequences does not say itself what is joined to it."""
+    return not isinstance(in_classes(base.__mro__, reflected.replace("__r", "__", 1), None), FunctionType)
 
 
 def _set_current(runtime: InterpreterRuntimeCtx, e: BaseException | None) -> None:

@@ -26,8 +26,9 @@ _CHECKS = {isinstance: "__instancecheck__", issubclass: "__subclasscheck__"}
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
-    """What to call for an ``isinstance`` or ``issubclass`` that a program's own method answers, which Thunder would not look into, or that
-    raises an error, as of a `TypedDict`: Thunder raises it where no ``except`` of the program is.
+    """What to call for an ``isinstance`` or ``issubclass`` that a program's own method answers, or that raises an error, as of a `TypedDict`.
+
+    Thunder does not look into the method, and raises the error where no ``except`` of the program is.
     """
     if (check := _CHECKS.get(fn)) is None or len(args) != 2:
         return None

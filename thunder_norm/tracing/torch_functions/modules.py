@@ -6,6 +6,7 @@ Torch's code works that out with the values of parameters, of which a trace has 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,17 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
-from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, interpreter_needs_wrap, unwrap, wrap_const
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    ProvenanceRecord,
+    PseudoInst,
+    WrappedValue,
+    _interpret_call,
+    do_raise,
+    interpreter_needs_wrap,
+    unwrap,
+    wrap_const,
+)
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy
 from thunder.core.symbol import BoundSymbol
@@ -100,12 +111,27 @@ def _changes_nothing(module: torch.nn.Module, fn: Callable) -> bool:
 
 
 def making(fn: Any, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
-    """What to call for a class of modules: the class itself, which is not interpreted; None for anything else.
+    """What to call for a class of modules: the class itself, which is not interpreted; None for anything else, and for what holds tensors.
 
     What it holds is made once, when the trace is acquired; Thunder refuses parameters that come from nowhere.
     """
     if not isinstance(fn, type) or not issubclass(fn, torch.nn.Module):
         return None
-    if any(isinstance(v, Proxy) for v in tree_leaves([unwrap(a) for a in (*args, *kwargs.values())])):
+    if any(map(_holds_proxies, tree_leaves([unwrap(a) for a in (*args, *kwargs.values())]))):
         return None
-    return interpreter_needs_wrap(fn)
+    return functools.partial(_made, fn)
+
+
+def _holds_proxies(value: Any) -> bool:
+    """Whether a value is a tensor of the program, or a module that the program has made of some."""
+    if not isinstance(value, torch.nn.Module):
+        return isinstance(value, Proxy)
+    tables = (table for m in value.modules() for table in (vars(m), m._parameters, m._buffers))
+    return any(isinstance(v, Proxy) for table in tables for v in table.values())
+
+
+def _made(cls: type, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    made = interpreter_needs_wrap(cls)(*args, **kwargs)
+    if made is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        made.provenance = ProvenanceRecord(PseudoInst.NEW, inputs=[wrap_const(cls).provenance])
+    return made
