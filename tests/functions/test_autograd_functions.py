@@ -190,6 +190,112 @@ def test_a_function_that_changes_its_argument_is_refused():
         thunder.jit(lambda x: InPlace.apply(x * 1), transforms=[SubclassTransform()])(torch.ones(2))
 
 
+class Asks(Function):
+    """Asks for values of what it is given, in its backward too."""
+
+    @staticmethod
+    def forward(ctx, x, t):
+        ctx.save_for_backward(t)
+        return x * 2 if (t[1:] > t[:-1]).all() else x * float(t[0]) * (5 if torch.equal(t, t.flip(0)) else 7)
+
+    @staticmethod
+    def backward(ctx, g):
+        (t,) = ctx.saved_tensors
+        return g * (2 if t[0] > 1 else 3), None
+
+
+@pytest.mark.parametrize("of", [lambda t: t, lambda t: t * 2 - 1, lambda t: torch.tensor([1.0, 2.0])])
+def test_values_that_a_function_asks_for_are_looked_at_in_each_call(of):
+    def program(x, t):
+        return Asks.apply(x, of(t)) + x
+
+    jitted = thunder.jit(program, transforms=[SubclassTransform()])
+    for t in ([1.0, 2.0], [2.0, 1.0], [2.0, 2.0], [1.0, 3.0]):
+        x = torch.ones(2, requires_grad=True)
+        result, expected = (f(x, torch.tensor(t)) for f in (jitted, program))
+        torch.testing.assert_close(result, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (result, expected)))
+
+
+class Again(Function):
+    """Runs a module anew in its backward, as functions do that keep no activations."""
+
+    @staticmethod
+    def forward(ctx, module, x, *parameters):
+        ctx.module = module
+        ctx.save_for_backward(x, *parameters)
+        return module(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return None, *torch.autograd.grad(ctx.module(x), (x, *parameters), g)
+
+
+class Reversible(Function):
+    """Adds to the gradients of the module's parameters itself."""
+
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        ctx.save_for_backward(x)
+        return module(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            torch.autograd.backward(ctx.module(x), g)
+        return x.grad, None
+
+
+MODULE = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: Again.apply(MODULE, x * 2, *MODULE.parameters()),
+        lambda x: Reversible.apply(x * 2, MODULE),
+        lambda x: Reversible.apply(x, MODULE) + MODULE(x),
+    ],
+)
+def test_gradients_of_modules_that_a_function_runs_are_torchs(program):
+    def gradients(f):
+        for p in (x, *MODULE.parameters()):
+            p.grad = None
+        f(x).square().sum().backward()
+        return [p.grad for p in (x, *MODULE.parameters())]
+
+    x = torch.tensor([0.3, -1.2], requires_grad=True)
+    jitted = thunder.jit(program, transforms=[SubclassTransform()])
+    for _ in range(2):
+        torch.testing.assert_close(gradients(jitted), gradients(program))
+
+
+class OfNoArgument(Reversible):
+    @staticmethod
+    def forward(ctx, x):
+        return Reversible.forward(ctx, x, MODULE)
+
+    @staticmethod
+    def backward(ctx, g):
+        return Reversible.backward(ctx, g)[0]
+
+
+def test_gradients_of_what_a_function_is_not_given_are_refused_and_stay_what_they_are():
+    x = torch.ones(2, requires_grad=True)
+    for p in MODULE.parameters():
+        p.grad = None
+    y = thunder.jit(lambda x: OfNoArgument.apply(x), transforms=[SubclassTransform()])(x)
+    torch.testing.assert_close(y, MODULE(x))
+    with pytest.raises(UnsupportedOpError, match="give the function the tensor or the module"):
+        y.sum().backward()
+    assert all(p.grad is None for p in MODULE.parameters())
+
+
 SHOWN: list = []
 
 

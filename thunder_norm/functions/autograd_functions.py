@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,9 +13,12 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.functions.custom import CustomOperation
 from thunder_norm.functions.interpreted import active_level
 from thunder_norm.functions.programs import program_of
+from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.backward.refused_backward import Refuse, untraceable_backward
+from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.subclass.interpreting.operations import AUTOGRAD_APPLY, on_proxies
 from thunder_norm.subclass.interpreting.refusals import blaming_hidden_tensors
 from thunder_norm.subclass.recording.record import Recorded, recording
@@ -23,15 +27,35 @@ from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.trees import flat_tensors
-from thunder.core.interpreter import WrappedValue, get_interpreterruntimectx
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, get_interpreterruntimectx
 from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy
+
+
+def _values(held: Any) -> Iterable[Any]:
+    return held.values() if isinstance(held, dict) else held
+
+
+def _exchanged(held: Any, for_others: dict[int, torch.Tensor]) -> Any:
+    """What a place holds, with other tensors for some, by their identity."""
+    if isinstance(held, dict):
+        return {k: for_others.get(id(v), v) for k, v in held.items()}
+    return type(held)(for_others.get(id(v), v) for v in held)
 
 
 @lookasides.instead_of(AUTOGRAD_APPLY)
 def _apply(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for ``cls.apply(*args)``."""
-    return on_proxies(lambda *args, **kwargs: FunctionCall(cls.value, args, kwargs).write())(*args, **kwargs)
+    held = _interpret_call(_parameters, *(a for a in args if isinstance(a.value, torch.nn.Module | list | tuple)))
+    if held is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return held
+    return on_proxies(lambda held, *args, **kwargs: FunctionCall(cls.value, args, kwargs, held).write())(held, *args, **kwargs)
+
+
+def _parameters(*given: Any) -> list[torch.nn.Parameter]:
+    """The parameters of modules, interpreted."""
+    modules = [m for g in given for m in (g if isinstance(g, list | tuple) else (g,)) if isinstance(m, torch.nn.Module)]
+    return [p for m in modules for p in m.parameters() if p.requires_grad]
 
 
 class FunctionCall:
@@ -40,19 +64,28 @@ class FunctionCall:
     So everything that a function may do with its ``ctx`` means what it means in torch: ``setup_context``, ``needs_input_grad``,
     ``mark_non_differentiable``, ``set_materialize_grads``, attributes, several results, arguments that are no tensors.  What is
     written is an operation with a rule of its own, so the function's backward holds under every transform.
+
+    Args:
+        cls: the function's class.
+        args, kwargs: what ``apply`` is called with, with proxies for tensors.
+        held: the proxies of parameters of modules among these, to which the backward may add gradients itself, as those of reversible
+            networks do by ``torch.autograd.backward``.
     """
 
-    def __init__(self, cls: type[torch.autograd.Function], args: tuple, kwargs: dict):
+    def __init__(self, cls: type[torch.autograd.Function], args: tuple, kwargs: dict, held: Sequence[TensorProxy] = ()):
         self.cls = cls
         self.leaves, self.spec = tree_flatten((args, kwargs))
-        self.proxies = list({v.name: v for v in self.leaves if isinstance(v, TensorProxy)}.values())
+        given = {v.name: v for v in self.leaves if isinstance(v, TensorProxy)}
+        self.proxies = list({**given, **{v.name: v for v in held}}.values())
+        self.num_given = len(given)
         self.acquisition = Acquisition()  # of the fakes of this call alone
         self.acquisition.num_levels = 1  # what has effects, or changes what the program holds, is no part of one operation
+        self.acquisition.asks = self._ask
         self.fakes = {p.name: self._fake(p) for p in self.proxies}
         self.inputs = [self.fakes[p.name] for p in self.proxies]
         self.backward: list[Recorded] = []
         self.gradients: list[torch.Tensor | None] = [None] * len(self.inputs)
-        with recording(self.acquisition) as recorder, torch.set_grad_enabled(is_grad_enabled()):
+        with self._standing_in(), recording(self.acquisition) as recorder, torch.set_grad_enabled(is_grad_enabled()):
             with blaming_hidden_tensors(cls, self.leaves):
                 self.result = self._run()
             self.forward, recorder.log = recorder.log, []
@@ -65,6 +98,7 @@ class FunctionCall:
                 self.backward = recorder.log
             except Exception as e:  # noqa: BLE001 - the forward is right whatever the backward says
                 self._refuse_backward(untraceable_backward(cls.__name__, None, e))
+        self._leave_out_unused()
 
     def _fake(self, p: TensorProxy) -> torch.Tensor:
         fake = self.acquisition.fake_of(p)
@@ -72,6 +106,40 @@ class FunctionCall:
         may_require = active_level() is not None or p.history is None or p.requires_grad
         is_differentiable = fake.is_floating_point() or fake.is_complex()
         return fake.requires_grad_(is_grad_enabled() and may_require and is_differentiable)
+
+    @contextmanager
+    def _standing_in(self) -> Iterator[None]:
+        """Have what the function can reach hold the fakes of its arguments where it holds these: a module beside its parameters.
+
+        The backward may ask for a gradient to the argument, of what the module computes.
+        """
+        program = current_acquisition()
+        reals = {} if program is None else {id(program.fakes.real_input(p)): self.fakes[p.name] for p in self.proxies}
+        reals.pop(id(None), None)
+        reachable = Reachable((self.cls, [v for v in self.leaves if not isinstance(v, TensorProxy)]))
+        self.others = [(t, t.grad) for t in reachable.tensors if t.requires_grad and t.is_leaf and id(t) not in reals]
+        places = [p for p in reachable.places if reals and any(id(v) in reals for v in _values(p.held))]
+        fakes = {id(fake): real for p in places for real in _values(p.held) if (fake := reals.get(id(real))) is not None}
+        for place in places:
+            place.write(_exchanged(place.held, reals))
+        try:
+            yield
+        finally:
+            for place in places:
+                place.write(_exchanged(place.read(), fakes))
+            for t, gradient in self.others:
+                t.grad = gradient
+
+    def _ask(self, func: Callable, given: Sequence[torch.Tensor | NumberProxy]) -> Any:
+        """What a function says of values that the function asks for, as the program around it would."""
+        program = current_acquisition()
+        if program is None or any(isinstance(v, NumberProxy) for v in given):
+            raise UnknownValueError("it is asked for in a torch.autograd.Function")
+        function, met = self.acquisition.sizes.as_function(func, given)
+        proxies = [self.acquisition.fakes.first_proxy_of(t) for t in met]
+        if any(p is None for p in proxies):
+            raise UnknownValueError("it is computed from a gradient")
+        return program.ask(function, [program.fake_of(p) for p in proxies])
 
     def _run(self) -> Any:
         values = [self.fakes[v.name] if isinstance(v, TensorProxy) else self.acquisition.to_fake(v) for v in self.leaves]
@@ -96,6 +164,22 @@ class FunctionCall:
         found = torch.autograd.grad([t for t, _ in pairs], sources, [c for _, c in pairs], allow_unused=True)
         of = {id(t): g for t, g in zip(sources, found, strict=True)}
         self.gradients = [of.get(id(t)) for t in self.inputs]
+        self.gradients[self.num_given :] = [t.grad for t in self.inputs[self.num_given :]]
+        if changed := [t for t, gradient in self.others if t.grad is not gradient]:
+            raise UnsupportedOpError(
+                with_details(
+                    f"the backward of {self.cls.__name__} adds to the gradient of a tensor of shape {list(changed[0].shape)} itself",
+                    why="the function was not given it, nor a module that has it",
+                    instead="give the function the tensor or the module",
+                )
+            )
+
+    def _leave_out_unused(self) -> None:
+        """Leave out the parameters that neither the forward nor the backward has to do with."""
+        used = {id(t) for r in (*self.forward, *self.backward) for t in r.inputs}
+        kept = [i for i, t in enumerate(self.inputs) if i < self.num_given or id(t) in used or self.gradients[i] is not None]
+        for values in (self.proxies, self.inputs, self.gradients):
+            values[:] = [values[i] for i in kept]  # type: ignore[index]
 
     def _refuse_backward(self, error: Exception) -> None:
         with self.acquisition.fakes.mode, torch.no_grad():

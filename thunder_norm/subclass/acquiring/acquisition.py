@@ -131,6 +131,7 @@ class Acquisition:
         self.turn: torch.Tensor | None = None  # of the last operation with effects
         self.is_transformed = False  # the program is a transformed function, which has its own place in torch's autograd
         self.num_levels = 0  # how many functions under function transforms are being interpreted, one in the other
+        self.asks: Callable | None = None  # who knows the values of what it takes, where it is of one operation in a program
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
         self.stand_ins: dict[str, StandIn] = {}  # by name: plain proxies that the program holds, for which others stand by now
         self.fully_sharded: dict[int, torch.Tensor] = {}  # parameters of which the program sees the whole, by identity
@@ -348,6 +349,8 @@ class Acquisition:
         Raises:
             UnknownValueError: the values cannot be computed.
         """
+        if self.asks is not None:
+            return self.asks(func, given)
         if self.is_finished or self.is_transformed or not self.may_replace():
             raise UnknownValueError("it is asked for in a function that is transformed, or in a region")
         if self.fakes.replaced:

@@ -236,12 +236,37 @@ class DataSizes:
         found = self._origin(operand)
         return self._results[found.number][0] if isinstance(found, _Step) else found.real
 
-    def _needed(self, steps: Sequence[_Step], known: Mapping[int, Any] = MappingProxyType({})) -> list[_Step]:
-        """These steps and those that their arguments come from, in order, down to what is known.
+    def as_function(self, func: Callable, given: Sequence[torch.Tensor]) -> tuple[Callable, list[torch.Tensor]]:
+        """A function of tensors of what no recorded operation made, and the fakes of these.
+
+        Raises:
+            UnknownValueError: an operation on the way makes something else each time.
+        """
+        last = _Step(next(self._numbers), func, (tuple(map(self._operand, given)), {}))
+        steps = self._needed([last], origin=lambda _: None)
+        met = list({id(v.fake): v.fake for step in steps for v in step.operands() if isinstance(v, _Met)}.values())
+
+        def function(*tensors: torch.Tensor) -> Any:
+            of_met, results = dict(zip(map(id, met), tensors, strict=True)), dict[int, tuple[torch.Tensor, ...]]()
+
+            def value(v: Any) -> torch.Tensor:
+                return results[v.step.number][v.index] if isinstance(v, _Value) else of_met[id(v.fake)]
+
+            for step in steps[:-1]:
+                results[step.number] = step.run(value)
+            return _called(func, last.arguments, value)
+
+        return function, met
+
+    def _needed(
+        self, steps: Sequence[_Step], known: Mapping[int, Any] = MappingProxyType({}), origin: Callable | None = None
+    ) -> list[_Step]:
+        """These steps and those that their arguments come from, in order, down to what is known, or to what no step of these made.
 
         Raises:
             UnknownValueError: one of them makes something else each time.
         """
+        origin = origin or self._origin
         found: dict[int, _Step] = {}
         pending = list(steps)
         while pending:
@@ -255,7 +280,7 @@ class DataSizes:
                     "it is computed by several processes, of which one may acquire its program anew and others not"
                 )
             found[step.number] = step
-            origins = [v.step if isinstance(v, _Value) else self._origin(v) for v in step.operands()]
+            origins = [v.step if isinstance(v, _Value) else origin(v) for v in step.operands()]
             pending.extend(origin for origin in origins if isinstance(origin, _Step))
         return sorted(found.values(), key=lambda step: step.number)
 

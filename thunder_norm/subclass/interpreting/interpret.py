@@ -283,7 +283,7 @@ def _without_checkpoint(function: WrappedValue, *inputs: WrappedValue, **options
 
 def _makes_wrappers(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> bool:
     given = [value_of(a) for a in args], {k: value_of(v) for k, v in kwargs.items()}
-    before = Reachable((fn, given)).places
+    before, turn = Reachable((fn, given)).places, acquisition.turn
     with recording(acquisition) as recorder:
         try:
             values = acquisition.to_fake(given)
@@ -291,7 +291,8 @@ def _makes_wrappers(acquisition: Acquisition, fn: Callable, args: tuple, kwargs:
         except Exception:  # noqa: BLE001 - if there were wrappers the real run meets it again, otherwise Thunder does
             return recorder.has_met_wrappers
         finally:
-            for place in before:  # the real run does it again
+            acquisition.turn = turn  # the real run does it again
+            for place in before:
                 place.restore()
     return recorder.has_met_wrappers or any(is_wrapper(v) for v in tree_flatten(result)[0])
 
