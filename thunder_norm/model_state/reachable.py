@@ -300,7 +300,8 @@ def _is_special(name: str) -> bool:
 
 def is_of_library(value: Any) -> bool:
     """Whether a class or function is of the standard library, torch or another that the walk does not follow."""
-    return (getattr(value, "__module__", None) or "builtins").partition(".")[0] in _LIBRARIES
+    module = getattr(value, "__module__", None)
+    return (module if isinstance(module, str) else "builtins").partition(".")[0] in _LIBRARIES
 
 
 def _is_installed(value: Any) -> bool:

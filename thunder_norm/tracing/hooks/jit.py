@@ -115,7 +115,9 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         try:
             found = _original_acquire(fn, args, kwargs, **options)
         except NotImplementedError as e:
-            raise _tensor_from_nowhere(e) from e
+            if (known := _tensor_from_nowhere(e)) is e:
+                raise
+            raise known from e
         except InterpreterError as e:  # raised beside the program: while it is answered what a call of it does
             if isinstance(e.__cause__, ThunderNormError):
                 raise e.__cause__ from None
