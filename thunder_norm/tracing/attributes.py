@@ -249,8 +249,8 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
     if not is_new:
         setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
     if fn is setattr and isinstance(owner, torch.nn.Module):
-        held = [vars(owner).get(members) for members in _MEMBERS]
-        if None in held:  # before ``nn.Module.__init__``, in a module that the program makes
+        held = [vars(owner)[members] for members in _MEMBERS if members in vars(owner)]
+        if not held:  # before ``nn.Module.__init__``, in a module that the program makes
             return _on_new
         if held[-1].get(name.value, _nothing) is value.value or (
             name.value in held[0] and _is_its_own_parameter(obj, name, value)
