@@ -139,7 +139,8 @@ def lines(sweeps: Iterable[Sweep]) -> dict[tuple[str, str, str], tuple[Line, Lin
     for key, group in grouped.items():
         task = TASKS[key[0]]
         widths = sorted((s for s in group if s.depth == task.depths[0]), key=lambda s: s.width)
-        depths = sorted((s for s in group if s.width == task.width), key=lambda s: s.depth)
+        width = min((s.width for s in group), key=lambda w: (w != task.width, w))
+        depths = sorted((s for s in group if s.width == width), key=lambda s: s.depth)
         found[key] = Line(widths), Line(depths)
     return found
 

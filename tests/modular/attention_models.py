@@ -123,6 +123,8 @@ class Gained(ByHand):
         if self.norm == "layer":
             return nn.functional.layer_norm(t, (self.width,), gain, bias)
         y = nn.functional.rms_norm(t, (self.width,)) if self.norm == "rms" else nn.functional.normalize(t, dim=-1)
+        if bias is not None and not self.offset:
+            return torch.addcmul(bias, gain, y)
         y = y * (self.offset + gain) if self.offset else y * gain
         return y if bias is None else y + bias
 

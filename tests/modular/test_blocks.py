@@ -20,8 +20,11 @@ from tests.modular.modular_models import TOKENS, D, Family, mlp, operator_norm
 from tests.modular.test_norm import Adversary, _leaf
 from tests.ranks import run_ranks
 from tests.seeds import seeded
+from thunder_norm import RMSToRMSTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError
-from thunder_norm.modular import ModularNorm, ModularOptimizer, find_roles, orthogonalize, split
+from thunder_norm.modular import ModularNorm, ModularOptimizer, Roles, find_roles, orthogonalize, split
+from thunder_norm.modular.block_balls import blocked
+from thunder_norm.modular.duality import ball
 
 
 class FusedAttention(nn.Module):
@@ -166,15 +169,80 @@ def test_every_block_is_stepped_initialized_and_projected_by_itself(name):
     torch.testing.assert_close(rows(model.get_parameter(parameter))[0], first / 3)
 
 
-def test_heads_are_blocks_if_asked_for():
-    model = nn.Sequential(nn.Linear(6, 8), FusedAttention())
-    norm = ModularNorm(model, torch.randn(2, 3, 6), blocks="heads")
-    found = [(b.role, b.start, b.size) for b in norm.blocks["1.qkv.weight"]]
-    assert found == [("query", 0, 4), ("query", 4, 4), ("key", 8, 4), ("key", 12, 4), ("value", 16, 8)]
-    step = norm.dualize({"1.qkv.weight": torch.randn(24, 8)}, method="svd")["1.qkv.weight"] / norm.targets["1.qkv.weight"]
-    for start, size in ((0, 4), (4, 4), (8, 4), (12, 4), (16, 8)):
-        s = torch.linalg.svdvals(step[start : start + size])
-        torch.testing.assert_close(s, torch.full_like(s, math.sqrt(size / 8)))
+class Cut(nn.Module):
+    """Two heads of width 2 (or one key for both), cut from one product in some way; `more` is a gated MLP from the same product."""
+
+    def __init__(self, cut, out, more=0):
+        super().__init__()
+        self.cut, self.qkv, self.out = cut, nn.Linear(6, out), nn.Linear(4 + more, 3)
+
+    def forward(self, x):
+        q, k, v, *more = self.cut(self.qkv(x))
+        y = F.scaled_dot_product_attention(q, k.expand_as(q), v.expand_as(q))
+        return self.out(torch.cat([y.transpose(1, 2).flatten(2), *more], -1))
+
+
+def _by_head(y, dims, at):
+    """q, k and v of [..., three in some order of (heads, width, 3)]."""
+    sizes = {"h": 2, "d": 2, "n": 3}
+    y = y.unflatten(-1, [sizes[d] for d in dims]).permute(0, 2 + dims.index("n"), 2 + dims.index("h"), 1, 2 + dims.index("d"))
+    return [y[:, at.index(c)] for c in "qkv"]
+
+
+def _beside_mlp(y):
+    """As ViT-22B and Flux have it, gate and gated alternating."""
+    *qkv, more = y.split([4, 4, 4, 8], -1)
+    return *(t.unflatten(-1, (2, 2)).transpose(1, 2) for t in qkv), more[..., ::2].sigmoid() * more[..., 1::2]
+
+
+def _multi_query(y):
+    """As Falcon 7B and StarCoder have it."""
+    q, k, v = y.split([4, 2, 2], -1)
+    return q.unflatten(-1, (2, 2)).transpose(1, 2), k[:, None], v[:, None]
+
+
+# how products are cut, outputs, width of an MLP, and of each block its role and the rows of its heads
+LAYOUTS = {
+    "n h d": (lambda y: _by_head(y, "nhd", "qkv"), 12, 0, [("query", [[0, 1], [2, 3]]), ("key", [[4, 5], [6, 7]]), ("value", [[8, 9, 10, 11]])]),
+    "h n d": (lambda y: _by_head(y, "hnd", "qkv"), 12, 0, [("query", [[0, 1], [6, 7]]), ("key", [[2, 3], [8, 9]]), ("value", [[4, 5, 10, 11]])]),
+    "h d n": (lambda y: _by_head(y, "hdn", "kvq"), 12, 0, [("key", [[0, 3], [6, 9]]), ("value", [[1, 4, 7, 10]]), ("query", [[2, 5], [8, 11]])]),
+    "d h n": (lambda y: _by_head(y, "dhn", "qkv"), 12, 0, [("query", [[0, 6], [3, 9]]), ("key", [[1, 7], [4, 10]]), ("value", [[2, 5, 8, 11]])]),
+    "d n h": (lambda y: _by_head(y, "dnh", "vqk"), 12, 0, [("value", [[0, 1, 6, 7]]), ("query", [[2, 8], [3, 9]]), ("key", [[4, 10], [5, 11]])]),
+    "multi-query": (_multi_query, 8, 0, [("query", [[0, 1], [2, 3]]), ("key", [[4, 5]]), ("value", [[6, 7]])]),
+    "beside an MLP": (_beside_mlp, 20, 4, [("query", [[0, 1], [2, 3]]), ("key", [[4, 5], [6, 7]]), ("value", [[8, 9, 10, 11]]),
+        ("gate", [[12, 14, 16, 18]]), ("gated", [[13, 15, 17, 19]])]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_blocks_and_heads_have_the_rows_that_the_program_takes(name):
+    cut, out, more, expected = LAYOUTS[name]
+    row = find_roles(Cut(cut, out, more), torch.randn(2, 3, 6))["qkv.weight"]
+    assert [(b.role, b.indices.tolist()) for b in row.blocks] == [(r, sorted(sum(rows, []))) for r, rows in expected]
+    g = torch.randn(out, 6, dtype=D) * torch.logspace(0, -1, out, dtype=D)[:, None]
+    roles, whole = Roles([row]), ball(RMSToRMSTensor, (-2, -1), g.shape)
+    for per_head in (True, False):
+        ((blocks, of_blocks),) = blocked({row.name: whole}, {row.name: g.shape}, roles, per_head).values()
+        cuts = [(r, of) for r, rows in expected for of in (rows if per_head else [sorted(sum(rows, []))])]
+        assert [(b.role, b.indices.tolist()) for b in blocks] == cuts
+        step, marked = of_blocks.lmo(g, "svd"), torch.zeros_like(g)
+        for block, (_, rows) in zip(blocks, cuts, strict=True):
+            u, _, vh = torch.linalg.svd(g[rows], full_matrices=False)
+            torch.testing.assert_close(step[rows], u @ vh * math.sqrt(len(rows) / 6))
+            torch.testing.assert_close(block.of(g), g[rows], rtol=0, atol=0)
+            block.write(marked, g[rows])
+        assert torch.equal(marked, g)
+
+
+def test_heads_that_are_not_known_are_not_stepped_as_one():
+    model, x = Cut(LAYOUTS["n h d"][0], 12), torch.randn(2, 3, 6)
+    with pytest.raises(NormMismatchError, match="belong to which head"):
+        blocked(
+            {"qkv.weight": ball(RMSToRMSTensor, (-2, -1), torch.Size([12, 6]))},
+            {"qkv.weight": (12, 6)},
+            find_roles(model, x, roles={"qkv.weight": split([4, 8], roles=["query", ""])}),
+            per_head=True,
+        )
 
 
 def test_the_largest_norm_of_blocks_is_no_smaller_than_that_of_the_whole():

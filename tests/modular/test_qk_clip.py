@@ -97,6 +97,7 @@ OTHERS = {
     "one gain": Of(lambda: Gained(same=True), "gains", together=4),
     "one number": Of(lambda: Gained("l2", is_0_dim=True), "gains", together=4),
     "gains and biases": Of(lambda: Gained("layer", bias=True), "gains|biases", together=4),
+    "gains and biases in one operation": Of(lambda: Gained(per_head=True, bias=True), r"(gains|biases).0", kept="gains.1"),
     "1 + gains, biases": Of(lambda: Gained(per_head=True, bias=True, offset=1.0), r"(gains|biases).0", kept="gains.1"),
     "Qwen3": Of(_hf("Qwen3ForCausalLM", "Qwen3Config", _GROUPED, head_dim=4), _OF_NORMS, together=4, args=(TOKENS,)),
     "Gemma 3": Of(_hf("Gemma3ForCausalLM", "Gemma3TextConfig", _GROUPED, head_dim=4), _OF_NORMS, together=4, args=(TOKENS,)),

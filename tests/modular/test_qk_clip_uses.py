@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.modular.attention_models import ByHand, Gained, Latent, Logits, Reparametrized, Torch
+from tests.modular.attention_models import ByHand, Gained, Latent, Logits, Reparametrized, Torch, logits_of
 from tests.modular.modular_models import D
 from tests.ranks import run_ranks
 from tests.seeds import seeded
@@ -226,16 +226,16 @@ X = torch.randn(2, 5, 6)
     "make, says",
     [
         (lambda: nn.Linear(6, 4), "no attention is found"),
-        (Normalized, "head 0 cannot be scaled(.|\n)*normalized, clamped, or constants are added"),
-        (Clamped, "head 0 cannot be scaled(.|\n)*normalized, clamped, or constants are added"),
+        (Normalized, "head 0 cannot be scaled(.|\n)*normalized, clamped, frozen, or constants are added"),
+        (Clamped, "head 0 cannot be scaled(.|\n)*normalized, clamped, frozen, or constants are added"),
         (lambda: Reparametrized(torch.tanh), "nothing multiplies them"),
         (lambda: Reparametrized(lambda w: w / w.norm(dim=1, keepdim=True)), "nothing multiplies them"),
         (lambda: Reparametrized(lambda w: (w.square() + 1) * 2), "nothing multiplies them"),
-        (PenalizedGains, "entries of gains.0 are on the other side as well, or taken elsewhere"),
-        (Mixed, "normalized, clamped, or constants are added"),
+        (PenalizedGains, "entries of gains.0 are on the other side as well, taken elsewhere, or frozen"),
+        (Mixed, "normalized, clamped, frozen, or constants are added"),
         (lambda: Latent(is_by_tokens=True), "products of queries and keys of different layouts meet"),
         (Talking, "a matrix mixes products of queries and keys before the softmax"),
-        (Penalized, "entries of qkv.weight are on the other side as well, or taken elsewhere"),
+        (Penalized, "entries of qkv.weight are on the other side as well, taken elsewhere, or frozen"),
     ],
 )
 def test_attentions_that_cannot_be_clipped_are_refused(make, says):
@@ -265,6 +265,41 @@ def test_heads_that_nothing_scales_stay_and_are_refused_when_they_exceed_tau():
     with pytest.raises(NormMismatchError, match=r"exceed tau = .*, and nothing scales them: one.qkv.weight, head \d"):
         clip.step_(x)
     assert all(torch.equal(t, before[k]) for k, t in model.state_dict().items())
+
+
+class Adapted(nn.Module):
+    """LoRA of a layer."""
+
+    def __init__(self, of):
+        super().__init__()
+        self.of, self.a, self.b = of.requires_grad_(False), nn.Linear(6, 2, bias=False), nn.Linear(2, of.out_features, bias=False)
+
+    def forward(self, x):
+        return self.of(x) + self.b(self.a(x))
+
+
+def test_what_is_frozen_while_others_train_stays_what_it_is():
+    torch.manual_seed(seeded(0))
+    model = ByHand()
+    model.qkv = Adapted(model.qkv)
+    with pytest.raises(
+        NormMismatchError, match="entries of qkv.of.bias, qkv.of.weight are on the other side as well, taken elsewhere, or frozen"
+    ):
+        QKClip(model, X)
+    model = ByHand(fused=False, groups=4).to(D)  # queries, keys and values apart
+    x = X.to(D)
+    clip = QKClip(model, x)
+    largest = clip.largest_logits(x)
+    clip.tau = 0.5 * largest.amin().item()
+    keys = {n: p.detach().clone() for n, p in model.qkv[1].requires_grad_(False).named_parameters()}
+    before = logits_of(model, x)
+    assert [c.gamma for c in clip.step_(x)] == pytest.approx((clip.tau / largest).tolist())
+    torch.testing.assert_close(logits_of(model, x), before * (clip.tau / largest).view(-1, 1, 1, 1))
+    assert all(torch.equal(p, keys[n]) for n, p in model.qkv[1].named_parameters())
+    model = nn.Sequential(ByHand(), nn.Linear(24, 2)).to(D)
+    model[0].requires_grad_(False)
+    with pytest.raises(NormMismatchError, match="head 0 cannot be scaled(.|\n)*frozen"):
+        QKClip(model, x)
 
 
 def test_arguments_out_of_their_range_are_refused():

@@ -126,6 +126,30 @@ def test_a_matrix_for_each_output_is_a_stack_and_a_mask_token_no_gain():
     )
 
 
+@pytest.mark.parametrize(
+    "of_several, roles",
+    [
+        (lambda x, a, b: torch.addcmul(b, a, x), ["gain", "bias"]),  # ResMLP's affine map, ConvNeXt V2's normalization
+        (lambda x, a, b: torch.addcmul(b, a, x, value=-2), ["gain", "bias"]),
+        (lambda x, a, b: (x + 1).addcmul_(x, a).add_(b), ["gain", "bias"]),
+        (lambda x, a, b: torch.addcdiv(b, x, a), ["gain", "bias"]),
+        (lambda x, a, b: torch.lerp(x, x.roll(1, 1), a) + b, ["gain", "bias"]),  # RWKV's token shift
+        (lambda x, a, b: torch.lerp(x, b.expand_as(x), 0.5) * a, ["gain", "bias"]),
+        (lambda x, a, b: torch.addr(torch.addbmm(b.expand(3, 4), x, torch.eye(4).expand(2, 4, 4)), x[0, :, 0], a), ["bias"] * 2),
+    ],
+)  # fmt: skip
+def test_parameters_in_operations_of_several_are_what_they_are_in_their_parts(of_several, roles):
+    class Affine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return of_several(x, self.a, self.b)
+
+    assert [r.role for r in find_roles(Affine(), torch.randn(2, 3, 4))] == roles
+
+
 class Both(nn.Module):
     def __init__(self):
         super().__init__()

@@ -127,6 +127,58 @@ def test_what_moves_the_best_rates_of_models_with_gates(examples):
     assert not missing, "\n".join(missing)
 
 
+def test_how_far_the_best_rate_moves_from_depth_2_to_16(examples):
+    views = importlib.import_module("transfer_views")
+    sweeps = {(s.task, s.depth): s for s in views.load(ROOT / "docs" / "learning_rate_depths.json")}
+    page, moves, above = text_of("docs/learning_rate_transfer.md"), [], []
+    for task in ("gpt2", "llama"):
+        shallow, deep = sweeps[task, 2], sweeps[task, 16]
+
+        def moved(seeds: Sequence[Any], of: Any = (shallow, deep)) -> float:
+            best = [replace(s, losses=[[row[i] for i in seeds] for row in s.losses]).curve().best for s in of]
+            return best[1] - best[0]
+
+        seeds, curve = [*range(8)], deep.curve()
+        moves.append(f"{moved(seeds):.2f} ± {_jackknife(seeds, moved):.2f} octaves")
+        above.append(f"{100 * (curve.at(shallow.curve().best) / curve.at(curve.best) - 1):.2f} %")
+    quoted = f"From depth 2 to 16 the best rate moves by {moves[0]} on GPT-2 and by {moves[1]} on Llama."
+    assert quoted in page, quoted
+    quoted = f"the model of depth 16 ends {above[0]} above its best on GPT-2, {above[1]} on Llama."
+    assert quoted in page, quoted
+
+
+def test_the_vision_transformer_of_width_64_beside_muon(examples):
+    views = importlib.import_module("transfer_views")
+    sweeps = {(s.optimizer, s.variant): s for s in views.load(ROOT / "docs" / "learning_rate_vit.json")}
+    page, seeds = text_of("docs/learning_rate_transfer.md"), [*range(len(sweeps["Muon", ""].losses[0]))]
+
+    def lowest(s: Any, some: Sequence[int]) -> float:
+        curve = replace(s, losses=[[row[i] for i in some] for row in s.losses]).curve()
+        assert curve.is_inside
+        return curve.at(curve.best)
+
+    usual, muon = sweeps["ModularOptimizer with noise adaptation", ""], sweeps["Muon", ""]
+
+    def above(some: Sequence[int]) -> float:
+        return 100 * (lowest(usual, some) / lowest(muon, some) - 1)
+
+    losses = ", ".join(f"{lowest(s, seeds):.4f}" for s in (usual, muon))
+    quoted = f"{losses}, a difference of {above(seeds):+.1f} ± {_jackknife(seeds, above):.1f} %, with {len(seeds)} seeds"
+    assert quoted in page, quoted
+    for (_, variant), s in sweeps.items():
+        if variant:
+            paired = [*range(len(s.losses[0]))]
+
+            def change(some: Sequence[int], s: Any = s) -> float:
+                pairs = [
+                    (row[i], usual.losses[usual.lrs.index(lr)][i]) for lr, row in zip(s.lrs, s.losses, strict=True) for i in some
+                ]
+                return 100 * (math.exp(sum(math.log(a / b) for a, b in pairs) / len(pairs)) - 1)
+
+            row = f"| {variant} | {len(paired)} | {change(paired):+.1f} ± {_jackknife(paired, change):.1f} % |"
+            assert row in page, row
+
+
 def test_the_table_of_local_sensitivities(examples):
     example = importlib.import_module("local_sensitivity")
     result = json.loads((ROOT / "docs" / "local_sensitivity.json").read_text())

@@ -180,7 +180,8 @@ def test_a_quick_run_learns_with_every_optimizer_and_is_drawn_again(example, vie
 def test_the_docs_have_the_tables_of_the_results(example, views):
     path = ROOT / "docs" / "learning_rate_transfer.json"
     sweeps, page = views.load(path), path.with_suffix(".md").read_text(encoding="utf-8")
-    for part in ([s for s in sweeps if not s.variant], [s for s in sweeps if s.variant]):
+    depths = views.load(path.with_name("learning_rate_depths.json"))
+    for part in ([s for s in sweeps if not s.variant], [s for s in sweeps if s.variant], depths):
         for table in views.tables(part).split("\n\n"):
             assert table and table in page
     assert all(len(row) == example.SEEDS for s in sweeps for row in s.losses)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import torch
 
-from thunder_norm.errors import NormMismatchError
-from thunder_norm.modular.blocks import Block
+from thunder_norm.errors import NormMismatchError, with_details
+from thunder_norm.modular.blocks import Block, runs_of
 from thunder_norm.modular.duality import Ball, ConvBall, OperatorBall, RMSBall
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.roles import Roles, find_roles
@@ -29,11 +29,11 @@ class BlockBall(Ball):
 
     Attributes:
         of_each: the ball of one block.
-        cuts: of each block: (dimension from the end, start, size of a run, period).
+        cuts: of each block: (dimension from the end, start, size of a run, period, number of runs).
     """
 
     of_each: Ball
-    cuts: tuple[tuple[int, int, int, int], ...]
+    cuts: tuple[tuple[int, int, int, int, int], ...]
 
     @property
     def single(self) -> Ball:
@@ -81,10 +81,9 @@ class BlockBall(Ball):
         return torch.cat(list(parts), dim).index_select(dim, torch.argsort(at).to(like.device))
 
 
-def _part(t: torch.Tensor, dim: int, start: int, size: int, period: int) -> torch.Tensor:
-    if period == t.shape[dim]:
-        return t.narrow(dim, start, size)
-    return t.unflatten(dim, (-1, period)).narrow(dim, start, size).flatten(dim - 1, dim)
+def _part(t: torch.Tensor, dim: int, start: int, size: int, period: int, runs: int) -> torch.Tensor:
+    part = runs_of(t, dim, start, size, period, runs)
+    return part if runs == 1 else part.flatten(dim - 1, dim)
 
 
 def roles_given(blocks: Blocks, model: torch.nn.Module, args: tuple, kwargs: dict) -> Roles | None:
@@ -115,25 +114,34 @@ def blocked(
         shapes: their shapes.
         roles: of the parameters.
         per_head: cut queries and keys into their heads.
+
+    Raises:
+        NormMismatchError: they are to be cut into heads, and which indices these have is not known, or not regular.
     """
     found = {}
     for name, whole in balls.items():
-        blocks = [piece for block in roles[name].blocks for piece in (_heads(block) if per_head else [block])]
+        blocks = [piece for block in roles[name].blocks for piece in (_heads(name, block) if per_head else (block,))]
         if len(blocks) < 2:
             continue
         dim = blocks[0].axis - len(shapes[name])
         is_operator = isinstance(whole, OperatorBall) and not isinstance(whole, ConvBall) and whole.elem_dims[0] == dim
         is_row = isinstance(whole, RMSBall) and whole.elem_dims == (dim,)
         if is_operator or is_row:
-            cuts = tuple((dim, b.start, b.size, b.period) for b in blocks)
+            cuts = tuple((dim, b.start, b.size, b.period, b.num_runs) for b in blocks)
             found[name] = tuple(blocks), BlockBall(whole.kind, whole.elem_dims, whole, cuts)
     return found
 
 
-def _heads(block: Block) -> list[Block]:
+def _heads(name: str, block: Block) -> tuple[Block, ...]:
     """Queries or keys of each head."""
-    if block.role not in ("query", "key") or block.heads is None or block.heads == 1:
-        return [block]
-    size = block.num_indices // block.heads
-    firsts = block.indices.view(block.heads, size)[:, 0].tolist()
-    return [Block(block.role, block.axis, block.length, first, size, block.length, 1) for first in firsts]
+    if block.role not in ("query", "key") or block.heads == 1:
+        return (block,)
+    if (of_heads := block.of_heads) is None:
+        raise NormMismatchError(
+            with_details(
+                f"blocks='heads' needs to know which indices of {name!r} belong to which head",
+                block=block,
+                instead="blocks=True, or blocks={...} with a block for each head",
+            )
+        )
+    return of_heads

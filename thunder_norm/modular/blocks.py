@@ -12,7 +12,7 @@ from thunder_norm.errors import NormMismatchError
 
 @dataclass(frozen=True)
 class Block:
-    """Some of the indices along one axis of a parameter: ``start <= i % period < start + size``.
+    """Some of the indices along one axis of a parameter: ``start + k * period + j`` for k below the number of runs, j below size.
 
     >>> Block("key", axis=0, length=12, start=2, size=2, period=6).indices.tolist()
     [2, 3, 8, 9]
@@ -24,7 +24,9 @@ class Block:
         start: of the first run of indices.
         size: of a run.
         period: from one run to the next; the length of the axis if there is one alone.
-        heads: how many heads of an attention it has, of as many indices each, one after the other; None if it is none's.
+        heads: how many heads of an attention it has, of as many indices each; None if it is none's, or these are not regular.
+        runs: how many; None if they go on to the end of the axis.
+        is_dealt: whether heads have its indices in turn, one after the other, and not each its own in one go.
     """
 
     role: str
@@ -34,27 +36,41 @@ class Block:
     size: int
     period: int
     heads: int | None = None
+    runs: int | None = None
+    is_dealt: bool = False
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs it has."""
+        return self.length // self.period if self.runs is None else self.runs
 
     @property
     def num_indices(self) -> int:
         """How many indices it has."""
-        return self.length // self.period * self.size
+        return self.num_runs * self.size
 
     @property
     def indices(self) -> torch.Tensor:
         """The indices."""
-        return torch.arange(self.length).view(-1, self.period)[:, self.start : self.start + self.size].flatten()
+        return (self.start + self.period * torch.arange(self.num_runs)[:, None] + torch.arange(self.size)).flatten()
+
+    @property
+    def of_heads(self) -> tuple[Block, ...] | None:
+        """A block for each head; None if heads are not known, or one is no runs of one size at one distance."""
+        if self.heads is None or self.num_indices % self.heads:
+            return None
+        rows = self.indices.view(-1, self.heads).mT if self.is_dealt else self.indices.view(self.heads, -1)
+        found = [regular(torch.zeros(self.length).index_fill(0, at, 1).bool(), self.axis, self.role, heads=1) for at in rows]
+        return None if None in found else tuple(block for block in found if block is not None)
 
     def view(self, t: torch.Tensor) -> torch.Tensor:
         """The block of a tensor of the parameter's shape, a view: with the runs as a dimension of its own, if there are several."""
-        if self.period == self.length:
-            return t.narrow(self.axis, self.start, self.size)
-        return t.unflatten(self.axis, (-1, self.period)).narrow(self.axis + 1, self.start, self.size)
+        return runs_of(t, self.axis, self.start, self.size, self.period, self.num_runs)
 
     def of(self, t: torch.Tensor) -> torch.Tensor:
         """The block of a tensor of the parameter's shape, with the runs one after the other: a copy, if there are several."""
         view = self.view(t)
-        return view if self.period == self.length else view.flatten(self.axis, self.axis + 1)
+        return view if self.num_runs == 1 else view.flatten(self.axis, self.axis + 1)
 
     def write(self, t: torch.Tensor, block: torch.Tensor) -> None:
         """Put the block's entries into a tensor of the parameter's shape."""
@@ -62,9 +78,16 @@ class Block:
         view.copy_(block.reshape(view.shape))
 
     def __str__(self) -> str:
-        runs = "" if self.period == self.length else f" of every {self.period}"
+        runs = "" if self.num_runs == 1 else f" of every {self.period}"
+        runs += "" if self.runs is None or self.num_runs == 1 else f", {self.runs} times"
         heads = "" if self.heads is None else f", {self.heads} head{'s' if self.heads > 1 else ''}"
-        return f"{self.role or 'block'} {self.start}:{self.start + self.size}{runs}{heads}"
+        return f"{self.role or 'block'} {self.start}:{self.start + self.size}{runs}{heads}{' in turn' if self.is_dealt else ''}"
+
+
+def runs_of(t: torch.Tensor, dim: int, start: int, size: int, period: int, runs: int) -> torch.Tensor:
+    """Runs of indices along a dimension: a view, with the runs as a dimension before that of what is in one, if there are several."""
+    part = t.narrow(dim, start, (runs - 1) * period + size)
+    return part if runs == 1 else part.unfold(dim, size, period).movedim(-1, dim + 1 if dim >= 0 else dim)
 
 
 def whole(axis: int, length: int, role: str = "", heads: int | None = None) -> Block:
@@ -72,35 +95,36 @@ def whole(axis: int, length: int, role: str = "", heads: int | None = None) -> B
     return Block(role, axis, length, 0, length, length, heads)
 
 
-def regular(rows: torch.Tensor, axis: int, role: str = "") -> Block | None:
+def regular(rows: torch.Tensor, axis: int, role: str = "", heads: int | None = None) -> Block | None:
     """The block of some indices along an axis; None if they are no runs of one size at one distance.
 
     Args:
         rows: a mask of the indices.
         axis: of the parameter.
         role: what the block is for.
+        heads: that it has.
     """
     length = len(rows)
     at = rows.nonzero().flatten().tolist()
     starts = [i for before, i in zip([-2, *at], at, strict=False) if i != before + 1]
     size = len(at) // len(starts)
     if len(starts) == 1:
-        return Block(role, axis, length, starts[0], size, length)
+        return Block(role, axis, length, starts[0], size, length, heads)
     period = starts[1] - starts[0]
-    found = Block(role, axis, length, starts[0], size, period)
-    fits = starts[0] + size <= period and length % period == 0
-    return found if fits and at == found.indices.tolist() else None
+    goes_on = starts[0] + size <= period and length == len(starts) * period
+    found = Block(role, axis, length, starts[0], size, period, heads, None if goes_on else len(starts))
+    return found if size * len(starts) == len(at) and at == found.indices.tolist() else None
 
 
 def check_partition(name: str, shape: Sequence[int], blocks: Sequence[Block]) -> None:
     """Refuse blocks that do not make up a parameter.
 
     Raises:
-        NormMismatchError: they are along several axes, or an index is in none or in two.
+        NormMismatchError: they are along several axes, an index is in none or in two, or heads have different numbers of them.
     """
     ndim = len(shape)
-    fits = all(0 <= b.axis < ndim and b.length == shape[b.axis] and b.length % b.period == 0 for b in blocks)
-    fits = fits and all(b.size > 0 and 0 <= b.start and b.start + b.size <= b.period for b in blocks)
+    fits = all(0 <= b.axis < ndim and b.length == shape[b.axis] and 0 < b.size <= b.period for b in blocks)
+    fits = fits and all(b.num_indices % (b.heads or 1) == 0 for b in blocks)
     indices = sorted(i for b in blocks for i in b.indices.tolist()) if fits else []
     if len({b.axis for b in blocks}) != 1 or indices != list(range(blocks[0].length)):
         raise NormMismatchError(

@@ -96,7 +96,7 @@ class ModularNorm:
     Raises:
         MissingNormRuleError: an operation has no rule.
         NormMapKeyError: `masses` names what the model does not have.
-        NormMismatchError: no bound on how far the output moves with a parameter that has mass, or masses that cannot all hold.
+        NormMismatchError: no bound on how far the output moves with a parameter that has mass, masses that cannot all hold, or unknown heads.
     """
 
     def __init__(

@@ -153,7 +153,7 @@ def _leaves(role: Role, p: torch.Tensor) -> list[_Member]:
             f"{role.name!r} is sharded: its blocks are no views; ModularOptimizer steps by blocks without them"
         )
     blocks = role.blocks or (None,)
-    alternating = [b for b in blocks if b is not None and b.period != b.length]
+    alternating = [b for b in blocks if b is not None and b.num_runs > 1]
     if alternating:
         raise NormMismatchError(
             with_details(

@@ -46,7 +46,8 @@ class QKClip:
     Normalized queries and keys are as large as their gains (and the biases beside them), which are multiplied instead: of gains for each
     head as above, and gains that several heads share by the least gamma of these, which then holds for all of them.  Which entries of
     which parameters those are is found by following the program (see `find_roles`): rotary embeddings, fused projections of any layout,
-    biases, gains that are ``1 + w``, weight normalization and written-out softmaxes are understood.
+    biases, gains that are ``1 + w``, weight normalization and written-out softmaxes are understood.  Parameters that are frozen while others
+    train stay what they are: the queries of frozen keys take all of gamma, and a sum with a frozen term (LoRA's) is not scaled.
 
     >>> attention = torch.nn.MultiheadAttention(8, 2)
     >>> x = torch.randn(3, 1, 8)
@@ -75,7 +76,7 @@ class QKClip:
         alpha: as given.
         num_heads: how many different heads there are.
         fixed: the names of those that nothing scales: queries and keys that are normalized without gains (as Llama 4's in layers with
-            rotary embeddings), clamped, or have constants added.  They stay what they are, and a step is refused if one exceeds tau.
+            rotary embeddings), clamped, frozen, or have constants added.  They stay what they are, and a step is refused if one exceeds tau.
 
     Raises:
         NormMismatchError: no attention is found (kernels of one's own are not looked into), its heads are not known, none can be scaled
@@ -111,7 +112,7 @@ class QKClip:
             x for x in (*tree_leaves((example_args, example_kwargs)), *self._model.parameters()) if isinstance(x, torch.Tensor)
         ]
         run = follow if any(t.is_meta for t in tensors) else follow_with_data
-        plan = _Plan.of(run(self._model, example_args, example_kwargs))
+        plan = _Plan.of(run(self._model, example_args, example_kwargs), _frozen(self._model))
         self.num_heads = len(plan.heads)
         self.fixed = tuple(plan.heads[h].name for h in plan.fixed)
         self._last: tuple[tuple, dict] | None = None
@@ -189,7 +190,7 @@ class QKClip:
     def _run(self, args: tuple, kwargs: dict) -> tuple[_Plan, torch.Tensor]:
         """What the model does with arguments, and the largest logit of each head."""
         notes = follow_with_data(self._model, args, kwargs)
-        plan = _Plan.of(notes)
+        plan = _Plan.of(notes, _frozen(self._model))
         of_each = [a.largest for a in notes.attentions if a.largest is not None]
         if len(of_each) < len(notes.attentions):
             raise NormMismatchError("the logits of an attention cannot be told from what is done with them before the softmax")
@@ -213,7 +214,7 @@ class _Plan:
     owners: Owners
 
     @staticmethod
-    def of(notes: Notes) -> _Plan:
+    def of(notes: Notes, frozen: frozenset[str]) -> _Plan:
         if not notes.attentions:
             raise NormMismatchError(
                 with_details(
@@ -221,10 +222,16 @@ class _Plan:
                     instead="attentions of torch (scaled_dot_product_attention), or written out; kernels of one's own are not looked into",
                 )
             )
-        heads, scaled = heads_of(notes), Scaled.of(notes)
-        owners = Owners.of(heads, notes, scaled.axes)
+        heads, scaled = heads_of(notes, frozen), Scaled.of(notes)
+        owners = Owners.of(heads, notes, scaled.axes, frozen)
         together = components(heads, owners)
         return _Plan(heads, together, sorted({*range(len(heads))}.difference(*together)), scaled, owners)
+
+
+def _frozen(model: torch.nn.Module) -> frozenset[str]:
+    """The parameters that stay what they are because others train and they do not; of a model that does not train, none."""
+    frozen = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
+    return frozen if any(p.requires_grad for p in model.parameters()) else frozenset()
 
 
 def _multiply(parameters: Mapping[str, torch.Tensor], factors: Mapping[Entry, float], scaled: Scaled) -> None:

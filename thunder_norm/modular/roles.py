@@ -325,8 +325,10 @@ def _described(block: Block, rows: torch.Tensor, uses: Sequence[Use]) -> Block:
     role = next((op for op in _OF_BLOCKS if op in ops), "")
     for use in own if role in _OF_ATTENTION else ():
         heads = use.heads
-        if heads is not None and torch.equal(
-            heads, block.indices.view(len(heads), -1) if heads.numel() == block.num_indices else heads * 0
-        ):
-            return replace(block, role=role, heads=len(heads))
+        if heads is None or heads.numel() != block.num_indices:
+            continue
+        for is_dealt in (False, True):
+            rows = block.indices.view(-1, len(heads)).mT if is_dealt else block.indices.view(len(heads), -1)
+            if torch.equal(heads, rows):
+                return replace(block, role=role, heads=len(heads), is_dealt=is_dealt)
     return replace(block, role=role)

@@ -4,13 +4,13 @@ A logit is ``sum_j q_j k_j`` over the entries of a head.  It is multiplied by ga
 multiplied by ``gamma^a`` and those in k_j by ``gamma^(1 - a)``.  Of normalized queries and keys these are entries of gains.  An entry that
 another head has as well must stay what it is, and the other side then takes all of gamma; where both sides have such entries (gains that
 heads share), the heads that share them are multiplied by one gamma together.  What multiplies queries and keys alike takes its root.  An
-entry that is taken elsewhere must stay what it is.
+entry that is taken elsewhere must stay what it is, and so must those of frozen parameters.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -43,8 +43,12 @@ class Head:
     gains: tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def heads_of(notes: Notes) -> list[Head]:
+def heads_of(notes: Notes, frozen: Set[str]) -> list[Head]:
     """The heads of a run.
+
+    Args:
+        notes: of the run.
+        frozen: parameters that nothing multiplies.
 
     Raises:
         NormMismatchError: of an attention it is not known which entries of parameters make a head.
@@ -61,7 +65,7 @@ def heads_of(notes: Notes) -> list[Head]:
             )
         sides = attention.query, attention.key
         gains = _gains(attention.query), _gains(attention.key)
-        can = _can_scale(attention.query), _can_scale(attention.key)
+        can = _can_scale(attention.query, frozen), _can_scale(attention.key, frozen)
         for number in range(attention.num_heads):
             query, key = (_entries(side, number, notes, lambda p: p.scales) for side in sides)
             new = Head(f"{_names(attention)}, head {number}", query, key, can, [], gains)
@@ -78,9 +82,11 @@ def _gains(side: Side) -> tuple[str, ...]:
     return tuple(dict.fromkeys(p.name for p in side.parts if p.kind == "gain"))
 
 
-def _can_scale(side: Side) -> bool:
+def _can_scale(side: Side, frozen: Set[str]) -> bool:
     """Whether queries, or keys, are multiplied as their entries are; tokens that are parameters themselves (``bias_k``) have none of these."""
-    return side.is_scaled and not any(p.kind == "itself" for p in side.parts)
+    scaling = {p.name for p in side.parts if p.scales}
+    is_frozen = bool(scaling) and scaling <= frozen
+    return side.is_scaled and not is_frozen and not any(p.kind == "itself" for p in side.parts)
 
 
 def _entries(side: Side, number: int, notes: Notes, chosen: Callable[[Part], bool]) -> tuple[frozenset[Entry], ...]:
@@ -137,21 +143,21 @@ class Owners:
     """Which heads have an entry, and on which side.
 
     Attributes:
-        of_each: entry -> {(head, 0 for its query or 1 for its key)}; absent if it is taken elsewhere.
+        of_each: entry -> {(head, 0 for its query or 1 for its key)}; absent if it is taken elsewhere, or frozen.
     """
 
     of_each: dict[Entry, frozenset[tuple[int, int]]]
 
     @staticmethod
-    def of(heads: Sequence[Head], notes: Notes, axes: Mapping[str, tuple[int, ...]]) -> Owners:
-        """The owners of all entries that multiply queries and keys."""
+    def of(heads: Sequence[Head], notes: Notes, axes: Mapping[str, tuple[int, ...]], frozen: Set[str]) -> Owners:
+        """The owners of all entries that multiply queries and keys, but those of frozen parameters."""
         found: dict[Entry, set[tuple[int, int]]] = {}
         for h, head in enumerate(heads):
             for side, entries in enumerate((head.query, head.key)):
                 for entry in frozenset().union(*entries):
                     found.setdefault(entry, set()).add((h, side))
         elsewhere = _taken_elsewhere(notes, axes)
-        return Owners({e: frozenset(owners) for e, owners in found.items() if not elsewhere[e[0]][e[1]]})
+        return Owners({e: frozenset(owners) for e, owners in found.items() if e[0] not in frozen and not elsewhere[e[0]][e[1]]})
 
     def heads(self, entries: Iterable[Entry], sides: Sequence[int]) -> frozenset[int] | None:
         """The heads that have some of these entries; None if one of them is on another side of a head, or taken elsewhere."""
@@ -267,9 +273,11 @@ def powers(heads: Sequence[Head], some: Sequence[int], owners: Owners, alpha: fl
 def _why_not(head: Head, group: _Group, owners: Owners, side: int) -> str:
     if group.can_scale[side]:
         names = sorted({e[0] for e in group.entries[side] if owners.heads([e], [side]) is None})
-        return f"entries of {', '.join(names)} are on the other side as well, or taken elsewhere"
+        return f"entries of {', '.join(names)} are on the other side as well, taken elsewhere, or frozen"
     which = f"; {', '.join(head.gains[side])} came before that" if head.gains[side] else ""
-    return f"nothing multiplies them: they are normalized, clamped, or constants are added, or tokens are parameters{which}"
+    return (
+        f"nothing multiplies them: they are normalized, clamped, frozen, or constants are added, or tokens are parameters{which}"
+    )
 
 
 def _groups(heads: Sequence[Head]) -> list[_Group]:

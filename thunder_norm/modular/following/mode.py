@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,15 @@ from thunder_norm.trees import leaves_of_results
 _RECURRENT = {getattr(torch, name + of) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("", "_cell")}
 _HANDLERS = {**moves.HANDLERS, **products.HANDLERS, **entries.HANDLERS}
 
+# operations of several, as what they consist of: what is added there is a bias, and what multiplies a gain
+_CONSIST_OF: dict[str, Callable[..., torch.Tensor]] = {
+    "addcmul": lambda input, a, b, *, value=1: input + a * b * value,
+    "addcdiv": lambda input, a, b, *, value=1: input + a / b * value,
+    "lerp": lambda input, end, weight: input + weight * (end - input),
+    "addr": lambda input, a, b, *, beta=1, alpha=1: input * beta + a.unsqueeze(-1) * b * alpha,
+    "addbmm": lambda input, a, b, *, beta=1, alpha=1: input * beta + (a @ b).sum(0) * alpha,
+}
+
 
 class Following(TorchDispatchMode):
     """Tells `notes` of every operation that runs inside and takes something known."""
@@ -41,6 +50,11 @@ class Following(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then say what its results are."""
         kwargs = kwargs or {}
+        parts = _CONSIST_OF.get(_name(func))
+        if parts is not None and "out" not in kwargs:
+            with self:
+                found = parts(*args, **kwargs)
+                return args[0].copy_(found) if func._schema.is_mutable else found
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         is_in_place = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and bool(given)
         if is_in_place:
