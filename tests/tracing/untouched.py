@@ -38,7 +38,7 @@ from thunder.transforms import cudagraph  # noqa: E402, F401 - as is this one
 
 warnings.simplefilter("ignore")
 gc.freeze()
-gc.set_threshold(100_000, 20, 50)  # both as in tests/conftest.py
+gc.set_threshold(100_000, 20, 50)  # both as in tests/surroundings.py
 sys.setswitchinterval(1e-4)
 
 torch.manual_seed(seeded())
