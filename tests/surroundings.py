@@ -56,12 +56,6 @@ def _fix_seeds() -> None:
     np.random.seed(seeded(0))
 
 
-@pytest.fixture(autouse=True)
-def fixed_seed() -> None:
-    """Each test sees the same random numbers, alone or in any order."""
-    _fix_seeds()
-
-
 def _process_state() -> dict[str, object]:
     """What torch keeps for the whole process, and a test changes for the tests after it."""
     return {
@@ -80,8 +74,9 @@ def _process_state() -> dict[str, object]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_over(fixed_seed: None) -> Iterator[None]:
-    """Tests run in any order: each leaves the process as it found it."""
+def nothing_left_over() -> Iterator[None]:
+    """Tests run in any order: each sees the same random numbers, and leaves the process as it found it."""
+    _fix_seeds()
     before = _process_state()
     yield
     after = _process_state()
