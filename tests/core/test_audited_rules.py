@@ -11,10 +11,11 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests import ROOT
+from tests.core.first_cases import first_cases
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.audit import Effort
-from thunder_norm.audit.rules import Record, Searched, audit_rule, auditable, identity, op_title, section
+from thunder_norm.audit.rules import Record, Searched, auditable, identity, op_title, searched, section
 from thunder_norm.audit.table import _shown, kept, library_rules, render
 from thunder_norm.core.registry import registered_ops
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError
@@ -34,7 +35,7 @@ def rules():
 @pytest.mark.parametrize("op", OPS, ids=op_title)
 def test_a_short_search_finds_nothing_above_a_claim(op):
     for rule in auditable(op):
-        record = audit_rule(op, rule, effort=LITTLE)
+        record = searched(op, rule, first_cases(op, rule), LITTLE)
         assert record.is_sound, str(record)
 
 

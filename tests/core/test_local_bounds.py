@@ -338,7 +338,7 @@ def check_movement(f, tree, given, normed, results):
 class Deep(nn.Module):
     """Convolutions, of which each gives up some of its bound."""
 
-    def __init__(self, depth=6):
+    def __init__(self, depth):
         super().__init__()
         self.layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(depth))
 
@@ -349,7 +349,7 @@ class Deep(nn.Module):
 
 
 PROGRAMS = {
-    "convolutions": (Deep, (2, 4, 5, 5)),
+    "convolutions": (lambda: Deep(3), (2, 4, 5, 5)),
     "a perceptron": (lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 6)), (3, 6)),
     "a transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 3, 8)),
 }

@@ -15,7 +15,7 @@ from torch import nn
 
 import thunder_norm.rules as rules
 from tests.core.typical_samples import BY_FUNCTION, BY_OPERATION, INHERITED, Sampled
-from tests.seeds import seeded
+from tests.seeds import LONG, seeded
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, sensitivities, with_perturbation
 from thunder_norm.core.registry import registered_ops
 from thunder_norm.core.tensors import NormedTensor
@@ -24,7 +24,7 @@ from thunder_norm.transforms import NormTransform
 import thunder
 
 D = torch.float64
-DRAWS = 100_000
+DRAWS = 100_000 if LONG else 50_000
 
 
 # -- mode typical: what the rules claim is what independent Gaussians have ---------------------------------------------------

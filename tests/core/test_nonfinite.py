@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.core.first_cases import first_cases
 from tests.seeds import LONG, seeded
 from thunder_norm import (
     L1Tensor,
@@ -30,7 +31,6 @@ from thunder_norm import (
 )
 from thunder_norm.audit.balls import start
 from thunder_norm.audit.rules import all_rules, identity
-from thunder_norm.audit.samples import cases_of
 from thunder_norm.core.nonfinite import Followed
 from thunder_norm.errors import NormMismatchError, ThunderNormError
 from thunder_norm.transforms import NormTransform
@@ -104,7 +104,7 @@ def _cases():
     for op, rule in all_rules():
         if not rule.fn.__module__.startswith("thunder_norm."):
             continue
-        for case in cases_of(op, rule, 1):
+        for case in first_cases(op, rule):
             generator = torch.Generator().manual_seed(seeded(0))
             points = [b.point(start(b, 0, generator) * b.norm_size, b.norm_size).contiguous() for b in case.balls]
             found.append((identity(op, rule)[:2], case, points))

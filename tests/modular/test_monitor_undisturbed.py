@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import io
 import pickle
 import random
@@ -238,9 +237,14 @@ def test_models_and_optimizers_are_copied_and_pickled_while_they_are_watched():
     assert len(monitor.history) == records and b"thunder_norm" not in pickle.dumps(optimizer)
 
 
-def _trained(compile_it: Callable, every: int | None) -> tuple[list[torch.Tensor], TrainingMonitor | None]:
+def attention() -> tuple[nn.Module, torch.Tensor, Any]:
+    """Of plain Thunder, which takes seconds to trace a decoder."""
+    return nn.Sequential(monitored.Attention(8, 2), nn.Linear(8, 3)), torch.randn(2, 5, 8), monitored.square_loss
+
+
+def _trained(make: Callable, compile_it: Callable, every: int | None) -> tuple[list[torch.Tensor], TrainingMonitor | None]:
     torch.manual_seed(seeded(2))
-    model, batch, loss = decoder()
+    model, batch, loss = make()
     compiled = compile_it(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = None if every is None else TrainingMonitor(compiled, batch, every=every, optimizer=optimizer)
@@ -248,24 +252,21 @@ def _trained(compile_it: Callable, every: int | None) -> tuple[list[torch.Tensor
     return [*losses, *model.parameters()], monitor
 
 
-@functools.cache
-def _history_in_eager_mode() -> list[dict[str, Any]]:
-    _, monitor = _trained(lambda model: model, 2)
-    assert monitor is not None
-    return monitor.history
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "compile_it", [lambda m: torch.compile(m, backend="aot_eager"), thunder.jit], ids=["torch.compile", "thunder"]
+    ("make", "compile_it"),
+    [(decoder, lambda m: torch.compile(m, backend="aot_eager")), (attention, thunder.jit)],
+    ids=["torch.compile", "thunder"],
 )
-def test_compiled_models_are_watched_as_plain_programs(compile_it):
-    watched, monitor = _trained(compile_it, 2)
-    alone, _ = _trained(compile_it, None)
+def test_compiled_models_are_watched_as_plain_programs(make, compile_it):
+    watched, monitor = _trained(make, compile_it, 2)
+    alone, _ = _trained(make, compile_it, None)
     assert all(torch.equal(a, b) for a, b in zip(watched, alone, strict=True))
-    assert monitor is not None and len(monitor.history) == 3
-    for one, other in zip(monitor.history, _history_in_eager_mode(), strict=True):
+    _, in_eager_mode = _trained(make, lambda model: model, 2)
+    assert monitor is not None and in_eager_mode is not None and len(monitor.history) == 3
+    for one, other in zip(monitor.history, in_eager_mode.history, strict=True):
         assert set(one["activations"]) == set(other["activations"]) and set(one["attention"]) == set(other["attention"])
+        assert one["activations"] and one["attention"]
         for name, numbers in one["activations"].items():
             assert numbers["norm"] == pytest.approx(other["activations"][name]["norm"], rel=1e-4)
 

@@ -259,7 +259,7 @@ def gpt2():
     """The model, its input, and what is known of it without checkpoints."""
     torch.manual_seed(seeded(0))
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    config = transformers.GPT2Config(vocab_size=31, n_embd=16, n_layer=2, n_head=2, n_positions=16, use_cache=False, **dropout)
+    config = transformers.GPT2Config(vocab_size=31, n_embd=16, n_layer=1, n_head=2, n_positions=16, use_cache=False, **dropout)
     model = transformers.GPT2LMHeadModel(config).train()
     ids = torch.randint(0, 31, (2, 6))
     return model, ids, ModularNorm(model, ids), norm_report(jit(model), ids, sensitivity="global")

@@ -34,7 +34,7 @@ def test_draws(capsys):
 
 
 def _run(seed: str, folder: str, printed: str) -> None:
-    """In a process that has imported what takes seconds: conftest.py, and what it shifts before it is imported, are its own."""
+    """In a process that has imported what takes seconds: tests/surroundings.py, and what it shifts before it is imported, are its own."""
     with open(printed, "w") as file:
         os.dup2(file.fileno(), 1)
     os.environ["THUNDER_NORM_SEED"] = seed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 
 import pytest
@@ -73,35 +75,47 @@ def test_values_are_torchs_and_within_their_norms(name):
         assert actual_norm(normed) <= normed.norm_size * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("sensitivity", ["global", "local", "composed", "within"])
-@pytest.mark.parametrize("name", MODULES)
+# Nearby, layers above each other and projections take seconds, and tests/rules/movement/test_composed_gates.py has an adversary for each.
+NEARBY = (
+    MODULES
+    if LONG
+    else {
+        "LSTM, both directions, without biases": lambda: nn.LSTM(3, 4, bidirectional=True, batch_first=True, bias=False),
+        "GRU, both directions": lambda: nn.GRU(3, 4, bidirectional=True),
+        "RNN": MODULES["RNN"],
+        "RNN, relu": MODULES["RNN, relu"],
+    }
+)
+
+
+@functools.cache
+def claimed(name: str, sensitivity: str, dims: tuple[int, ...]) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A module, what it is given, and the claim for it."""
+    torch.manual_seed(seeded(1))
+    module = (NEARBY if sensitivity == "within" else MODULES)[name]().to(D)
+    x = torch.randn(2 if sensitivity == "within" else 3, 2, 3, dtype=D)  # steps and samples, or the other way round
+    normed = with_perturbation(RMSTensor.of(x, dims), 1e-3 if sensitivity == "within" else 1.0)
+    with norm_sensitivity(sensitivity):
+        return module, x, sensitivities(module(normed)[0], [normed])[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "sensitivity"),
+    [*itertools.product(MODULES, ("global", "local", "composed")), *((name, "within") for name in NEARBY)],
+)
 def test_sensitivity_bounds_the_jacobian(name, sensitivity):
     """Against the largest of many directions' derivatives."""
-    torch.manual_seed(seeded(1))
-    # nearby, layers above each other in both directions are the GRU's, whose steps are half as long to bound
-    is_short = name == "LSTM" and sensitivity == "within" and not LONG
-    module = (nn.LSTM(3, 4, bidirectional=True, batch_first=True) if is_short else MODULES[name]()).to(D)
-    x = torch.randn(2 if sensitivity == "within" else 3, 2, 3, dtype=D)  # steps and samples, or the other way round
-    normed = with_perturbation(RMSTensor.of(x), 1e-3 if sensitivity == "within" else 1.0)
-    with norm_sensitivity(sensitivity):
-        (claimed,) = sensitivities(module(normed)[0], [normed])
+    module, x, claim = claimed(name, sensitivity, (-1,))
     for _ in range(10):
         direction = torch.randn_like(x)
         direction /= RMSTensor.of(direction).norm_size
         moved = torch.func.jvp(lambda t: module(t)[0], (x,), (direction,))[1]
-        assert RMSTensor.of(moved).norm_size <= claimed * (1 + 1e-9)
+        assert RMSTensor.of(moved).norm_size <= claim * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("name", "dims"), crossed(MODULES, [(-1,), (-2, -1)]))
 def test_composed_is_no_more_than_the_product(name, dims):
-    torch.manual_seed(seeded(6))
-    module = MODULES[name]().to(D)
-    claims = {}
-    for sensitivity in ("global", "composed"):
-        normed = with_perturbation(RMSTensor.of(torch.randn(3, 2, 3, dtype=D), dims))
-        with norm_sensitivity(sensitivity):
-            claims[sensitivity] = sensitivities(module(normed)[0], normed).item()
-    assert claims["composed"] <= claims["global"] * (1 + 1e-3)
+    assert claimed(name, "composed", dims)[2] <= claimed(name, "global", dims)[2] * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 2, 3)], ids=["no batch", "another batch"])

@@ -19,17 +19,17 @@ import thunder
 from thunder.core import jit_ext
 
 
-def _asked(*questions: str) -> list[Any]:
-    """What processes say that have done nothing but import Thunder before."""
-    command = [sys.executable, "-m", "tests.tracing.untouched", *" and ".join(questions).split()]
-    done = subprocess.run(command, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def told() -> list[Any]:
+    """What processes say that have done nothing but import Thunder before: programs without us, states, and programs after a use."""
+    done = subprocess.run([sys.executable, "-m", "tests.tracing.untouched"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", "{"))]
 
 
 @pytest.fixture(scope="module")
-def states() -> list[dict[str, str]]:
-    return _asked("state import use")[0]
+def states(told: list[Any]) -> list[dict[str, str]]:
+    return told[1]
 
 
 def _changes(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -61,8 +61,8 @@ def test_a_use_changes_what_the_hooks_say(states):
     assert all("thunder_norm" in used[name] for name in changed - replaced if name.startswith(tables[0]))
 
 
-def test_programs_without_us_are_what_they_are_without_us():
-    untouched, used = _asked("programs", "programs use")
+def test_programs_without_us_are_what_they_are_without_us(told):
+    untouched, _, used = told
     assert len(untouched) >= 90
     assert {name: text for name, text in used.items() if text != untouched[name]} == {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from tests.tracing.models_around_operations import AROUND
 from tests.tracing.models_as_written import EMA, OPERATORS, RECURRENT, REPARAMETRIZED, WRITING, Program
 from tests.within_norms import actual_norm
@@ -72,10 +73,11 @@ def check_eager(program: Program) -> None:
         assert actual_norm(y) <= y.norm_size * (1 + 1e-3)
 
 
-def check_traced(program: Program) -> None:
+def check_traced(program: Program, requires_grad: bool) -> None:
     x = given(program)
     jm = normed(thunder.jit(made(program), transforms=[NormTransform()]))
-    got = called(jm, RMSTensor.of(x.clone()))
+    with torch.set_grad_enabled(requires_grad):
+        got = called(jm, RMSTensor.of(x.clone()))
     assert all(isinstance(z, NormedTensor) and actual_norm(z) <= z.norm_size * (1 + 1e-3) for z in got)
     try:
         expected = called(made(program), RMSTensor.of(x.clone()))
@@ -111,15 +113,16 @@ def check_report(program: Program) -> None:
 
 
 CHECKS = {
-    "real": check_real, EAGER: check_eager, TRACED: check_traced, META: check_meta, MODULAR: check_modular, REPORT: check_report,
+    "real": check_real, EAGER: check_eager, META: check_meta, MODULAR: check_modular, REPORT: check_report,
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CASES)
-def test_a_program_as_it_is_written(name):
+@pytest.mark.parametrize(("name", "requires_grad"), crossed(CASES, [True, False]))
+def test_a_program_as_it_is_written(name, requires_grad):
+    """In a trace with norms it is differentiated or not; in real mode always."""
     words, ways = REFUSED.get(name, ("", ()))
-    for way, check in CHECKS.items():
+    for way, check in {**CHECKS, TRACED: functools.partial(check_traced, requires_grad=requires_grad)}.items():
         if way in ways:
             with pytest.raises(ThunderNormError, match=words):
                 check(PROGRAMS[name])

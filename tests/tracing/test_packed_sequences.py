@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence, unpack_sequence
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from tests.within_norms import actual_norm
 from thunder_norm import RMSTensor, build_norm_map, norm_report, norm_sensitivity, normed, sensitivities, with_perturbation
 from thunder_norm.errors import DataDependentError, UnsupportedOpError
@@ -53,11 +53,10 @@ def floating(result) -> list[torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
-@pytest.mark.parametrize("lengths", [UNSORTED, torch.tensor(LENGTHS)], ids=str)
-@pytest.mark.parametrize("name", LAYERS)
-def test_values_and_gradients_are_torchs(name, lengths):
+@pytest.mark.parametrize(("name", "is_sorted"), crossed(LAYERS, [False, True]))
+def test_values_and_gradients_are_torchs(name, is_sorted):
     m, x = made(name)
-    is_sorted = lengths is not UNSORTED
+    lengths = torch.tensor(LENGTHS) if is_sorted else UNSORTED
     given = [x, *m.parameters()]
     jm = thunder.jit(m, transforms=[NormTransform()])
     x.requires_grad_()

@@ -1,9 +1,9 @@
-"""What plain Thunder does, as text, for `tests/tracing/test_hooks.py`: run by itself, in a process that may have imported and used us before.
+"""What plain Thunder does, as text, for `tests/tracing/test_hooks.py`.
 
-python -m tests.tracing.untouched state [import] [use]      what is in Thunder's modules, tables and classes
-python -m tests.tracing.untouched programs [use]            the traces and errors of programs without a transform of ours
-
-Several of these, with ``and`` between them, are forks of one process that imported Thunder alone.
+``python -m tests.tracing.untouched``, a process that has imported Thunder alone, writes three lines of JSON:
+from a fork, the traces and errors of programs without a transform of ours, as they are without us;
+what is in Thunder's modules, tables and classes before we are imported, after that, and after a use;
+and those programs again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from thunder.transforms import cudagraph  # noqa: E402, F401 - as is this one
 
 warnings.simplefilter("ignore")
 gc.freeze()
-gc.set_threshold(100_000, 20, 50)  # both as in tests/conftest.py
+gc.set_threshold(100_000, 20, 50)  # both as in tests/surroundings.py
 sys.setswitchinterval(1e-4)
 
 torch.manual_seed(seeded())
@@ -210,26 +210,28 @@ def _use() -> None:
     thunder.jit(lambda x: vmap(grad(lambda y: torch.lerp(y, y * y, 0.5).sum()))(x))(x)
 
 
-def main(what: str, *before: str) -> None:
-    """Print what is asked for as JSON: a list of states, or programs."""
+def main() -> None:
     import thunder.transforms.autocast
     import thunder.transforms.autodiff  # noqa: F401 - both are imported by us, and are no changes
 
     states = [state()]
-    if "import" in before:
-        import thunder_norm
-        import thunder_norm.transforms  # noqa: F401
+    import thunder_norm
+    import thunder_norm.transforms  # noqa: F401
 
-        states.append(state())
-    if "use" in before:
-        _use()
-        states.append(state())
-    print("\n" + json.dumps(programs() if what == "programs" else states))
+    states.append(state())
+    _use()
+    states.append(state())
+    _print(states)
+    _print(programs())
+
+
+def _print(answer: Any) -> None:
+    print("\n" + json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    for asked in " ".join(sys.argv[1:]).split(" and "):
-        if not (child := os.fork()):
-            main(*asked.split())
-            sys.exit()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    if not (child := os.fork()):
+        _print(programs())
+        sys.exit()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    main()

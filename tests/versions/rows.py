@@ -15,7 +15,7 @@ class Row:
     thunder: str
     transformers: str
     torchao: str
-    part: str = ""  # of the tests, as THUNDER_NORM_PART has it (tests/conftest.py); "" is all of them
+    part: str = ""  # of the tests, as THUNDER_NORM_PART has it (tests/surroundings.py); "" is all of them
 
     @property
     def requirements(self) -> list[str]:

@@ -211,9 +211,14 @@ def steps_of(cases: Iterable[Case]) -> set[int]:
 
 def audit_rule(op: NormedOp, rule: NormRule, own_cases: Sequence[Case] = (), effort: Effort = QUICK) -> Record:
     """Search the cases of one rule."""
+    return searched(op, rule, [*own_cases[: 2 * effort.cases], *cases_of(op, rule, effort.cases)], effort)
+
+
+def searched(op: NormedOp, rule: NormRule, cases: Sequence[Case], effort: Effort) -> Record:
+    """Search these cases of one rule."""
     record = Record(*identity(op, rule))
     options = {"rounding": _ROUNDING[record.op]} if record.op in _ROUNDING else {}
-    for case in [*own_cases[: 2 * effort.cases], *cases_of(op, rule, effort.cases)]:
+    for case in cases:
         try:
             record.add(case, search_case(replace(case, options=options | case.options), effort))
         except Exception as e:  # noqa: BLE001 - nothing that was found before is lost
