@@ -94,6 +94,18 @@ def differentiated(f: Callable, x: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
+def test_places_among_rows_that_a_mask_selected_of_a_normed_tensor() -> None:
+    """Refused before as read from unwritten memory: the operation of the mask makes some that it does not use."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        values, places = x[x > 0].topk(2)
+        return values[torch.where(places > 0)[0]]
+
+    jf = thunder.jit(f, transforms=[NormTransform()])
+    for x in (torch.tensor([1.0, -2.0, 3.0]), torch.tensor([3.0, 0.5, -1.0])):
+        assert torch.equal(jf(RMSTensor.of(x, ())).backing, f(x))
+
+
 def test_one_trace_serves_other_values_of_one_size() -> None:
     jf = jit(lambda x: x[x > 0] * 2)
     for values in ((1, 0, 3), (0, 5, 7), (2, 2, -1)):
