@@ -66,6 +66,8 @@ def test_local_sensitivity_to_boxes_bounds_what_finite_differences_find(ratio):
         claimed = ops.roi_align(x, rois, 2, 0.8, ratio, True).perturbation_size
         at_jump = LinfTensor(5.0, backing=torch.tensor([[0, 0.0, 0, 5, 5]], dtype=D), elem_dims=(), perturbation_size=1.0)
         assert ops.roi_align(x, at_jump, 1, 0.8, 0, True).perturbation_size.isinf()
+        none = LinfTensor(5.0, backing=boxes[:0], elem_dims=(), perturbation_size=1.0)  # of one level of a pyramid
+        assert ops.roi_align(x, none, 2).perturbation_size == 0
     for _ in range(20):
         by = torch.cat([torch.zeros(1, 1, dtype=D), torch.randn(1, 4, dtype=D).sign()], 1)
         moved = (pooled(boxes + step * by) - pooled(boxes - step * by)) / (2 * step)

@@ -41,6 +41,8 @@ def _steepest(op: str, rois: RMSTensor | torch.Tensor, values: RMSTensor, scale:
     """
     if not isinstance(rois, RMSTensor):
         return {}
+    if not len(rois):
+        return {"rois": 0.0}
     if current_mode() == "bound" and not (op == "roi_align" and is_local(rois)):
         refuse_perturbation(library_op(f"torchvision::{op}"), rois)
         return {}
@@ -92,7 +94,7 @@ def roi_align(
     """
     values, c = _of_positions(input)
     by_boxes = _steepest("roi_align", rois, values, spatial_scale)
-    if isinstance(rois, RMSTensor) and is_local(rois):
+    if isinstance(rois, RMSTensor) and is_local(rois) and len(rois):
         by_boxes["rois"] *= _beside_jumps(rois, values, spatial_scale, (pooled_height, pooled_width), sampling_ratio, aligned)
     return rms(values.norm_size, values.elem_dims, sensitivity={"input": c} | by_boxes)
 
