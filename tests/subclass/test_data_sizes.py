@@ -88,6 +88,23 @@ def test_programs_on_plain_tensors(name: str) -> None:
         torch.testing.assert_close(found, expected)
 
 
+def written_between(x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    first = max(ends[0], 0)
+    y[first : ends[1], first : ends[1]] = x[: ends[1] - first, (first - ends[0]) : (ends[1] - first)]
+    y[ends[1] :] = 2 * x[ends[1] :]
+    return y
+
+
+def test_gradients_of_what_is_written_between_places_that_are_values() -> None:
+    """An error of Thunder's before, as of what Mask R-CNN pastes."""
+    jf = thunder.jit(written_between, transforms=[NormTransform()])
+    x = torch.randn(5, 5, dtype=torch.float64)
+    for ends in (torch.tensor([1, 4]), torch.tensor([0, 2])):
+        found, expected = (differentiated(lambda x, f=f, ends=ends: f(x, ends), x) for f in (jf, written_between))
+        assert torch.equal(found, expected)
+
+
 def differentiated(f: Callable, x: torch.Tensor) -> torch.Tensor:
     x = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(flat_tensors(f(x))[0].square().sum(), x)

@@ -15,6 +15,7 @@ from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import library_op
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._local import beside_jumps
 from thunder_norm.rules._shared import as_kind, refuse_perturbation, rms, times
 
@@ -28,12 +29,12 @@ def _channels(t: torch.Tensor, arguments: dict[str, Any]) -> tuple[int, ...]:
 _IMAGE: dict[str, Any] = {"allow_plain_tensors": "constant", "lift_dims": {"input": _channels}}
 
 
-def _of_positions(input: RMSTensor) -> tuple[RMSTensor, float]:
+def _of_positions(input: RMSTensor) -> tuple[NormedTensor, float]:
     """The largest RMS over channels, or the largest entry, of a position."""
     return as_kind(input, RMSTensor, tuple(d for d in input.elem_dims if d == _CHANNELS))
 
 
-def _steepest(op: str, rois: RMSTensor | torch.Tensor, values: RMSTensor, scale: float) -> dict[str, Any]:
+def _steepest(op: str, rois: RMSTensor | torch.Tensor, values: NormedTensor, scale: float) -> dict[str, Any]:
     """How far a result moves with the boxes, by 2 n for each pixel along either dimension, where jumps are as good as slopes.
 
     Raises:
@@ -50,7 +51,7 @@ def _steepest(op: str, rois: RMSTensor | torch.Tensor, values: RMSTensor, scale:
 
 
 def _beside_jumps(
-    rois: RMSTensor, at: RMSTensor, scale: float, pooled: tuple[int, int], sampling_ratio: int, is_aligned: bool
+    rois: RMSTensor, at: NormedTensor, scale: float, pooled: tuple[int, int], sampling_ratio: int, is_aligned: bool
 ) -> torch.Tensor:
     """1, or infinity where a sample is at the border of what is read, or the number of samples at its next."""
     sizes = at.shape[-1], at.shape[-2]
