@@ -45,6 +45,8 @@ CASES = [
     ),
     Case("svdvals, wide", torch.linalg.svdvals, (operator(2, 3),), 0.98),
     Case("svdvals, tall", torch.linalg.svdvals, (operator(4, 2),), 0.98),
+    Case("svd, values", lambda a: torch.linalg.svd(a, full_matrices=False)[1], (operator(4, 2),), 0.98),
+    Case("eigh, values", lambda a: torch.linalg.eigh(a).eigenvalues, (Ball("A", RMSTensor, (3, 3), 1.3, (-2, -1)),), 0.9, {"witnesses": [[1.3 * BELOW * math.sqrt(3)]]}),
     Case("spectral norm, wide", lambda a: torch.linalg.matrix_norm(a, 2), (operator(2, 3),), 0.98),
     Case("spectral norm, tall, batch", lambda a: torch.linalg.norm(a, 2, (-1, -2), keepdim=True), (operator(2, 4, 2),), 0.98),
     Case("smallest singular value", lambda a: torch.linalg.norm(a, -2), (operator(3, 3),), 0.98, IDENTITY),
@@ -150,6 +152,38 @@ def test_typical_sizes_are_those_of_multiples_of_orthogonal_matrices(name):
     assert 0.5 < actual / y.norm_size < 1.5
 
 
+VECTORS = {
+    "svd": lambda a: torch.linalg.svd(a),
+    "svd, reduced": lambda a: torch.linalg.svd(a, full_matrices=False),
+    "svd, older": lambda a: torch.svd(a, some=False),
+    "svd, values alone": lambda a: torch.svd(a, compute_uv=False),
+    "eigh": lambda a: torch.linalg.eigh(a @ a.mT),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_singular_vectors_and_eigenvectors_have_norms_and_typical_movements(name):
+    torch.manual_seed(seeded(0))
+    a, step = torch.randn(6, 8, dtype=D), 1e-6
+    x = RMSToRMSTensor.of(a)
+    by = torch.randn_like(a)
+    by *= step / RMSToRMSTensor.of(by).norm_size
+    for mode in ("bound", "typical"):
+        with norm_mode(mode):
+            found = VECTORS[name](RMSToRMSTensor(x.norm_size, backing=a, perturbation_size=step))
+        for y, before, after in zip(found, VECTORS[name](a), VECTORS[name](a + by), strict=True):
+            if not before.any():  # of values alone
+                assert (y.norm_size, y.perturbation_size) == (0, 0)
+                continue
+            moved = type(y).of(after - before, y.elem_dims).norm_size
+            assert type(y).of(before, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-9)
+            if mode == "bound":
+                assert moved <= y.perturbation_size * (1 + 1e-3)
+                assert y.perturbation_size.isfinite() == (y.ndim == 1)
+            else:
+                assert 0.01 < moved / y.perturbation_size < 20
+
+
 def assert_reported(model: nn.Module, x: torch.Tensor) -> None:
     """A report at the data has a movement of every operation, and bounds that hold."""
     rows = norm_report(thunder.jit(model, transforms=[NormTransform()]), x).rows
@@ -173,6 +207,7 @@ OF_PARAMETERS = {
     "matrix_power": lambda a, x: torch.linalg.matrix_power(a, 3) @ x,
     "matrix_exp": lambda a, x: torch.matrix_exp(a) @ x,
     "householder_product": lambda a, x: torch.linalg.householder_product(a, 2 / (1 + a.tril(-1).square().sum(0))) @ x,
+    "svd": lambda a, x: torch.linalg.svd(a)[1] * x,
     "labels": lambda a, x: F.binary_cross_entropy(torch.sigmoid(a), torch.sigmoid(x)),
 }
 

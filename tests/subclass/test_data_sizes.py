@@ -88,10 +88,39 @@ def test_programs_on_plain_tensors(name: str) -> None:
         torch.testing.assert_close(found, expected)
 
 
+def written_between(x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    first = max(ends[0], 0)
+    y[first : ends[1], first : ends[1]] = x[: ends[1] - first, (first - ends[0]) : (ends[1] - first)]
+    y[ends[1] :] = 2 * x[ends[1] :]
+    return y
+
+
+def test_gradients_of_what_is_written_between_places_that_are_values() -> None:
+    """An error of Thunder's before, as of what Mask R-CNN pastes."""
+    jf = thunder.jit(written_between, transforms=[NormTransform()])
+    x = torch.randn(5, 5, dtype=torch.float64)
+    for ends in (torch.tensor([1, 4]), torch.tensor([0, 2])):
+        found, expected = (differentiated(lambda x, f=f, ends=ends: f(x, ends), x) for f in (jf, written_between))
+        assert torch.equal(found, expected)
+
+
 def differentiated(f: Callable, x: torch.Tensor) -> torch.Tensor:
     x = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(flat_tensors(f(x))[0].square().sum(), x)
     return gradient
+
+
+def test_places_among_rows_that_a_mask_selected_of_a_normed_tensor() -> None:
+    """Refused before as read from unwritten memory: the operation of the mask makes some that it does not use."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        values, places = x[x > 0].topk(2)
+        return values[torch.where(places > 0)[0]]
+
+    jf = thunder.jit(f, transforms=[NormTransform()])
+    for x in (torch.tensor([1.0, -2.0, 3.0]), torch.tensor([3.0, 0.5, -1.0])):
+        assert torch.equal(jf(RMSTensor.of(x, ())).backing, f(x))
 
 
 def test_one_trace_serves_other_values_of_one_size() -> None:

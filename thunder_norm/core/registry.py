@@ -249,6 +249,18 @@ def normed_op(func: Callable) -> NormedOp:
     return _registry[key]
 
 
+def library_op(name: str) -> NormedOp:
+    """The `NormedOp` of an operation that another library adds to ``torch.ops``, by its qualified name: the library need not be there."""
+    namespace, operation = name.split("::")
+
+    def body(*args: Any, **kwargs: Any) -> Any:
+        return getattr(getattr(torch.ops, namespace), operation)(*args, **kwargs)
+
+    body.__name__ = body.__qualname__ = operation
+    body.__module__ = f"torch.ops.{namespace}"
+    return _registry.setdefault(name, NormedOp(name, body))
+
+
 def registered_ops() -> dict[Any, NormedOp]:
     """All operations that have norm rules, by key."""
     return dict(_registry)

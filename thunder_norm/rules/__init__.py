@@ -48,7 +48,7 @@ from thunder_norm.rules.reducing import reductions, matrix_norms, running, order
 from thunder_norm.rules.layout import combining
 from thunder_norm.rules.reducing import pooling, framed_maxima
 from thunder_norm.rules.linear_algebra import triangular
-from thunder_norm.rules.reducing import unpooling, resampling
+from thunder_norm.rules.reducing import unpooling, resampling, regions
 from thunder_norm.rules.loss_functions import losses
 from thunder_norm.rules.linear_algebra import distances
 from thunder_norm.rules.loss_functions import margin_losses, likelihoods, binary_entropies, soft_labels
@@ -133,6 +133,7 @@ __all__ = [
     "recurrent_calls",
     "recurrent_typical",
     "reductions",
+    "regions",
     "reflections",
     "reparametrizations",
     "replacing",

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.kinds import RMSTensor, RMSToRMSConvTensor
-from thunder_norm.core.registry import normed_op
+from thunder_norm.core.context import lift
+from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSConvTensor
+from thunder_norm.core.registry import library_op, normed_op
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import per_dim, refined, rms, with_bias
+from thunder_norm.rules._shared import as_kind, per_dim, refined, rms, times, with_bias
 from thunder_norm.rules.linear_algebra.contraction import conversion_factor
 
 Ints = int | Sequence[int]
@@ -191,3 +192,46 @@ def convolution(
 ) -> RMSTensor:
     """All of them under ATen's one name."""
     return _conv(input, weight, bias, stride, padding, dilation, groups, transposed, output_padding)
+
+
+@library_op("torchvision::deform_conv2d").register_norm(allow_plain_tensors="constant", **_LIFTS)
+def deform_conv2d(
+    input: RMSTensor,
+    weight: RMSToRMSConvTensor,
+    offset: RMSTensor | torch.Tensor,
+    mask: RMSTensor | torch.Tensor,
+    bias: RMSTensor,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    groups: int,
+    offset_groups: int,
+    use_mask: bool,
+) -> RMSTensor:
+    """A convolution whose taps read the image, bilinearly, `offset` pixels away, each times an entry of `mask` where that is used.
+
+    input, weight, bias: as of `conv2d`, |x| of a position;  offset, mask: their largest entries
+    Value:        |x| |W| |mask| + |b|     (attained: as `conv2d`)
+    Sensitivity:  |W| |mask|, |x| |mask|, |x| |W| to the mask, 4 |x| |W| |mask| to offsets, 1
+    Source:       from a pixel to the next, along either dimension, an image changes by at most 2 |x|; beyond its border it ends in zeros
+    Gap:          offsets: of one tap the image changes so, neighbours being of opposite sign; and not in all of them
+    """
+    values, c = as_kind(input, RMSTensor, tuple(d for d in input.elem_dims if d == -3))
+    of_weight = _kernel_factor(weight, groups, False)
+    n, w = values.norm_size, times(weight.norm_size, of_weight)
+    largest, c_mask = _largest_entry(mask) if use_mask else (n.new_ones(()), 0.0)
+    c_bias = refined(bias, (-1,))
+    sensitivity: dict[str, Any] = {"input": w * largest * c, "weight": n * largest * of_weight, "bias": c_bias}
+    if use_mask and isinstance(mask, RMSTensor):
+        sensitivity["mask"] = n * w * c_mask
+    if isinstance(offset, RMSTensor):
+        sensitivity["offset"] = n * w * largest * (4 * _largest_entry(offset)[1])
+    return rms(with_bias(n * w * largest, bias.norm_size * c_bias), (-3,), sensitivity=sensitivity)
+
+
+def _largest_entry(t: RMSTensor | torch.Tensor) -> tuple[torch.Tensor, float]:
+    found, c = as_kind(t if isinstance(t, RMSTensor) else lift(t, LinfTensor), LinfTensor, ())
+    return found.norm_size, c

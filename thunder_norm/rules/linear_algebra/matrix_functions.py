@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.local import are_local
+from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import as_kind, refuse, times
+from thunder_norm.rules._shared import as_kind, refuse, root, times
 
 
 @normed_op(torch.linalg.matrix_exp).register_norm(takes_complex=True)
@@ -92,3 +94,61 @@ def eigvalsh(A: RMSTensor, UPLO: str = "L") -> RMSTensor:  # noqa: N803
     x, c = as_kind(A, RMSTensor, (-2, -1))
     gain = math.sqrt(2 * A.shape[-1])
     return RMSTensor(times(x.norm_size, gain), elem_dims=(-1,), sensitivity={"A": gain * c})
+
+
+def _of_vectors(size: torch.Tensor, count: int) -> torch.Tensor:
+    """How far vectors move with a matrix of that size, whose `count` singular values or eigenvalues are typically that far apart over them."""
+    return count / size.clamp(min=_TINY) if current_mode() != "bound" else torch.full_like(size, math.inf)
+
+
+_TINY = 1e-30
+
+
+@normed_op(torch.linalg.svd).register_norm(when=_is_global)
+def linalg_svd(A: RMSToRMSTensor, full_matrices: bool = True, *, driver: str | None = None) -> tuple:  # noqa: N803
+    """Singular vectors and values of [.., M, N]: columns of [.., M, M or K], K numbers, rows of [.., N or K, N], K the shorter side.
+
+    A: operator norm n from RMS over N to RMS over M
+    Value:       the values' as of `svdvals`;  the vectors' operator norms, that of matrices with singular values 1     (attained)
+    Sensitivity: the values' as of `svdvals`;  no number for the vectors: where two values meet they turn
+    Typical:     K / n times the value for the vectors, as where the values are as far apart as their number leaves
+    Source:      Weyl 1912; Wedin 1972: vectors move by the difference over the gap between values
+    Raises NormMismatchError where the operator is not from the last dimension to the one before.
+    """
+    values = svdvals(A)
+    rows, columns = A.shape[-2:]
+    count = min(rows, columns)
+
+    def vectors(out: int, into: int) -> RMSToRMSTensor:
+        size = root(into / max(out, 1))
+        moves = times(_of_vectors(A.norm_size, count), size)
+        return RMSToRMSTensor(torch.full_like(A.norm_size, size), elem_dims=(-2, -1), sensitivity={"A": moves})
+
+    return vectors(rows, rows if full_matrices else count), values, vectors(columns if full_matrices else count, columns)
+
+
+@written_as(torch.svd)
+def _older_svd(input: torch.Tensor, some: bool = True, compute_uv: bool = True) -> torch.return_types.svd:  # type: ignore[name-defined]
+    """`linalg_svd`, whose third result torch.svd gives as columns."""
+    if not compute_uv:
+        of_rows, of_columns = (input.new_zeros(*input.shape[:-2], n, n) for n in input.shape[-2:])
+        return torch.return_types.svd((of_rows, torch.linalg.svdvals(input), of_columns))
+    u, s, vh = torch.linalg.svd(input, full_matrices=not some)
+    return torch.return_types.svd((u, s, vh.mT))
+
+
+@normed_op(torch.linalg.eigh).register_norm(when=_is_global)
+def linalg_eigh(A: RMSTensor, UPLO: str = "L") -> tuple:  # noqa: N803
+    """Eigenvalues and eigenvectors, in columns, of the symmetric [.., N, N] whose triangle below (above, for U) is that of A.
+
+    A: RMS r over the last two dimensions
+    Value:       the values' as of `eigvalsh`;  1, the operator norm of the vectors     (attained)
+    Sensitivity: the values' as of `eigvalsh`;  no number for the vectors: where two values meet they turn
+    Typical:     sqrt(N) / r for the vectors, as where the values are as far apart as their number leaves
+    Gap:         that of `eigvalsh`
+    """
+    x, c = as_kind(A, RMSTensor, (-2, -1))
+    count = A.shape[-1]
+    moves = times(_of_vectors(times(x.norm_size, root(count)), count), c)
+    vectors = RMSToRMSTensor(torch.ones_like(x.norm_size), elem_dims=(-2, -1), sensitivity={"A": moves})
+    return eigvalsh(A, UPLO), vectors

@@ -174,21 +174,25 @@ def _may_return_view(bsym: BoundSymbol) -> bool:
 def are_the_same_each_time(bsyms: Sequence[BoundSymbol]) -> bool:
     """Whether operations draw no random numbers, read no memory that nothing was written into, and do no more than return tensors."""
     leaves = list(_leaves(bsyms))
-    return not any(_is_of_one_run(part) and not _is_filled(part, leaves) for part in _parts(bsyms))
+    returned = {p.name for bsym in bsyms for p in bsym.flat_proxy_outs}
+    return not any(_is_of_one_run(part) and not _is_filled(part, leaves, returned) for part in _parts(bsyms))
 
 
-def _is_filled(bsym: BoundSymbol, leaves: Sequence[BoundSymbol]) -> bool:
+def _is_filled(bsym: BoundSymbol, leaves: Sequence[BoundSymbol], returned: set[str]) -> bool:
     """Whether all of the memory that an operation returns is written before anything reads it: ``torch.empty(()).fill_(3)``."""
-    if not is_unwritten(bsym.sym.name):
+    made = made_for(bsym.sym)
+    if not is_unwritten(bsym.sym.name) and (made is None or not is_unwritten(getattr(made.function, "__name__", ""))):
         return False
-    return all(_first_use(o, leaves) for o in bsym.flat_proxy_outs)
+    return all(_first_use(o, leaves, returned) for o in bsym.flat_proxy_outs)
 
 
-def _first_use(made: Any, leaves: Sequence[BoundSymbol]) -> bool:
-    """Whether a tensor is written into as a whole where it is used first."""
+def _first_use(made: Any, leaves: Sequence[BoundSymbol], returned: set[str]) -> bool:
+    """Whether a tensor is written into as a whole where it is used first, or is for nothing: what an index is made into inside of it."""
     uses = (b for b in leaves if any(a.name == made.name for a in b.flat_proxy_args) and b.sym.id is not prims.PrimIDs.SHAPE)
     first = next(uses, None)
-    return first is not None and first.sym.id is prims.PrimIDs.COPY_ and first.args[0].name != made.name
+    if first is None:
+        return made.name not in returned
+    return first.sym.id is prims.PrimIDs.COPY_ and first.args[0].name != made.name
 
 
 def _parts(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:

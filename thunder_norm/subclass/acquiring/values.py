@@ -98,10 +98,15 @@ def _any_unknown(values: list) -> bool:
 def _mask_or_bounds(values: list) -> bool:
     """Whether a tensor is indexed with a mask, or sliced at places that are values."""
     keys = values[1] if type(values[1]) is tuple else (values[1],)
+    is_mask = any(isinstance(k, TensorProxy) and k.dtype in (dtypes.bool8, dtypes.uint8) for k in keys)
+    return isinstance(values[0], TensorProxy) and (is_mask or _bounds(values))
+
+
+def _bounds(values: list) -> bool:
+    """Whether a tensor is sliced at places that are values, or written into between such."""
+    keys = values[1] if type(values[1]) in (list, tuple) else (values[1],)
     return isinstance(values[0], TensorProxy) and any(
-        (isinstance(k, TensorProxy) and k.dtype in (dtypes.bool8, dtypes.uint8))
-        or (isinstance(k, slice) and any(is_unknown(v) for v in (k.start, k.stop, k.step)))
-        for k in keys
+        isinstance(k, slice) and any(is_unknown(value_of(v)) for v in (k.start, k.stop, k.step)) for k in keys
     )
 
 
@@ -110,6 +115,7 @@ def _index_unknown(values: list) -> bool:
 
 
 INDEXING = (TensorProxy.__getitem__, torch.Tensor.__getitem__)
+SETTING = (TensorProxy.__setitem__, torch.Tensor.__setitem__)
 MAKERS = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)  # of sizes alone
 # Thunder would write of what stands for a value
 TEXTS = (str, repr, ascii, format, str.format, str.__mod__)
@@ -130,6 +136,7 @@ def _readers() -> dict[Any, tuple[str, Callable[[list], bool]]]:
         found[fn] = "an index of a sequence", _index_unknown
     indexed = "the shape of a tensor: it is indexed with a mask, or with a slice from or to a value"
     found |= dict.fromkeys(INDEXING, (indexed, _mask_or_bounds))
+    found |= dict.fromkeys(SETTING, ("the places that are written: a slice from or to a value", _bounds))
     for fn in (torch.nonzero, torch.argwhere, torch.masked_select, torch.unique, torch.unique_consecutive, torch.bincount):
         for name in {fn, getattr(torch.Tensor, fn.__name__, fn), *symbols_of(fn)}:
             found[name] = f"the shape of what torch.{fn.__name__} returns", _any_unknown

@@ -19,6 +19,7 @@ from thunder_norm.subclass.acquiring.values import (
     INDEXING,
     MAKERS,
     NUMBERS_ALONE,
+    SETTING,
     TEXTS,
     is_unknown,
     is_unknown_number,
@@ -50,7 +51,9 @@ def _of_numbers(fn: Callable) -> Callable:
 
 def _taking_numbers() -> dict[Any, Callable | None]:
     """Functions that take numbers, and what makes one of a tensor among their arguments."""
-    found: dict[Any, Callable | None] = {fn: operator.index for fn in (range, list.__getitem__, tuple.__getitem__, *INDEXING)}
+    found: dict[Any, Callable | None] = {
+        fn: operator.index for fn in (range, list.__getitem__, tuple.__getitem__, *INDEXING, *SETTING)
+    }
     for fn in (torch.arange, *MAKERS):
         found |= {name: torch.Tensor.item for name in (fn, *symbols_of(fn))}
     return found | dict.fromkeys((max, min, sorted)) | {all: bool}
@@ -161,7 +164,7 @@ def _with_numbers(
 ) -> Any:
     """Call `fn` with numbers for what is unknown among its arguments."""
     of_tensor = _TAKING_NUMBERS[fn]
-    is_index = fn in INDEXING  # to which tensors may belong, but not as ends of slices
+    is_index = fn in INDEXING or fn in SETTING  # to which tensors may belong, but not as ends of slices
 
     def known(v: Any, in_slice: bool = False) -> Any:
         v = v.value if isinstance(v, WrappedValue) else v
@@ -174,8 +177,9 @@ def _with_numbers(
         return type(v)(map(known, v)) if type(v) in (list, tuple) else v
 
     own = 1 if is_index or fn in (list.__getitem__, tuple.__getitem__) else 0
+    end = 2 if fn in SETTING else len(args)  # what is written is what it is
     try:
-        filled = [*args[:own], *(_wrapped(known(a), a) for a in args[own:])]
+        filled = [*args[:own], *(_wrapped(known(a), a) for a in args[own:end]), *args[end:]]
     except UnknownValueError as e:
         return do_raise(acquisition.refuse(data_dependent(what, why=str(e))))
     except Exception as e:  # noqa: BLE001 - a number that is no index, for instance
