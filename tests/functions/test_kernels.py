@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.seeds import seeded
 from thunder_norm import transforms
-from thunder_norm.transforms import grad, jacrev, vmap
+from thunder_norm.transforms import NormTransform, grad, jacrev, vmap
 import thunder
 
 torch.manual_seed(seeded(0))
@@ -36,6 +36,7 @@ FUNCTIONS = {
     "layer_norm, two dimensions": lambda x, w, b: weighted(F.layer_norm(x * w, (2, 5)) * b),
     "linear": lambda x, w, b: weighted(F.linear(x * w + b, WEIGHT)),
     "linear, one vector": lambda x, w, b: weighted(F.linear(x[0] * w, WEIGHT * b, b[:4])),
+    "addmm": lambda x, w, b: weighted(torch.addmm(b[:4], x * w, WEIGHT.mT, beta=0.5, alpha=2)),
 }
 
 
@@ -64,7 +65,7 @@ def test_per_sample_gradients_are_those_of_torch(name, in_dims):
     close(made_by(transforms), made_by(torch.func))
 
 
-@pytest.mark.parametrize("name", ["gelu", "gelu, tanh", "softmax", "layer_norm, two dimensions", "linear, one vector"])
+@pytest.mark.parametrize("name", ["gelu", "gelu, tanh", "softmax", "layer_norm, two dimensions", "linear, one vector", "addmm"])
 def test_second_derivatives_are_those_of_torch(name):
     f = FUNCTIONS[name]
 
@@ -145,6 +146,24 @@ def test_the_second_derivative_of_what_runs_as_one_kernel(name):
         second = torch.autograd.grad(weighted(first), args, allow_unused=True)
         found.append((first, *[torch.zeros(()) if g is None else g for g in second]))
     close(*found)
+
+
+@pytest.mark.parametrize("factors", [{}, {"beta": 0.3, "alpha": -3}, {"beta": 0}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_gradients_of_added_products_are_eagers_to_the_last_bit_and_nothing_runs_again(dtype, factors):
+    torch.manual_seed(seeded(0))
+    given = [torch.randn(s, dtype=dtype, requires_grad=True) for s in ((7,), (33, 70), (70, 7))]
+
+    def f(c, a, b):
+        return torch.addmm(c, a, b, **factors)
+
+    found = []
+    for g in (f, thunder.jit(f, transforms=[NormTransform()])):
+        y = g(*given)
+        with _Kernels() as kernels:
+            found.append((y, *torch.autograd.grad(y, given, torch.ones_like(y) / 3)))
+        assert not any("addmm" in name for name in kernels.names)
+    assert all(map(torch.equal, *found))
 
 
 def test_lower_precision_stays_what_it_is():

@@ -138,6 +138,8 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
         return True  # Thunder asks torch for the gradients of all, and torch may have none of a weight or a target
     if is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym):
         return True
+    if bsym.sym.id == ltorch.addmm.id and _get_gradfn_and_executor(bsym)[0] is None:  # Thunder has torch's autograd run it again
+        return True
     return bsym.sym.id in _WITH_KERNELS and _runs_kernels()
 
 

@@ -104,6 +104,27 @@ def _matmul_backward(saved: tuple, g: TensorProxy) -> tuple[TensorProxy, TensorP
 register_vjp(prims.matmul)(_matmul, _matmul_backward)
 
 
+def _added_product(
+    input: TensorProxy, a: TensorProxy, b: TensorProxy, *, beta: float = 1, alpha: float = 1, **others: Any
+) -> tuple[TensorProxy, tuple]:
+    return ltorch.addmm(input, a, b, beta=beta, alpha=alpha, **others), (input, a, b, beta, alpha)
+
+
+@holomorphic
+def added_product_backward(saved: tuple, g: TensorProxy) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
+    """Of ``beta input + alpha a b``: beta g, summed where the input was repeated, alpha g b^T and alpha a^T g, rounded as torch does."""
+    input, a, b, beta, alpha = saved
+    to_a, to_b = ltorch.matmul(g, _transposed(b)), ltorch.matmul(_transposed(a), g)
+    return summed_to(_times(beta, g), input), _times(alpha, to_a), _times(alpha, to_b)
+
+
+def _times(factor: float, t: TensorProxy) -> TensorProxy:
+    return t if factor == 1 else ltorch.mul(t, factor)
+
+
+register_vjp(ltorch.addmm)(_added_product, added_product_backward)
+
+
 def _product(a: TensorProxy, b: TensorProxy) -> TensorProxy:
     """a b; Thunder's own leaves a length to be inferred, which that of an empty product cannot be."""
     if a.ndim == 2 or b.ndim > 2:
