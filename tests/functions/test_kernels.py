@@ -37,6 +37,8 @@ FUNCTIONS = {
     "linear": lambda x, w, b: weighted(F.linear(x * w + b, WEIGHT)),
     "linear, one vector": lambda x, w, b: weighted(F.linear(x[0] * w, WEIGHT * b, b[:4])),
     "addmm": lambda x, w, b: weighted(torch.addmm(b[:4], x * w, WEIGHT.mT, beta=0.5, alpha=2)),
+    "conv1d": lambda x, w, b: weighted(F.conv1d((x * w)[None], WEIGHT[:3, :4].reshape(3, 2, 2) * b[0], b[:3], 2, 1, 2)),
+    "conv2d, groups": lambda x, w, b: weighted(F.conv2d((x * w)[None, :, None], WEIGHT[:, None, None] * b, None, 1, "same", 1, 2)),
 }
 
 
@@ -65,7 +67,7 @@ def test_per_sample_gradients_are_those_of_torch(name, in_dims):
     close(made_by(transforms), made_by(torch.func))
 
 
-@pytest.mark.parametrize("name", ["gelu", "gelu, tanh", "softmax", "layer_norm, two dimensions", "linear, one vector", "addmm"])
+@pytest.mark.parametrize("name", ["gelu", "gelu, tanh", "softmax", "layer_norm, two dimensions", "linear, one vector", "addmm", "conv1d"])
 def test_second_derivatives_are_those_of_torch(name):
     f = FUNCTIONS[name]
 
@@ -164,6 +166,33 @@ def test_gradients_of_added_products_are_eagers_to_the_last_bit_and_nothing_runs
             found.append((y, *torch.autograd.grad(y, given, torch.ones_like(y) / 3)))
         assert not any("addmm" in name for name in kernels.names)
     assert all(map(torch.equal, *found))
+
+
+CONVOLUTIONS = {
+    "1d": lambda x, w, b: F.conv1d(x, w, b, 2, 1, 2),
+    "2d": lambda x, w, b: F.conv2d(x[..., None], w[..., None], b, padding=(1, 0)),
+    "3d": lambda x, w, b: F.conv3d(x[..., None, None], w[..., None, None], padding="same"),
+    "groups": lambda x, w, b: F.conv1d(x, w[:, :1], b, groups=2),
+    "torch.convolution": lambda x, w, b: torch.convolution(x, w, b, [1], [1], [1], False, [0], 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [3, 0])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_gradients_of_convolutions_are_eagers_kernels(name, size, dtype):
+    torch.manual_seed(seeded(0))
+    given = [torch.randn(s, dtype=dtype, requires_grad=True) for s in ((size, 2, 6), (4, 2, 3), (4,))]
+    found = []
+    for f in (CONVOLUTIONS[name], thunder.jit(CONVOLUTIONS[name], transforms=[transforms.SubclassTransform()])):
+        y = f(*given)
+        with _Kernels() as kernels:
+            gradients = torch.autograd.grad(y, given, torch.ones_like(y) / 3, allow_unused=True)
+        assert size == 0 or "convolution_backward" in "".join(kernels.names)
+        assert not any("flip" in called or called == "aten.convolution.default" for called in kernels.names)
+        found.append((y, *[torch.zeros(()) if g is None else g for g in gradients]))
+    for ours, eager in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(ours, eager)
 
 
 def test_lower_precision_stays_what_it_is():

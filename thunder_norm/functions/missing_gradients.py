@@ -144,7 +144,17 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
 
 
 # Torch has a kernel for the gradient, and for the result, which Thunder takes apart where it differentiates: 10 to 25 calls.
-_WITH_KERNELS = frozenset({ltorch.gelu.id, ltorch.layer_norm.id})
+_WITH_KERNELS = frozenset(
+    {
+        ltorch.gelu.id,
+        ltorch.layer_norm.id,
+        ltorch.conv1d.id,
+        ltorch.conv2d.id,
+        ltorch.conv3d.id,
+        ltorch.convolution.id,
+        prims.PrimIDs.CONVOLUTION,
+    }
+)
 _FUSES_A_LOSS_ALONE = "torchcompile_xentropy"  # an executor in Thunder's default list
 
 
