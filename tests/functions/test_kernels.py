@@ -38,7 +38,9 @@ FUNCTIONS = {
     "linear, one vector": lambda x, w, b: weighted(F.linear(x[0] * w, WEIGHT * b, b[:4])),
     "addmm": lambda x, w, b: weighted(torch.addmm(b[:4], x * w, WEIGHT.mT, beta=0.5, alpha=2)),
     "conv1d": lambda x, w, b: weighted(F.conv1d((x * w)[None], WEIGHT[:3, :4].reshape(3, 2, 2) * b[0], b[:3], 2, 1, 2)),
-    "conv2d, groups": lambda x, w, b: weighted(F.conv2d((x * w)[None, :, None], WEIGHT[:, None, None] * b, None, 1, "same", 1, 2)),
+    "conv2d, groups": lambda x, w, b: weighted(
+        F.conv2d((x * w)[None, :, None], WEIGHT[:, None, None] * b, None, 1, "same", 1, 2)
+    ),
 }
 
 
@@ -67,7 +69,9 @@ def test_per_sample_gradients_are_those_of_torch(name, in_dims):
     close(made_by(transforms), made_by(torch.func))
 
 
-@pytest.mark.parametrize("name", ["gelu", "gelu, tanh", "softmax", "layer_norm, two dimensions", "linear, one vector", "addmm", "conv1d"])
+@pytest.mark.parametrize(
+    "name", ["gelu", "gelu, tanh", "softmax", "layer_norm, two dimensions", "linear, one vector", "addmm", "conv1d"]
+)
 def test_second_derivatives_are_those_of_torch(name):
     f = FUNCTIONS[name]
 
