@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -108,6 +110,7 @@ def test_cross_entropies_of_samples(reduction, in_dims, is_vector):
 LAYERS = {
     "gelu": lambda x, w, b: F.gelu(x),
     "gelu, tanh": lambda x, w, b: F.gelu(x, approximate="tanh"),
+    "relu": lambda x, w, b: F.relu(x),
     "layer_norm": lambda x, w, b: F.layer_norm(x, w.shape, w, b),
     "layer_norm, no bias": lambda x, w, b: F.layer_norm(x, w.shape, w),
     "layer_norm, neither": lambda x, w, b: F.layer_norm(x, w.shape),
@@ -197,6 +200,40 @@ def test_gradients_of_convolutions_are_eagers_kernels(name, size, dtype):
         found.append((y, *[torch.zeros(()) if g is None else g for g in gradients]))
     for ours, eager in zip(*reversed(found), strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+BATCH_NORMS = {
+    "2d": lambda: torch.nn.BatchNorm2d(3),
+    "of matrices": lambda: torch.nn.BatchNorm1d(3, momentum=0.3, eps=0.1),
+    "without weights": lambda: torch.nn.BatchNorm1d(3, affine=False),
+    "without statistics": lambda: torch.nn.BatchNorm2d(3, track_running_stats=False),
+    "in eval": lambda: torch.nn.BatchNorm2d(3).eval(),
+}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("name", BATCH_NORMS)
+def test_batch_norms_in_training_are_eagers_with_their_statistics(name, twice):
+    torch.manual_seed(seeded(0))
+    model = BATCH_NORMS[name]()
+    if model.affine:
+        torch.nn.init.normal_(model.weight), torch.nn.init.normal_(model.bias)
+    model, jitted = (copy.deepcopy(model).double() for _ in range(2))
+    jm = thunder.jit(jitted, transforms=[transforms.SubclassTransform()])
+    for _ in range(2):
+        x = torch.randn(5, 3, *(() if "1d" in type(model).__name__ else (4, 2)), dtype=torch.float64)
+        found = []
+        for f in (model, jm):
+            given = [x.clone().requires_grad_(), *f.parameters()]
+            y = f(given[0])
+            with _Kernels() as kernels:
+                gradients = torch.autograd.grad(weighted(y), given, create_graph=twice)
+                second = torch.autograd.grad(weighted(gradients[0]), given, allow_unused=True) if twice else ()
+            found.append((y, *gradients, *[torch.zeros(()) if g is None else g for g in second]))
+        assert twice or name == "in eval" or "aten.native_batch_norm_backward.default" in kernels.names
+        close(*reversed(found))
+        close(dict(jitted.named_buffers()), dict(model.named_buffers()))
+    assert thunder.cache_misses(jm) == 1
 
 
 def test_lower_precision_stays_what_it_is():
