@@ -27,6 +27,8 @@ COMPILED, OURS = "torch.compile", "executors.inductor"
 WHAT = ("forward", "forward and backward")
 MODELS = {"gpt2": "GPT-2, 4 layers, width 256", "resnet": "ResNet-18"}
 
+_WITH_A_CACHE = 2  # first calls
+
 Case = tuple[nn.Module, torch.Tensor, Callable[[Any], torch.Tensor]]
 
 
@@ -63,7 +65,7 @@ def run(options: models.Options) -> list[dict[str, Any]]:
     for name, title in MODELS.items():
         for what, measured in _calls(name, options.rounds).items():
             rows += timing.rows(f"{title}: {what}", measured, COMPILED)
-        for what, measured in _first_calls(name, max(1, options.first_calls // 2)).items():
+        for what, measured in _first_calls(name).items():
             rows += timing.rows(f"{title}: {what}", measured, COMPILED)
     return rows
 
@@ -98,23 +100,22 @@ def _cpu_seconds_a_call(call: Callable[[], Any], repeats: int) -> float:
     return (time.process_time() - started) / repeats
 
 
-def _first_calls(name: str, rounds: int) -> dict[str, timing.Measured]:
-    empty: dict[str, list[float]] = {OURS: [], COMPILED: []}
-    full: dict[str, list[float]] = {OURS: [], COMPILED: []}
-    for i in range(rounds):
-        for candidate in (OURS, COMPILED)[:: 1 if i % 2 == 0 else -1]:
-            with tempfile.TemporaryDirectory() as cache:
-                empty[candidate].append(_in_a_process(candidate, name, cache))
-                full[candidate].append(_in_a_process(candidate, name, cache))
+def _first_calls(name: str) -> dict[str, timing.Measured]:
+    found = {candidate: _in_processes(candidate, name) for candidate in (OURS, COMPILED)}
+    empty = {candidate: seconds[:1] for candidate, seconds in found.items()}
+    full = {candidate: seconds[1:] for candidate, seconds in found.items()}
     kind = "first call with its backward"
     return {kind: timing.Measured(empty), f"{kind}, inductor's cache full": timing.Measured(full)}
 
 
-def _in_a_process(candidate: str, name: str, cache: str) -> float:
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
+def _in_processes(candidate: str, name: str) -> list[float]:
+    """What the first call takes with inductor's cache empty, then `_WITH_A_CACHE` times with what that left there."""
     command = [sys.executable, "-m", "benchmarks.inductor", candidate, name]
-    done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
+        options = {"env": environment, "cwd": Path(__file__).parents[1], "capture_output": True, "text": True, "check": True}
+        done = [subprocess.run(command, **options) for _ in range(1 + _WITH_A_CACHE)]
+    return [json.loads(process.stdout.splitlines()[-1]) for process in done]
 
 
 def _cpu_time() -> float:

@@ -28,7 +28,7 @@ class Options:
     """How much is measured."""
 
     rounds: int = 15
-    first_calls: int = 5  # of the MLP; of GPT-2 one fewer; in real mode pairs of processes
+    first_calls: int = 3  # of the MLP; of GPT-2 one fewer; in real mode pairs of processes
     mlp_layers: int = 12
     gpt2_layers: int = 4
     depths: tuple[int, ...] = (4, 16, 64)

@@ -50,7 +50,11 @@ class SplitBiasTransform(Watching):
         self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, **kwargs: Any
     ) -> tuple[TraceCtx, TraceCtx, TraceCtx | None]:
         """Rewrite the computation."""
-        return super().transform_traces_pre_prologue(prologue_trace, split_bias(computation_trace), epilogue_trace, **kwargs)
+        split = split_bias(computation_trace)
+        prologue, computation, epilogue = super().transform_traces_pre_prologue(prologue_trace, split, epilogue_trace, **kwargs)
+        if split is not computation_trace:
+            computation.set_provenance(split.get_provenance())
+        return prologue, computation, epilogue
 
     def __repr__(self) -> str:
         return "SplitBiasTransform()"

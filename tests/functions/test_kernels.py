@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.seeds import seeded
 from thunder_norm import transforms
-from thunder_norm.transforms import grad, jacrev, vmap
+from thunder_norm.transforms import NormTransform, grad, jacrev, vmap
 import thunder
 
 torch.manual_seed(seeded(0))
@@ -36,6 +38,11 @@ FUNCTIONS = {
     "layer_norm, two dimensions": lambda x, w, b: weighted(F.layer_norm(x * w, (2, 5)) * b),
     "linear": lambda x, w, b: weighted(F.linear(x * w + b, WEIGHT)),
     "linear, one vector": lambda x, w, b: weighted(F.linear(x[0] * w, WEIGHT * b, b[:4])),
+    "addmm": lambda x, w, b: weighted(torch.addmm(b[:4], x * w, WEIGHT.mT, beta=0.5, alpha=2)),
+    "conv1d": lambda x, w, b: weighted(F.conv1d((x * w)[None], WEIGHT[:3, :4].reshape(3, 2, 2) * b[0], b[:3], 2, 1, 2)),
+    "conv2d, groups": lambda x, w, b: weighted(
+        F.conv2d((x * w)[None, :, None], WEIGHT[:, None, None] * b, None, 1, "same", 1, 2)
+    ),
 }
 
 
@@ -64,7 +71,9 @@ def test_per_sample_gradients_are_those_of_torch(name, in_dims):
     close(made_by(transforms), made_by(torch.func))
 
 
-@pytest.mark.parametrize("name", ["gelu", "gelu, tanh", "softmax", "layer_norm, two dimensions", "linear, one vector"])
+@pytest.mark.parametrize(
+    "name", ["gelu", "gelu, tanh", "softmax", "layer_norm, two dimensions", "linear, one vector", "addmm", "conv1d"]
+)
 def test_second_derivatives_are_those_of_torch(name):
     f = FUNCTIONS[name]
 
@@ -101,6 +110,7 @@ def test_cross_entropies_of_samples(reduction, in_dims, is_vector):
 LAYERS = {
     "gelu": lambda x, w, b: F.gelu(x),
     "gelu, tanh": lambda x, w, b: F.gelu(x, approximate="tanh"),
+    "relu": lambda x, w, b: F.relu(x),
     "layer_norm": lambda x, w, b: F.layer_norm(x, w.shape, w, b),
     "layer_norm, no bias": lambda x, w, b: F.layer_norm(x, w.shape, w),
     "layer_norm, neither": lambda x, w, b: F.layer_norm(x, w.shape),
@@ -145,6 +155,85 @@ def test_the_second_derivative_of_what_runs_as_one_kernel(name):
         second = torch.autograd.grad(weighted(first), args, allow_unused=True)
         found.append((first, *[torch.zeros(()) if g is None else g for g in second]))
     close(*found)
+
+
+@pytest.mark.parametrize("factors", [{}, {"beta": 0.3, "alpha": -3}, {"beta": 0}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_gradients_of_added_products_are_eagers_to_the_last_bit_and_nothing_runs_again(dtype, factors):
+    torch.manual_seed(seeded(0))
+    given = [torch.randn(s, dtype=dtype, requires_grad=True) for s in ((7,), (33, 70), (70, 7))]
+
+    def f(c, a, b):
+        return torch.addmm(c, a, b, **factors)
+
+    found = []
+    for g in (f, thunder.jit(f, transforms=[NormTransform()])):
+        y = g(*given)
+        with _Kernels() as kernels:
+            found.append((y, *torch.autograd.grad(y, given, torch.ones_like(y) / 3)))
+        assert not any("addmm" in name for name in kernels.names)
+    assert all(map(torch.equal, *found))
+
+
+CONVOLUTIONS = {
+    "1d": lambda x, w, b: F.conv1d(x, w, b, 2, 1, 2),
+    "2d": lambda x, w, b: F.conv2d(x[..., None], w[..., None], b, padding=(1, 0)),
+    "3d": lambda x, w, b: F.conv3d(x[..., None, None], w[..., None, None], padding="same"),
+    "groups": lambda x, w, b: F.conv1d(x, w[:, :1], b, groups=2),
+    "torch.convolution": lambda x, w, b: torch.convolution(x, w, b, [1], [1], [1], False, [0], 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [3, 0])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_gradients_of_convolutions_are_eagers_kernels(name, size, dtype):
+    torch.manual_seed(seeded(0))
+    given = [torch.randn(s, dtype=dtype, requires_grad=True) for s in ((size, 2, 6), (4, 2, 3), (4,))]
+    found = []
+    for f in (CONVOLUTIONS[name], thunder.jit(CONVOLUTIONS[name], transforms=[transforms.SubclassTransform()])):
+        y = f(*given)
+        with _Kernels() as kernels:
+            gradients = torch.autograd.grad(y, given, torch.ones_like(y) / 3, allow_unused=True)
+        assert size == 0 or "convolution_backward" in "".join(kernels.names)
+        assert not any("flip" in called or called == "aten.convolution.default" for called in kernels.names)
+        found.append((y, *[torch.zeros(()) if g is None else g for g in gradients]))
+    for ours, eager in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+BATCH_NORMS = {
+    "2d": lambda: torch.nn.BatchNorm2d(3),
+    "of matrices": lambda: torch.nn.BatchNorm1d(3, momentum=0.3, eps=0.1),
+    "without weights": lambda: torch.nn.BatchNorm1d(3, affine=False),
+    "without statistics": lambda: torch.nn.BatchNorm2d(3, track_running_stats=False),
+    "in eval": lambda: torch.nn.BatchNorm2d(3).eval(),
+}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("name", BATCH_NORMS)
+def test_batch_norms_in_training_are_eagers_with_their_statistics(name, twice):
+    torch.manual_seed(seeded(0))
+    model = BATCH_NORMS[name]()
+    if model.affine:
+        torch.nn.init.normal_(model.weight), torch.nn.init.normal_(model.bias)
+    model, jitted = (copy.deepcopy(model).double() for _ in range(2))
+    jm = thunder.jit(jitted, transforms=[transforms.SubclassTransform()])
+    for _ in range(2):
+        x = torch.randn(5, 3, *(() if "1d" in type(model).__name__ else (4, 2)), dtype=torch.float64)
+        found = []
+        for f in (model, jm):
+            given = [x.clone().requires_grad_(), *f.parameters()]
+            y = f(given[0])
+            with _Kernels() as kernels:
+                gradients = torch.autograd.grad(weighted(y), given, create_graph=twice)
+                second = torch.autograd.grad(weighted(gradients[0]), given, allow_unused=True) if twice else ()
+            found.append((y, *gradients, *[torch.zeros(()) if g is None else g for g in second]))
+        assert twice or name == "in eval" or "aten.native_batch_norm_backward.default" in kernels.names
+        close(*reversed(found))
+        close(dict(jitted.named_buffers()), dict(model.named_buffers()))
+    assert thunder.cache_misses(jm) == 1
 
 
 def test_lower_precision_stays_what_it_is():

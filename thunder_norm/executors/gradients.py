@@ -1,8 +1,8 @@
 """Gradients as torch computes them, where Thunder's are slower: of convolutions, batch norms, attention on CPU, and added products.
 
 Thunder writes the gradients of a convolution as convolutions of permuted, padded tensors, those of a batch norm operation by operation,
-each with what it needs of the forward, and those of attention on CPU with the whole matrix of scores, which it keeps.  For those of
-``addmm`` it has torch's autograd run the operation again.
+each with what it needs of the forward, and those of attention on CPU with the whole matrix of scores, which it keeps.  Those of ``addmm``
+are our rule's; the operation is not to be tried out without data again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.functions.rules.contractions import added_product_backward
 import thunder.torch as ltorch
 from thunder.core import devices, dtypes, prims
 from thunder.core.proxies import TensorProxy
@@ -346,11 +347,11 @@ def _attention(
 def _is_real_product(
     input: TensorProxy, a: TensorProxy, b: TensorProxy, *, beta: float = 1, alpha: float = 1, **others: Any
 ) -> bool:
-    """Whether the formulas below are all there is to it; without `input`, torch gives it zeros."""
+    """Whether the shape below is all there is to find out."""
     tensors = (input, a, b)
     are_floats = all(isinstance(t, TensorProxy) and t.dtype in dtypes.float_math_dtypes for t in tensors)
     are_numbers = all(type(n) in (int, float) for n in (beta, alpha))
-    is_plain = beta != 0 and all(given is None for given in others.values())
+    is_plain = all(given is None for given in others.values())
     return are_floats and are_numbers and is_plain and len({t.dtype for t in tensors}) == 1
 
 
@@ -366,21 +367,11 @@ def _run_product(input: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: fl
 _product_forward = operations.register_operator("addmm", meta=_product_meta, fn=_run_product)
 
 
-def _summed_to(g: TensorProxy, shape: Sequence[int]) -> TensorProxy:
-    """The gradient of a tensor of this shape that was broadcast to that of `g`."""
-    more = g.ndim - len(shape)
-    dims = [d for d in range(g.ndim) if d < more or (shape[d - more] == 1 and g.shape[d] != 1)]
-    return ltorch.reshape(ltorch.sum(g, dims, keepdim=True), tuple(shape)) if dims else g
-
-
 def _added_product(
     input: TensorProxy, a: TensorProxy, b: TensorProxy, *, beta: float = 1, alpha: float = 1, **others: None
 ) -> TensorProxy:
-    """For ``y = beta input + alpha a b``: ``dinput = beta g``, summed over what was broadcast, ``da = alpha g b^T``, ``db = alpha a^T g``."""
     out = _product_forward(input, a, b, beta, alpha)
-    g = prims.get_grad(out)
-    prims.put_grad(input, _summed_to(g if beta == 1 else g * beta, input.shape))
-    of_product = g if alpha == 1 else g * alpha
-    prims.put_grad(a, ltorch.matmul(of_product, ltorch.transpose(b, 0, 1)))
-    prims.put_grad(b, ltorch.matmul(ltorch.transpose(a, 0, 1), of_product))
+    gradients = added_product_backward((input, a, b, beta, alpha), prims.get_grad(out))
+    for t, gradient in zip((input, a, b), gradients, strict=True):
+        prims.put_grad(t, gradient)
     return out

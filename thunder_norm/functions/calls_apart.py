@@ -18,7 +18,7 @@ def apart_from_autograd(name: str, run: Callable) -> Callable:
     """
 
     def apart(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = map_tensors(_detached, (args, kwargs))
+        args, kwargs = map_tensors(detached, (args, kwargs))
         try:
             return map_tensors(_of_its_own, run(*args, **kwargs))
         except (NotImplementedError, RuntimeError) as e:
@@ -50,8 +50,9 @@ _HAS_NO_DERIVATIVE = (
 
 def _of_its_own(t: torch.Tensor) -> torch.Tensor:
     """A result as any tensor: forward mode returns zeros without memory, which Thunder asks for the address of."""
-    return torch.zeros_like(t, memory_format=torch.contiguous_format) if t._is_zerotensor() else _detached(t)
+    return torch.zeros_like(t, memory_format=torch.contiguous_format) if t._is_zerotensor() else detached(t)
 
 
-def _detached(t: torch.Tensor) -> torch.Tensor:
+def detached(t: torch.Tensor) -> torch.Tensor:
+    """A tensor without a history."""
     return t.detach() if t.requires_grad else t

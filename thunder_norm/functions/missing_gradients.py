@@ -7,6 +7,7 @@ Such an operation becomes one of our own, which consists of it, so that executor
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
@@ -17,6 +18,7 @@ from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
 from thunder_norm.functions.rules.dropouts import draws_noise
 from thunder_norm.functions.rules.indexing import has_mask
+from thunder_norm.functions.rules.neural import normalized_by_the_batch
 from thunder_norm.subclass.backward.differentiation import has_tape
 from thunder_norm.subclass.recording.trace import OperationId
 from thunder_norm.tracing import activity
@@ -26,7 +28,7 @@ from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder_norm.tracing.torch_functions.torch_semantics import clamp
 import thunder.torch as ltorch
-from thunder.core import prims
+from thunder.core import dtypes, prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy, variableify
@@ -92,6 +94,8 @@ def with_gradients(
             found += with_gradients(parts, executor, trace)
         elif not _is_concerned(bsym, moving):
             found.append(bsym)
+        elif (normalized := _normalized_by_the_batch(bsym)) is not None:
+            found += with_gradients(_apart_from_statistics(bsym, normalized, trace), executor, trace, moving, used)
         elif (
             isinstance(bsym.sym.id, OperationId) and bsym.subsymbols
         ):  # of a wrapper: what it does to one inner tensor is its own
@@ -138,11 +142,25 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
         return True  # Thunder asks torch for the gradients of all, and torch may have none of a weight or a target
     if is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym):
         return True
-    return bsym.sym.id in _WITH_KERNELS and _runs_kernels()
+    if bsym.sym.id == ltorch.addmm.id and _get_gradfn_and_executor(bsym)[0] is None:  # Thunder has torch's autograd run it again
+        return True
+    return (bsym.sym.id in _WITH_KERNELS and _runs_kernels()) or _normalized_by_the_batch(bsym) is not None
 
 
 # Torch has a kernel for the gradient, and for the result, which Thunder takes apart where it differentiates: 10 to 25 calls.
-_WITH_KERNELS = frozenset({ltorch.gelu.id, ltorch.layer_norm.id})
+_WITH_KERNELS = frozenset(
+    {
+        ltorch.gelu.id,
+        ltorch.layer_norm.id,
+        ltorch.relu.id,
+        ltorch.conv1d.id,
+        ltorch.conv2d.id,
+        ltorch.conv3d.id,
+        ltorch.convolution.id,
+        prims.PrimIDs.CONVOLUTION,
+        normalized_by_the_batch.id,
+    }
+)
 _FUSES_A_LOSS_ALONE = "torchcompile_xentropy"  # an executor in Thunder's default list
 
 
@@ -151,6 +169,32 @@ def _runs_kernels() -> bool:
     executors = get_compile_data().executors_list
     is_fused = any(isinstance(ex, FusionExecutor) and ex.name != _FUSES_A_LOSS_ALONE for ex in executors)
     return not is_fused and not any(t.keeps_thunders_program for t in participants())
+
+
+def _normalized_by_the_batch(bsym: BoundSymbol) -> tuple | None:
+    """Input, weight, bias and epsilon of a batch norm in training that torch's kernels are to run; None of anything else."""
+    if bsym.sym.id != ltorch.batch_norm.id or not _runs_kernels():
+        return None
+    arguments = inspect.signature(ltorch.batch_norm.meta).bind(*bsym.args, **bsym.kwargs)
+    arguments.apply_defaults()
+    a, *statistics, weight, bias, training, _, eps = arguments.args
+    tensors = [t for t in (a, *statistics, weight, bias) if isinstance(t, TensorProxy)]
+    is_taken = training is True and a.dtype in (dtypes.float32, dtypes.float64) and 0 not in a.shape
+    is_plain = len({t.dtype for t in tensors}) == 1 and not any(t is not None and t.requires_grad for t in statistics)
+    return (a, weight, bias, eps) if is_taken and is_plain and any(map(is_differentiable, tensors)) else None
+
+
+def _apart_from_statistics(bsym: BoundSymbol, normalized: tuple, trace: TraceCtx) -> list[BoundSymbol]:
+    """A batch norm as the operation without running statistics, and what they become, from the parts of the whole.
+
+    The result that these parts make is used by nobody.
+    """
+    with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym):
+        unused = {variableify(bsym.output): TensorProxy(like=bsym.output)}
+        with scope(trace) as made:
+            out = normalized_by_the_batch(*normalized)
+    parts = [b.from_bsym_swap_proxies(unused) for b in bsym.subsymbols]
+    return [*parts, *(b.from_bsym_swap_proxies({variableify(out): bsym.output}) for b in made)]
 
 
 _NO_OPERATIONS = frozenset(

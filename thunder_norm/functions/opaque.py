@@ -46,7 +46,7 @@ class Operation(NamedTuple):
     ``run(*args, **kwargs)`` takes torch tensors, ``meta(*args, **kwargs)`` proxies; the tensors of what both return, flattened,
     correspond.  `views` are the results that share memory with an argument, by the positions of both.  `forward` is what torch's
     forward mode of it is worth, and of what is derived from it.  What is there for its effect returns nothing
-    that is used.
+    that is used.  For `apart` see `Derivation`.
     """
 
     name: str
@@ -56,13 +56,19 @@ class Operation(NamedTuple):
     views: tuple[tuple[int, int], ...] = ()
     forward: Forward = Forward.RIGHT
     is_effect: bool = False
+    apart: Callable | None = None
 
 
 class Derivation(NamedTuple):
-    """How a transform makes an operation of another one: `run` and `meta` take those of the other one first."""
+    """How a transform makes an operation of another one: `run`, `meta` and `apart` take those of the other one first.
+
+    `apart` is `run` as a computation of its own, of which torch's autograd sees nothing; where it is None that is made of `run`, in walks
+    through arguments and results.
+    """
 
     run: Callable
     meta: Callable
+    apart: Callable | None = None
 
 
 _DERIVATIONS = {
@@ -70,8 +76,8 @@ _DERIVATIONS = {
     "vjp": Derivation(torch_calls.run_vjp, torch_calls.meta_vjp),
     "vmap": Derivation(torch_calls.run_vmap, torch_calls.meta_vmap),
     "noting": Derivation(drawn_again.run_noting, drawn_again.meta_noting),
-    "recording": Derivation(recorded_layers.run_recording, recorded_layers.meta_recording),
-    "pullback": Derivation(recorded_layers.run_pullback, recorded_layers.meta_pullback),
+    "recording": Derivation(recorded_layers.run_recording, recorded_layers.meta_recording, recorded_layers.record),
+    "pullback": Derivation(recorded_layers.run_pullback, recorded_layers.meta_pullback, recorded_layers.pull_back),
 }
 _symbols: dict[tuple[str, Operation], Symbol] = {}  # what was derived, by transform and operation
 _operations: dict[Hashable, Operation] = {}  # what was derived, by the id of its symbol
@@ -85,14 +91,14 @@ def derived(transform: str, operation: Operation) -> Symbol:
 
 def _register(transform: str, operation: Operation) -> Symbol:
     how = _DERIVATIONS[transform]
-    run = functools.partial(how.run, getattr(operation.run, _PLAIN, operation.run))  # one conversion of the arguments is enough
+    plain = getattr(operation.run, _PLAIN, operation.run)  # one conversion of the arguments is enough
+    run, apart = functools.partial(how.run, plain), None if how.apart is None else functools.partial(how.apart, plain)
     if transform == "jvp":
         run = functools.partial(run, forward=operation.forward)
     meta = functools.partial(how.meta, operation.meta)
     forward, is_effect = operation.forward, operation.is_effect
-    symbol = symbol_for(
-        Operation(f"{transform}_{operation.name}", run, meta, operation.is_random, forward=forward, is_effect=is_effect)
-    )
+    name = f"{transform}_{operation.name}"
+    symbol = symbol_for(Operation(name, run, meta, operation.is_random, (), forward, is_effect, apart))
     _symbols[transform, operation] = symbol
     return symbol
 
@@ -105,7 +111,8 @@ def symbol_for(operation: Operation) -> Symbol:
     tags = [prims.OpTags.RANDOM_OP] if operation.is_random else []
     if operation.is_random or operation.is_effect:
         tags.append(prims.OpTags.DONT_DCE)
-    symbol = opaque_executor.register_operator(name, meta=operation.meta, fn=apart_from_autograd(name, run), tags=tags or None)
+    called = operation.apart or apart_from_autograd(name, run)
+    symbol = opaque_executor.register_operator(name, meta=operation.meta, fn=called, tags=tags or None)
     _operations[symbol.id] = operation._replace(name=name, run=run)
     if not tags:  # for Thunder's own automatic differentiation of a program that holds it
         register_grad(symbol, joint_of(_torchs_rule(symbol, _operations[symbol.id])))

@@ -17,18 +17,20 @@ from thunder_norm.trees import flat_tensors
 PLAIN: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
 
 
-def nothing_transforms(tree: Any, classes: tuple[type, ...] = PLAIN) -> bool:
-    """Whether torch's autograd may record what is done with the tensors in a tree, and nobody else does.
+def records_alone() -> bool:
+    """Whether torch's autograd may record what is done now, and nobody else does: no transform of ``torch.func``, no forward mode.
 
-    They are torch's own, of these `classes`, without a history, in no transform of ``torch.func`` and no forward mode, and not of
-    inference mode, in which nothing is recorded.
+    In inference mode nothing is recorded.
     """
-    return (
-        peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and not torch.is_inference_mode_enabled()
-        and all([type(t) in classes and not (t.requires_grad or t.is_inference()) for t in flat_tensors(tree)])
-    )
+    return peek_interpreter_stack() is None and forward_ad._current_level < 0 and not torch.is_inference_mode_enabled()
+
+
+def nothing_transforms(tree: Any, classes: tuple[type, ...] = PLAIN) -> bool:
+    """Whether torch's autograd `records_alone` what is done with the tensors in a tree.
+
+    They are torch's own, of these `classes`, without a history, and not of inference mode.
+    """
+    return records_alone() and all([type(t) in classes and not (t.requires_grad or t.is_inference()) for t in flat_tensors(tree)])
 
 
 def pulled_back(

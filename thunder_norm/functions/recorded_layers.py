@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from thunder_norm.functions.calls_apart import detached
 from thunder_norm.functions.programs import flat_proxies
-from thunder_norm.functions.pulled_back import PLAIN, nothing_transforms
+from thunder_norm.functions.pulled_back import PLAIN, nothing_transforms, records_alone
 from thunder_norm.functions.torch_calls import meta_vjp, run_vjp
 from thunder_norm.trees import flat_tensors, map_tensors
 from thunder.core import dtypes
@@ -41,20 +42,46 @@ def meta_recording(meta: Callable, wanted: Sequence[bool], args: tuple, kwargs: 
 
 def run_recording(run: Callable, wanted: Sequence[bool], args: tuple, kwargs: dict) -> tuple[torch.Tensor, Any]:
     """What the graph hangs on, and the results; gradients are `wanted` of some of the floating tensors in (args, kwargs)."""
-    tensors = flat_tensors((args, kwargs))
-    held = tensors[0].new_empty(0, dtype=torch.bool)
-    if any([t.device.type not in _DEVICES for t in tensors]) or not nothing_transforms(tensors, _CLASSES):
+    given, by_name, held, leaves = _opened(wanted, args, kwargs)
+    if leaves is None or any([t.requires_grad for t in flat_tensors((args, kwargs))]):
         return held, run(*args, **kwargs)
+    return _recorded(run, given, by_name, held, leaves)
+
+
+def record(run: Callable, wanted: Sequence[bool], args: tuple, kwargs: dict) -> tuple[torch.Tensor, Any]:
+    """As `run_recording`, apart from whatever torch's autograd knows of the arguments: in one walk through them."""
+    given, by_name, held, leaves = _opened(wanted, args, kwargs)
+    if leaves is None:
+        return held, map_tensors(detached, run(*map_tensors(detached, args), **map_tensors(detached, kwargs)))
+    held, found = _recorded(run, given, by_name, held, leaves)
+    return held, map_tensors(detached, found)
+
+
+def _opened(wanted: Sequence[bool], args: tuple, kwargs: dict) -> tuple[Any, Any, torch.Tensor, list[torch.Tensor] | None]:
+    """The arguments without a history of their own, what the graph is to hang on, and the leaves; None where nothing may be recorded."""
     remaining, leaves = iter(wanted), []
+    may_record, held = records_alone(), None
 
     def opened(t: torch.Tensor) -> torch.Tensor:
-        if t.is_floating_point() and next(remaining):
+        nonlocal may_record, held
+        if held is None:
+            held = t.new_empty(0, dtype=torch.bool)
+        may_record = may_record and type(t) in _CLASSES and t.device.type in _DEVICES and not t.is_inference()
+        if may_record and t.is_floating_point() and next(remaining):
             leaves.append(t.detach().requires_grad_())
             return leaves[-1]
-        return t
+        return detached(t)
 
+    given, by_name = map_tensors(opened, args), map_tensors(opened, kwargs)
+    assert held is not None, "a layer takes tensors"
+    return given, by_name, held, leaves if may_record else None
+
+
+def _recorded(
+    run: Callable, args: tuple, kwargs: dict, held: torch.Tensor, leaves: list[torch.Tensor]
+) -> tuple[torch.Tensor, Any]:
     with torch.enable_grad():
-        found = run(*map_tensors(opened, args), **map_tensors(opened, kwargs))
+        found = run(*args, **kwargs)
     setattr(held, _RECORDED, _Recorded([t for t in flat_tensors(found) if t.is_floating_point()], leaves))
     return held, found
 
@@ -81,3 +108,17 @@ def run_pullback(
         return tuple(map(torch.zeros_like, recorded.leaves))
     results, received = zip(*pairs, strict=True)
     return torch.autograd.grad(results, recorded.leaves, received, retain_graph=True, allow_unused=True, materialize_grads=True)
+
+
+def pull_back(
+    run: Callable,
+    held: torch.Tensor,
+    args: tuple,
+    kwargs: dict,
+    cotangents: Sequence[torch.Tensor | None],
+    wanted: Sequence[bool],
+) -> tuple[torch.Tensor, ...]:
+    """As `run_pullback`, apart from whatever torch's autograd knows of the tensors."""
+    if not hasattr(held, _RECORDED):
+        args, kwargs = map_tensors(detached, (args, kwargs))
+    return map_tensors(detached, run_pullback(run, held, args, kwargs, map_tensors(detached, cotangents), wanted))

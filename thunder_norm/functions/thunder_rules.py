@@ -79,6 +79,21 @@ def thunders_rule(bsym: BoundSymbol) -> VjpRule | None:
     return _between_conjugations(rule) if bsym.sym.id in _LINEAR else None
 
 
+def one_gradient(symbol_id: Hashable, which: int, *given: Any) -> TensorProxy:
+    """One of the gradients that the pair of an operation writes, with what it takes and not what the others take.
+
+    Args:
+        symbol_id: of the operation.
+        which: the position of the argument.
+        given: what the pair's forward saves, then the cotangents.
+    """
+    trace = get_tracectx()
+    with scope(trace) as written:
+        found = backward_impls[symbol_id](*given)[which]
+    trace.peek_scope().extend(_split(written, {found.name})[0])
+    return found
+
+
 def joint_of(rule: VjpRule) -> Callable:
     """A rule of ours in Thunder's joint form, for Thunder's own differentiation."""
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import torch
+
 from thunder_norm.functions.derivatives import register_slopes
-from thunder_norm.functions.registry import decompositions
+from thunder_norm.functions.registry import batching_rules, decompositions
+from thunder_norm.functions.rules.elementwise import elementwise
+from thunder_norm.functions.rules.neural import with_kernel
 import thunder.torch as ltorch
 from thunder.core.proxies import TensorProxy
 
@@ -18,8 +22,19 @@ _ALPHA, _SCALE = 1.6732632423543772, 1.0507009873554805  # of selu
 # y (1 - y); aten.sigmoid_backward
 register_slopes(ltorch.sigmoid, lambda t, y, x: ltorch.mul(t, ltorch.mul(y, ltorch.sub(1.0, y))))
 
-# 0 where y <= 0, so that what is NaN is handed on; aten.threshold_backward
-register_slopes(ltorch.relu, lambda t, y, x, *_: ltorch.where(ltorch.le(y, 0.0), 0.0, t))
+
+def _relu_kernel(g: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.threshold_backward(g, y, 0)
+
+
+@with_kernel(_relu_kernel)
+def relu_backward(g: TensorProxy, y: TensorProxy) -> TensorProxy:
+    """0 where y <= 0, so that what is NaN is handed on."""
+    return ltorch.where(ltorch.le(y, 0.0), 0.0, g)
+
+
+register_slopes(ltorch.relu, lambda t, y, x, *_: relu_backward(t, y))
+batching_rules.add(relu_backward, elementwise(relu_backward))
 
 
 def _exponential(x: TensorProxy, factor: float = 1.0) -> TensorProxy:
@@ -54,5 +69,5 @@ _PARTS = {ltorch.elu: _elu, ltorch.celu: _celu, ltorch.selu: _selu, ltorch.silu:
 for _symbol, _parts in _PARTS.items():
     decompositions.add(_symbol, _parts)
 
-# Thunder's gradients of these are NaN for numbers.  Of relu they are right for all numbers: programs with it stay what they are.
+# Thunder's gradients of these are NaN for numbers.  Of relu they are right for all numbers.
 IDS: frozenset[Hashable] = frozenset(s.id for s in (ltorch.sigmoid, ltorch.elu, ltorch.celu, ltorch.selu, ltorch.mish))

@@ -11,6 +11,8 @@ import torch
 from thunder_norm.functions.batching import sample_ndim, with_batch, with_sample_ndim
 from thunder_norm.functions.derivatives import holomorphic, plus, register_multilinear, summed_to
 from thunder_norm.functions.registry import batching_rules, decompositions, register_jvp, register_vjp
+from thunder_norm.functions.rules.neural import with_kernel
+from thunder_norm.functions.thunder_rules import one_gradient
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
@@ -102,6 +104,70 @@ def _matmul_backward(saved: tuple, g: TensorProxy) -> tuple[TensorProxy, TensorP
 
 
 register_vjp(prims.matmul)(_matmul, _matmul_backward)
+
+
+def _added_product(
+    input: TensorProxy, a: TensorProxy, b: TensorProxy, *, beta: float = 1, alpha: float = 1, **others: Any
+) -> tuple[TensorProxy, tuple]:
+    return ltorch.addmm(input, a, b, beta=beta, alpha=alpha, **others), (input, a, b, beta, alpha)
+
+
+@holomorphic
+def added_product_backward(saved: tuple, g: TensorProxy) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
+    """Of ``beta input + alpha a b``: beta g, summed where the input was repeated, alpha g b^T and alpha a^T g, rounded as torch does."""
+    input, a, b, beta, alpha = saved
+    to_a, to_b = ltorch.matmul(g, _transposed(b)), ltorch.matmul(_transposed(a), g)
+    return summed_to(_times(beta, g), input), _times(alpha, to_a), _times(alpha, to_b)
+
+
+def _times(factor: float, t: TensorProxy) -> TensorProxy:
+    return t if factor == 1 else ltorch.mul(t, factor)
+
+
+register_vjp(ltorch.addmm)(_added_product, added_product_backward)
+
+
+def _convolution_kernel(which: int) -> Callable[..., torch.Tensor]:
+    mask = [which == 0, which == 1, False]
+
+    def run(g: torch.Tensor, a: torch.Tensor, weight: torch.Tensor, *settings: Any) -> torch.Tensor:
+        if g.numel() == 0:
+            return torch.zeros_like((a, weight)[which])
+        return torch.ops.aten.convolution_backward(g, a, weight, None, *settings, mask)[which]
+
+    return run
+
+
+@with_kernel(_convolution_kernel(0))
+def convolution_input_gradient(g: TensorProxy, a: TensorProxy, weight: TensorProxy, *settings: Any) -> TensorProxy:
+    """The convolution of g, with zeros around and between its entries, with the flipped weight."""
+    return one_gradient(prims.PrimIDs.CONVOLUTION, 0, None, a, weight, None, *settings, g)
+
+
+@with_kernel(_convolution_kernel(1))
+def convolution_weight_gradient(g: TensorProxy, a: TensorProxy, weight: TensorProxy, *settings: Any) -> TensorProxy:
+    """The convolution of the input with g, samples and channels exchanged."""
+    return one_gradient(prims.PrimIDs.CONVOLUTION, 1, None, a, weight, None, *settings, g)
+
+
+def _convolution(a: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *settings: Any) -> tuple[TensorProxy, tuple]:
+    return prims.convolution(a, weight, bias, *settings), (a, weight, bias, settings)
+
+
+def _convolution_backward(saved: tuple, g: TensorProxy) -> tuple:
+    a, weight, bias, (stride, padding, dilation, transposed, output_padding, groups) = saved
+    spatial = weight.ndim - 2
+
+    def each(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(values) if len(values) == spatial else tuple(values) * spatial
+
+    settings = each(stride), each(padding), each(dilation), bool(transposed), each(output_padding), groups
+    to_bias = None if bias is None else ltorch.sum(g, (0, *range(2, g.ndim)))
+    gradients = (of(g, a, weight, *settings) for of in (convolution_input_gradient, convolution_weight_gradient))
+    return *gradients, to_bias, *(None,) * 6
+
+
+register_vjp(prims.convolution)(_convolution, _convolution_backward)
 
 
 def _product(a: TensorProxy, b: TensorProxy) -> TensorProxy:

@@ -228,6 +228,84 @@ def _layer_norm_backward(saved: tuple, g: TensorProxy) -> tuple:
 register_vjp(ltorch.layer_norm)(_layer_norm, _layer_norm_backward)
 
 
+# -- normalization by the batch ---------------------------------------------------------------------------------------
+
+
+def _over_channels(a: TensorProxy) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions that statistics of channels run over, and the shape of one number for each channel."""
+    return (0, *range(2, a.ndim)), (1, a.shape[1], *(1,) * (a.ndim - 2))
+
+
+def _batch_norm_kernel(
+    a: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, ...]:
+    return torch.ops.aten._native_batch_norm_legit.no_stats(a, weight, bias, True, 0.0, eps)
+
+
+@with_kernel(_batch_norm_kernel)
+def batch_norm_forward(
+    a: TensorProxy, weight: TensorProxy | None, bias: TensorProxy | None, eps: float
+) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
+    """``y = (x - m) r weight + bias`` with the mean m and ``r = 1 / sqrt(var + eps)`` of each channel (dimension 1); y, m and r."""
+    dims, shape = _over_channels(a)
+    variance, mean = ltorch.var_mean(a, dims, correction=0)
+    r = ltorch.rsqrt(ltorch.add(variance, eps))
+    out = ltorch.mul(ltorch.sub(a, ltorch.reshape(mean, shape)), ltorch.reshape(r, shape))
+    out = out if weight is None else ltorch.mul(out, ltorch.reshape(weight, shape))
+    return (out if bias is None else ltorch.add(out, ltorch.reshape(bias, shape))), mean, r
+
+
+def _batch_norm_backward_kernel(
+    g: torch.Tensor, a: torch.Tensor, weight: torch.Tensor | None, mean: torch.Tensor, r: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, ...]:
+    wanted = [True, weight is not None, True]
+    found = torch.ops.aten.native_batch_norm_backward(g, a, weight, None, None, mean, r, True, eps, wanted)
+    return tuple(t for t in found if t is not None)
+
+
+@with_kernel(_batch_norm_backward_kernel)
+def batch_norm_backward(
+    g: TensorProxy, a: TensorProxy, weight: TensorProxy | None, mean: TensorProxy, r: TensorProxy, eps: float
+) -> tuple[TensorProxy, ...]:
+    """``r weight (g - mean(g) - z mean(g z))`` with ``z = (x - m) r``; the sums of g z, if there is a weight, and of g."""
+    dims, shape = _over_channels(a)
+    z = ltorch.mul(ltorch.sub(a, ltorch.reshape(mean, shape)), ltorch.reshape(r, shape))
+    to_weight, to_bias = ltorch.sum(ltorch.mul(g, z), dims), ltorch.sum(g, dims)
+    count = a.numel // a.shape[1]
+    centred = ltorch.sub(g, ltorch.reshape(ltorch.true_divide(to_bias, count), shape))
+    along = ltorch.mul(z, ltorch.reshape(ltorch.true_divide(to_weight, count), shape))
+    scale = r if weight is None else ltorch.mul(r, weight)
+    to_a = ltorch.mul(ltorch.sub(centred, along), ltorch.reshape(scale, shape))
+    return to_a, *(() if weight is None else (to_weight,)), to_bias
+
+
+def _normalized_by_the_batch(a: TensorProxy, weight: TensorProxy | None, bias: TensorProxy | None, eps: float) -> TensorProxy:
+    """Batch norm in training, of which nobody keeps the statistics."""
+    return batch_norm_forward(a, weight, bias, eps)[0]
+
+
+normalized_by_the_batch = Symbol(
+    name="batch_norm",
+    meta=langctx(Languages.TORCH)(_normalized_by_the_batch),
+    id="thunder_norm.normalized_by_the_batch",
+    _bind_postprocess=print_without_module,
+)
+
+
+def _batch_norm(a: TensorProxy, weight: TensorProxy | None, bias: TensorProxy | None, eps: float) -> tuple[TensorProxy, tuple]:
+    out, mean, r = batch_norm_forward(a, weight, bias, eps)
+    return out, (a, weight, bias, mean, r, eps)
+
+
+def _batch_norm_backward(saved: tuple, g: TensorProxy) -> tuple:
+    a, weight, bias, mean, r, eps = saved
+    to_a, *to_weight, to_bias = batch_norm_backward(g, a, weight, mean, r, eps)
+    return to_a, to_weight[0] if to_weight else None, None if bias is None else to_bias, None
+
+
+register_vjp(normalized_by_the_batch)(_batch_norm, _batch_norm_backward)
+
+
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
