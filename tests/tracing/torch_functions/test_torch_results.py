@@ -52,7 +52,7 @@ x.new_zeros(size=x.size()) | F.layer_norm(x, normalized_shape=x.shape[1:]) | x.v
 """
 _REFUSED = """
 x - (x > 0) | torch.rsub(torch.tensor(1), x > 0) | (x > 0) - (x > 0) | True - x | x.sub(x > 0) | F.normalize(x > 0) | torch.remainder(7, 3) | torch.fmod(7, 3)
-x.sum(0, keepdim=np.bool_(True)) | x.long().add_(np.bool_(True)) | x.long() & np.bool_(True) | x[np.bool_(True)]
+torch.ldexp(x, x > 0) | x.sum(0, keepdim=np.bool_(True)) | x.long().add_(np.bool_(True)) | x.long() & np.bool_(True) | x[np.bool_(True)]
 True - x.long() | x.add(x, alpha=True) | torch.eq(2, x) | x.sum(dim=True) | torch.sub(x, True) | x.long()[0, 0] - False
 F.one_hot(x.long(), 0) | F.one_hot(x.long() - 2, num_classes=0) | F.one_hot(x[:0].long(), 0) | F.glu(x * 1j) | (x * 1j).sign_()
 x.char().masked_fill(x > 0, torch.tensor(300)) | x.half().masked_fill(x > 0, 1e6) | x.masked_fill(x > 0, torch.tensor(1e50, dtype=torch.float64))

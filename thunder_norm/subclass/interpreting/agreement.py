@@ -40,7 +40,7 @@ UNKNOWN = object()  # what torch returns needs data
 _MAX_NUMEL = 1 << 16  # of tensors that are made to see whether torch refuses the operation with data as well
 # What they refuse shows with data alone: bools, complex numbers, two dtypes.
 _UNCHECKED_OF_BOOLS = frozenset("sub sub_ subtract subtract_ rsub __sub__ __rsub__ __isub__".split())
-_UNCHECKED = frozenset("glu heaviside heaviside_ sign_".split())
+_UNCHECKED = frozenset("glu heaviside heaviside_ ldexp ldexp_ sign_".split())
 # What they compute may not fit into the tensor that they write into, which tensors without data are not told.
 _CASTS = frozenset("add_ sub_ mul_ div_ pow_ __iadd__ __isub__ __imul__ __itruediv__ __ipow__ masked_fill_".split())
 # They have no gradient for their weights, and refuse those that require grad.
