@@ -190,6 +190,23 @@ def test_copies_that_would_be_leaves_are_refused():
             thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(2, requires_grad=True))
 
 
+def test_a_tensor_under_several_names_is_copied_once():
+    def program(o, x):
+        copied = copy.deepcopy(o)
+        copied.w.add_(1)
+        return copied.both[1] * x
+
+    jitted, x, w = thunder.jit(program, transforms=[SubclassTransform()]), torch.tensor([3.0, 4.0]), torch.ones(2)
+    for step, both in enumerate((w, w.clone(), w, w + 1)):
+        held = _Held(1.0, w)
+        held.both = [1.0, both]
+        torch.testing.assert_close(jitted(held, x), program(held, x))
+        assert thunder.cache_misses(jitted) == min(step + 1, 2)
+    for f in (lambda x: copy.deepcopy([x, x[0]]), lambda x: copy.deepcopy([y := x * 2, y[0]])):
+        with pytest.raises(EscapeError, match="several tensors in one memory"):
+            thunder.jit(f, transforms=[SubclassTransform()])(x)
+
+
 @pytest.mark.parametrize("sign", ["<", "<=", ">", ">="])
 def test_complex_numbers_have_no_order(sign):
     for source in (f"lambda z: z {sign} z", f"lambda z: z {sign} 1", f"lambda z: 1 {sign} z", f"lambda z: z.real {sign} 1j"):

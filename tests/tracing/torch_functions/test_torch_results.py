@@ -28,6 +28,8 @@ torch.tensor([x[0, 0], 2]) | torch.tensor([x.double()[0, 0], 2.0]) | torch.tenso
 torch.tensor([x.half()[0, 0], torch.tensor(2)]) | torch.tensor([torch.tensor(True), 1]) | torch.as_tensor([x.sum(), 1]) | torch.asarray((x.sum(), 1))
 x.new_tensor([x[0, 0], 1]) | x.double().new_tensor([x[0, 0], 1]) | torch.tensor([x.sum(), 1], dtype=torch.float64) | torch.tensor(range(3))
 torch.tensor([np.float64(1.0)]) | torch.tensor([np.float16(1.0), 2]) | torch.tensor([np.int32(3)]) | torch.tensor([x.shape, x.shape]) | torch.tensor(x.shape)
+torch.tensor(np.float64(1.5)) | torch.as_tensor(np.int32(2)) | torch.tensor(data=np.float64(1.5)) | torch.asarray(obj=[x.sum(), 1]) | torch.tensor(np.bool_(True))
+x.new_tensor(np.float64(1.5)) | x.long().new_tensor([np.float64(1.5)]) | torch.tensor(np.float64(1.5), dtype=torch.half)
 torch.tensor([1, 2.5, True]) | torch.tensor([]) | torch.tensor(np.arange(3)) | torch.scalar_tensor(2) | torch.as_tensor(2) | torch.asarray(2.5)
 """
 _OF_NUMBERS = """
@@ -35,6 +37,7 @@ torch.add(2, 3) | torch.add(2, -1, alpha=2) | torch.add(2, 3.0) | torch.add(True
 torch.div(2, 3) | torch.div(7, 2, rounding_mode='floor') | torch.floor_divide(7, 2) | torch.pow(2, torch.tensor(3))
 torch.bitwise_and(6, x.long()) | torch.xlogy(2, x.abs()) | torch.float_power(2, x) | torch.true_divide(1, 2)
 x + True | True * x.long() | x.long() // True | True ** x.long() | (x > 0) * 2.5 | (x > 0) + True | x.clamp(False, True) | x[True] | x[..., False]
+x.long() + np.bool_(True) | torch.full((2,), np.bool_(True)) | torch.where(x > 0, 1, np.bool_(True)) | x.long() // np.bool_(True)
 torch.full((2,), True) | torch.full_like(x.long(), 2.5) | torch.where(x > 0, True, 0.5) | F.pad(x, (1, 1), value=True)
 """
 _KNOWN = """
@@ -49,6 +52,7 @@ x.new_zeros(size=x.size()) | F.layer_norm(x, normalized_shape=x.shape[1:]) | x.v
 """
 _REFUSED = """
 x - (x > 0) | torch.rsub(torch.tensor(1), x > 0) | (x > 0) - (x > 0) | True - x | x.sub(x > 0) | F.normalize(x > 0) | torch.remainder(7, 3) | torch.fmod(7, 3)
+torch.ldexp(x, x > 0) | x.sum(0, keepdim=np.bool_(True)) | x.long().add_(np.bool_(True)) | x.long() & np.bool_(True) | x[np.bool_(True)]
 True - x.long() | x.add(x, alpha=True) | torch.eq(2, x) | x.sum(dim=True) | torch.sub(x, True) | x.long()[0, 0] - False
 F.one_hot(x.long(), 0) | F.one_hot(x.long() - 2, num_classes=0) | F.one_hot(x[:0].long(), 0) | F.glu(x * 1j) | (x * 1j).sign_()
 x.char().masked_fill(x > 0, torch.tensor(300)) | x.half().masked_fill(x > 0, 1e6) | x.masked_fill(x > 0, torch.tensor(1e50, dtype=torch.float64))

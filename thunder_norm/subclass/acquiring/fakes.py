@@ -94,6 +94,7 @@ class Fakes:
         self.computed: set[int] = set()  # of these, the latter
         self.inner: dict[int, bool] = {}  # the leaves of input wrappers, and which require grad
         self.strides: dict[str, tuple[int, ...]] = {}  # of plain tensors, by proxy name, as far as torch says it
+        self.unplaced: set[str] = set()  # the names of those of which it was looked for
         self.written: dict[int, torch.Tensor] = {}  # those of inputs that the program has written into
         self.replaced: dict[str, Replaced] = {}  # plain proxies that the program holds although their tensor has changed since
         self.user_names: dict[Variable, TensorProxy] = {}  # Thunder's table of proxies it names after the user's variables

@@ -6,6 +6,7 @@ and devices.  What torch refuses, Thunder may compute all the same.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,20 +24,23 @@ from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.acquiring.arguments import mapped
+from thunder_norm.subclass.acquiring.arguments import is_in_place, mapped
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.recording.record import in_autocast_region
 from thunder_norm.tracing.torch_functions.fake_norms import quiet
 from thunder_norm.tracing.translation import for_torch
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import WrappedValue
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.symbol import Symbol
+from thunder.torch import _torch_to_thunder_function_map
 
 UNKNOWN = object()  # what torch returns needs data
 _MAX_NUMEL = 1 << 16  # of tensors that are made to see whether torch refuses the operation with data as well
 # What they refuse shows with data alone: bools, complex numbers, two dtypes.
 _UNCHECKED_OF_BOOLS = frozenset("sub sub_ subtract subtract_ rsub __sub__ __rsub__ __isub__".split())
-_UNCHECKED = frozenset("glu heaviside heaviside_ sign_".split())
+_UNCHECKED = frozenset("glu heaviside heaviside_ ldexp ldexp_ sign_".split())
 # What they compute may not fit into the tensor that they write into, which tensors without data are not told.
 _CASTS = frozenset("add_ sub_ mul_ div_ pow_ __iadd__ __isub__ __imul__ __itruediv__ __ipow__ masked_fill_".split())
 # They have no gradient for their weights, and refuse those that require grad.
@@ -80,7 +84,7 @@ def of_torch(
     """
     if in_autocast_region() or torch._C._is_any_autocast_enabled():
         return UNKNOWN
-    call = _Call(torch_fn, _unwrapped(args), _unwrapped(kwargs), acquisition.fakes.stride_of)
+    call = _Call(torch_fn, _unwrapped(args), _unwrapped(kwargs), functools.partial(stride_of, acquisition))
     if getattr(torch_fn, "__name__", "") in _WEIGHTED and (error := call.error_of_autograd(acquisition)) is not None:
         return error
     key = call.key()
@@ -90,11 +94,12 @@ def of_torch(
     if key is not None:
         acquisition.outcomes[key] = found
     if torch_fn in _MAX_POOLS and isinstance(found, torch.Tensor) and found.device.type == "cpu":
-        return found if _has_history(acquisition, args[0].value) else found.contiguous()
+        return found if has_history(acquisition, args[0].value) else found.contiguous()
     return found
 
 
-def _has_history(acquisition: Acquisition, p: Any) -> bool:
+def has_history(acquisition: Acquisition, p: Any) -> bool:
+    """Whether gradients of a plain tensor are recorded."""
     return is_grad_enabled() and isinstance(p, TensorProxy) and acquisition.autograd.requires_grad(p)
 
 
@@ -180,7 +185,7 @@ class _Call:
         """What the function raises of tensors that require grad as the program's do."""
         try:
             with acquisition.fakes.mode, quiet():
-                self._run(lambda p: self._empty(p).requires_grad_(_has_history(acquisition, p)), is_recorded=True)
+                self._run(lambda p: self._empty(p).requires_grad_(has_history(acquisition, p)), is_recorded=True)
         except RuntimeError as e:
             return e if "is not differentiable with respect to" in str(e) else None
         except Exception:  # noqa: BLE001 - of something else than gradients
@@ -233,11 +238,48 @@ def agrees(found: Any, wanted: Any) -> bool:
     return not isinstance(found, TensorProxy) and not (is_constant(wanted) and isinstance(found, NumberProxy))
 
 
-def note_strides(acquisition: Acquisition, found: Any, wanted: Any) -> None:
-    """Remember how torch lays out what its function returns, which Thunder's operation agrees with: torch runs that in the end."""
+def note_strides(acquisition: Acquisition, found: Any, wanted: Any, given: Any) -> None:
+    """Remember how torch lays out what its function returns, which Thunder's operation agrees with: torch runs that in the end.
+
+    Where nobody knows how what it is given lies, nobody knows it of what it returns.
+    """
+    if not all(_is_placed(acquisition, p) for p in tree_leaves(_unwrapped(given)) if isinstance(p, TensorProxy)):
+        return
     for p, t in zip(tree_leaves(_unwrapped(found)), tree_leaves(wanted), strict=False):
         if isinstance(p, TensorProxy) and isinstance(t, torch.Tensor) and t.layout is torch.strided:
             acquisition.fakes.strides.setdefault(p.name, t.stride())
+
+
+def _is_placed(acquisition: Acquisition, p: TensorProxy) -> bool:
+    """Whether it is known how a tensor lies; those of at most one dimension that operations make lie in one way."""
+    return stride_of(acquisition, p) is not None or p.history is None and p.ndim == 0
+
+
+def stride_of(acquisition: Acquisition, proxy: TensorProxy) -> tuple[int, ...] | None:
+    """The strides in eager mode of what a plain proxy stands for, None where they are not known.
+
+    Of what never was a call in the program (``x > y``, ``x.T``, the rows of ``for row in x``) they are those of the operation in the trace.
+    """
+    fakes = acquisition.fakes
+    known = fakes.stride_of(proxy)
+    if known is not None or proxy.history is not None or proxy.name in fakes.unplaced:
+        return known
+    fakes.unplaced.add(proxy.name)
+    trace = get_jit_ctx().computation_trace
+    made_by = next((b for b in reversed(trace.bound_symbols) if any(p.name == proxy.name for p in b.flat_proxy_outs)), None)
+    torch_fn = None if made_by is None else _torch_functions().get(made_by.sym)
+    if made_by is None or torch_fn is None or is_in_place(torch_fn):
+        return None
+    found = _Call(torch_fn, made_by.args, made_by.kwargs, functools.partial(stride_of, acquisition)).outcome(fakes.mode)
+    if agrees(made_by.output, found):
+        note_strides(acquisition, made_by.output, found, (made_by.args, made_by.kwargs))
+    return fakes.strides.get(proxy.name)
+
+
+@functools.cache
+def _torch_functions() -> dict[Symbol, Callable]:
+    """The functions of torch by Thunder's symbols for them."""
+    return {symbol: fn for fn, symbol in reversed(_torch_to_thunder_function_map.items()) if isinstance(symbol, Symbol)}
 
 
 def is_constant(wanted: Any) -> bool:

@@ -20,6 +20,7 @@ from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.backward import tensor_hooks
 from thunder_norm.subclass.backward.flags import detached_in_place
 from thunder_norm.subclass.backward.given_attributes import attribute_of_input
+from thunder_norm.subclass.interpreting import agreement
 from thunder_norm.subclass.interpreting.attributes import address_refused, from_user
 from thunder_norm.subclass.interpreting.operations import torch_callable
 from thunder_norm.tracing.guarding.bindable import bindable
@@ -298,6 +299,11 @@ def starting_history(acquisition: Acquisition, fn: Callable, kwargs: dict[str, W
     return call
 
 
+def unplaced(name: str, why: str = "what Thunder computes may lie elsewhere than in eager mode") -> UnsupportedOpError:
+    """The error for what hangs on how a tensor lies in memory, of which nobody knows it."""
+    return UnsupportedOpError(with_details(f"{name}() of a plain tensor that is no input", at=location_of_user(), why=why))
+
+
 _LAYOUT = ("stride", "is_contiguous", "storage_offset")
 
 
@@ -305,6 +311,8 @@ def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: Wr
     """Called for the stride, contiguity and storage offset of a plain tensor, of which Thunder's proxies know nothing."""
     asked = unwrap(name)
     real = _real(acquisition, obj)
+    if real is None and acquisition is not None:
+        agreement.stride_of(acquisition, obj.value)
     known = real if real is not None or acquisition is None else acquisition.fakes.laid_out(obj.value)
     if real is not None:
         guard_layout(obj.value, real, with_offset=True)
@@ -313,15 +321,7 @@ def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: Wr
     if known is None and asked == "is_contiguous":  # nobody knows more than Thunder, which has no other layouts
         return (default_lookaside(getattr) or getattr)(obj, name, *default)
     if known is None or (asked == "storage_offset" and real is None and acquisition.fakes.is_of_thunder(obj.value)):
-        return do_raise(
-            UnsupportedOpError(
-                with_details(
-                    f"{asked}() of a plain tensor that is no input",
-                    at=location_of_user(),
-                    why="what Thunder computes may lie elsewhere than in eager mode",
-                )
-            )
-        )
+        return do_raise(unplaced(asked))
     stride, offset = known.stride(), known.storage_offset()
 
     def answer(*args: Any, **kwargs: Any) -> Any:

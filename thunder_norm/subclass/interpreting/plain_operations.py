@@ -21,7 +21,7 @@ from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import is_in_place
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.backward.given_attributes import attribute_of_input
-from thunder_norm.subclass.interpreting import agreement
+from thunder_norm.subclass.interpreting import agreement, plain
 from thunder_norm.subclass.interpreting.operations import operation_of, torch_callable
 from thunder_norm.subclass.recording.einsum_strides import is_made_of_einsum
 from thunder_norm.tracing.guarding.bindable import bindable
@@ -30,6 +30,7 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.tracing.shared_memory import replaced_memory, views_in_place
 from thunder_norm.tracing.translation import for_torch
+import thunder.torch as ltorch
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     WrappedValue,
@@ -84,14 +85,17 @@ def with_fallback(
             if is_made_of_einsum(args[0].value) and wanted.dtype is for_torch(args[0].value.dtype):
                 return _interpret_call(_reshape, args[0], wrap_const(tuple(wanted.shape)))
         if torch_fn in _BY_PLACE:
-            args = (_laid_out(acquisition, args[0]), *args[1:])
+            of = _laid_out(acquisition, args[0])
+            if of is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+                return of
+            args = (of, *args[1:])
         result = found(*args, **kwargs)
         is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED
         if not is_raised and is_in_place(torch_fn):
             acquisition.fakes.keeps_strides(args[0].value, result.value)
             return result
         if not is_raised and agreement.agrees(result, wanted):
-            agreement.note_strides(acquisition, result, wanted)
+            agreement.note_strides(acquisition, result, wanted, (args, kwargs))
             return result
         trace.scopes[:] = scopes  # a symbol whose meta function raises leaves its own scope behind
         for scope, length in zip(scopes, lengths, strict=True):
@@ -116,11 +120,22 @@ def is_unknown(fn: Callable, given: Iterable[WrappedValue], found: Any) -> bool:
 
 def _laid_out(acquisition: Acquisition, of: WrappedValue) -> Any:
     """A tensor whose elements the program takes by where they lie: what Thunder computes is laid out as in eager mode."""
-    acquisition.fakes.guard_layouts()
-    known = None if of.value.history is not None else acquisition.fakes.laid_out(of.value)
-    if known is None or not aliasing.is_dense(known):
+    fakes = acquisition.fakes
+    fakes.guard_layouts()
+    if not isinstance(of.value, TensorProxy) or of.value.history is not None:
         return of
-    return _interpret_call(_in_order, of, wrap_const(aliasing.order(known)))
+    agreement.stride_of(acquisition, of.value)
+    known = fakes.laid_out(of.value)
+    if known is None:
+        return do_raise(plain.unplaced("as_strided"))
+    if aliasing.is_dense(known):
+        return _interpret_call(_in_order, of, wrap_const(aliasing.order(known)))
+    has_diagonal = any(b.sym is ltorch.diagonal for b in get_jit_ctx().computation_trace.bound_symbols)
+    if has_diagonal and agreement.has_history(acquisition, of.value):
+        return do_raise(
+            plain.unplaced("as_strided", "a diagonal that is differentiated is a copy in Thunder, without what lies between")
+        )
+    return of
 
 
 def _in_order(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:

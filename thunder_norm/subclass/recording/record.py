@@ -40,6 +40,7 @@ from thunder.core.compile_data import get_compile_data
 aten = torch.ops.aten
 
 _ASSIGNING = frozenset({aten.index_put.default, aten.index_put_.default})
+_BY_PLACE = frozenset({aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
 
 # How large a constant tensor may be to be written into the trace as numbers.
 MAX_CONSTANT_NUMEL = 4096
@@ -136,7 +137,7 @@ class Recorder(Writing):
             return self._record_in_place(func, args, kwargs)
         if func is aten.detach.default and self._has_just_made(args[0]):
             return args[0]
-        if func is aten.as_strided.default:
+        if func in _BY_PLACE:
             args = (self._laid_out(args[0]), *args[1:])
         try:
             result = _run_on_fakes(func, args, kwargs)

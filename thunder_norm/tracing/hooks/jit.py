@@ -29,7 +29,7 @@ from thunder_norm.tracing.hooks.participants import (
     with_leader,
 )
 from thunder_norm.tracing.hooks.replaced import replaces
-from thunder_norm.tracing.shared_memory import aliases, replaced_memory, tied_inputs
+from thunder_norm.tracing.shared_memory import aliases, replaced_memory, tied_inputs, views_of_results
 from thunder_norm.tracing.torch_functions import autocast, contexts, modules
 from thunder_norm.tracing.torch_functions.random_numbers import keep_draws
 from thunder_norm.tracing.undefined_gradients import leave_undefined
@@ -133,7 +133,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         if with_own_methods:
             found.prologue_trace = stored_reads.reading_stored(found.prologue_trace, fn, args, kwargs)
         found.prologue_trace = modules.asking_users(found.prologue_trace)
-        found.computation_trace = replaced_memory.resolved(found.computation_trace)
+        found.computation_trace = replaced_memory.resolved(views_of_results.contiguous_where_written(found.computation_trace))
         replaced_memory.guard(found.prologue_trace, found.computation_trace)
         if asked.has_plain_inputs():
             is_once = takes_parameters_once(get_compile_data().executors_list)

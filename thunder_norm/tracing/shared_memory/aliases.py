@@ -243,6 +243,15 @@ def written_tensor(proxy: TensorProxy) -> TensorProxy:
     return proxy
 
 
+def memory_of(proxy: TensorProxy) -> tuple[str, int | str]:
+    """What a tensor has in common with those that may lie in the same memory, as far as the program has come."""
+    for bsym in reversed(get_tracectx().bound_symbols):
+        is_of_other = makes_view(bsym) or _is_inplace_op(bsym)
+        if is_of_other and bsym.flat_proxy_args and any(p.name == proxy.name for p in bsym.flat_proxy_outs):
+            proxy = bsym.flat_proxy_args[0]
+    return "memory", storage_of(proxy) or proxy.name
+
+
 def is_written(proxy: TensorProxy) -> bool:
     """Whether the program has written into a tensor so far."""
     return any(_is_inplace_op(b) and b.flat_proxy_args[0].name == proxy.name for b in get_tracectx().bound_symbols)

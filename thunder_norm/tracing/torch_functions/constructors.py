@@ -41,7 +41,12 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     if fn is torch.Tensor.new and args and type(args[0].value) is TensorProxy:
         return _new
     place: Any = 1 if isinstance(fn, Symbol) and fn.name == "new_tensor" else look_up(_OF_SEQUENCES, fn)
-    if place is None or len(args) <= place:
+    if place is None:
+        return None
+    if len(args) == place and (name := "obj" if fn is torch.asarray else "data") in kwargs:
+        rest = {k: v for k, v in kwargs.items() if k != name}
+        return lambda *_, **__: _interpret_call(fn, *args, kwargs[name], **rest)
+    if len(args) <= place:
         return None
     data = args[place]
     held = _held(data.value)
@@ -50,12 +55,12 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     if isinstance(held, range) or (_is_read_as_list(held) and fn is not torch.asarray):  # which takes the memory
         listed = wrap(list(held), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[data.provenance]))
         return lambda *_, **__: _interpret_call(fn, *args[:place], listed, *args[place + 1 :], **kwargs)
-    if not isinstance(held, list | tuple):
+    if not isinstance(held, list | tuple | np.generic):
         return None
     leaves = list(_leaves(held))
     if any(isinstance(v, TensorProxy) for v in leaves):
         return functools.partial(_of_parts, place, leaves, _shape(held))
-    own = _values_of_numpy(leaves)
+    own = None if place else _values_of_numpy(leaves)  # what a tensor makes has its dtype
     if own is None or "dtype" in kwargs:
         is_of_numbers = fn is torch.as_tensor and all(isinstance(v, bool | int | float | complex) for v in leaves)
         return functools.partial(_interpret_call, torch.tensor) if is_of_numbers else None

@@ -141,4 +141,6 @@ def _converted(held: Any) -> Any:
         return slice(*map(_converted, (held.start, held.stop, held.step)))
     if type(held) in (tuple, list):
         return type(held)(map(_converted, held))
+    if isinstance(held, np.bool_):  # for torch a number with a fraction, and no flag
+        return float(held)
     return held.item() if isinstance(held, np.generic) else held
