@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import mutation_guard
 
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
@@ -109,6 +110,22 @@ def test_they_are_eager_pytorchs(name):
         ]
         torch.testing.assert_close(*gradients)
     assert thunder.cache_misses(jitted) == 1
+
+
+def test_dynamo_does_not_count_them(monkeypatch):
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))
+    monkeypatch.setattr(nn.Module, "___has_generation_tag_patch", None, raising=False)
+    monkeypatch.delattr(nn.Module, "___has_generation_tag_patch")
+    monkeypatch.setattr(mutation_guard.GenerationTracker, "generation_values", counted := {})
+    mutation_guard.install_generation_tagging_init()
+    model, x = Model("a buffer"), torch.ones(2, 3)
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    counted.clear()
+    result = jitted(x)
+    assert not counted
+    torch.testing.assert_close(result, model(x))
+    assert counted
 
 
 def test_parameters_that_a_program_makes_are_refused():

@@ -36,10 +36,10 @@ def walked(way: tuple[tuple[str, Any], ...], args: tuple, kwargs: dict) -> Any:
 
 
 def is_made_natively(provenance: ProvenanceRecord | None) -> bool:
-    """Whether a value is, or is a part of, what a function returned that the interpreter did not look into."""
+    """Whether a value is, or is a part of, what a function or class made that the interpreter did not look into."""
     if provenance is None:
         return False
-    return provenance.inst is PseudoInst.OPAQUE or any(map(is_made_natively, provenance.inputs[:1]))
+    return provenance.inst in (PseudoInst.OPAQUE, PseudoInst.NEW) or any(map(is_made_natively, provenance.inputs[:1]))
 
 
 def without_unused(constraints: list[tuple], program: TraceCtx) -> list[tuple]:

@@ -29,7 +29,7 @@ from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.recording.record import in_autocast_region
 from thunder_norm.tracing.torch_functions.fake_norms import quiet
 from thunder_norm.tracing.translation import for_torch
-from thunder.core import devices, dtypes
+from thunder.core import devices, dtypes, prims
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
@@ -279,7 +279,8 @@ def stride_of(acquisition: Acquisition, proxy: TensorProxy) -> tuple[int, ...] |
 @functools.cache
 def _torch_functions() -> dict[Symbol, Callable]:
     """The functions of torch by Thunder's symbols for them."""
-    return {symbol: fn for fn, symbol in reversed(_torch_to_thunder_function_map.items()) if isinstance(symbol, Symbol)}
+    found = {symbol: fn for fn, symbol in reversed(_torch_to_thunder_function_map.items()) if isinstance(symbol, Symbol)}
+    return {prims.transpose: torch.permute, **found}  # what Thunder writes for ``x.T`` and ``x.mT``
 
 
 def is_constant(wanted: Any) -> bool:

@@ -235,7 +235,13 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
     if name.value == "grad_fn" and isinstance(real, torch.nn.Parameter):
         return wrapped_result(None, [obj.provenance, name.provenance])  # always a leaf
     if not callable(method):
-        return do_raise(UnsupportedOpError(with_details(f".{name.value} of a plain tensor", at=location_of_user())))
+        is_graph = name.value == "grad_fn"
+        why = "torch's autograd gets its graph when the trace runs" if is_graph else None
+        instead = "a hook of a tensor (x.register_hook), where a module has one for its backward (register_full_backward_hook)"
+        refusal = with_details(
+            f".{name.value} of a plain tensor", at=location_of_user(), why=why, instead=instead if is_graph else None
+        )
+        return do_raise(UnsupportedOpError(refusal))
     return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
 
 
