@@ -140,9 +140,8 @@ def _call_dispatch(compilectx: Any, runtimectx: Any, fn: Any, /, *args: Any, **k
         return answer
     called = unwrap(fn)
     if type(called) is not MethodType or hasattr(called, _OF_THUNDER):
-        if type(called) not in _FUNCTIONS and _answers_any_name(
-            called
-        ):  # Thunder looks for a name that functions of its own have
+        # Thunder would look for a name that functions of its own have
+        if type(called) not in _FUNCTIONS and _answers_any_name(called):
             call = thunders._interpret_call(getattr, wrap_const(type(called)), wrap_const("__call__"))
             return call if call is _EXCEPTION_RAISED else thunders._interpret_call(call, fn, *args, **kwargs)
         inner = native_of(called)
