@@ -27,7 +27,7 @@ from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.trees import flat_tensors
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, get_interpreterruntimectx
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, get_interpreterruntimectx, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 
@@ -46,15 +46,20 @@ def _exchanged(held: Any, for_others: dict[int, torch.Tensor]) -> Any:
 @lookasides.instead_of(AUTOGRAD_APPLY)
 def _apply(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for ``cls.apply(*args)``."""
-    held = _interpret_call(_parameters, *(a for a in args if isinstance(a.value, torch.nn.Module | list | tuple)))
+    with_modules = [a for a in args if any(isinstance(m, torch.nn.Module) for m in _each(a.value))]
+    held = _interpret_call(_parameters, *with_modules) if with_modules else wrap_const([])
     if held is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         return held
     return on_proxies(lambda held, *args, **kwargs: FunctionCall(cls.value, args, kwargs, held).write())(held, *args, **kwargs)
 
 
+def _each(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, list | tuple) else (given,)
+
+
 def _parameters(*given: Any) -> list[torch.nn.Parameter]:
     """The parameters of modules, interpreted."""
-    modules = [m for g in given for m in (g if isinstance(g, list | tuple) else (g,)) if isinstance(m, torch.nn.Module)]
+    modules = [m for g in given for m in _each(g) if isinstance(m, torch.nn.Module)]
     return [p for m in modules for p in m.parameters() if p.requires_grad]
 
 

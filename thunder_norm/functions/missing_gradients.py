@@ -161,6 +161,7 @@ _WITH_KERNELS = frozenset(
         normalized_by_the_batch.id,
     }
 )
+_BATCH_NORM = inspect.signature(ltorch.batch_norm.meta)
 _FUSES_A_LOSS_ALONE = "torchcompile_xentropy"  # an executor in Thunder's default list
 
 
@@ -175,7 +176,7 @@ def _normalized_by_the_batch(bsym: BoundSymbol) -> tuple | None:
     """Input, weight, bias and epsilon of a batch norm in training that torch's kernels are to run; None of anything else."""
     if bsym.sym.id != ltorch.batch_norm.id or not _runs_kernels():
         return None
-    arguments = inspect.signature(ltorch.batch_norm.meta).bind(*bsym.args, **bsym.kwargs)
+    arguments = _BATCH_NORM.bind(*bsym.args, **bsym.kwargs)
     arguments.apply_defaults()
     a, *statistics, weight, bias, training, _, eps = arguments.args
     tensors = [t for t in (a, *statistics, weight, bias) if isinstance(t, TensorProxy)]

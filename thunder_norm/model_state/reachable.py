@@ -282,8 +282,8 @@ class Reachable:
         pending, modules, found = list(variables), set[int](), list[Any]()
         while pending:
             module = pending.pop()
-            is_module = type(module) is types.ModuleType and module.__name__.partition(".")[0] not in _LIBRARIES
-            if not is_module or _is_installed(module) or id(module) in modules:
+            is_users = type(module) is types.ModuleType and not (is_of_library(module) or _is_installed(module))
+            if not is_users or id(module) in modules:
                 continue
             modules.add(id(module))
             own = vars(module)
@@ -299,8 +299,8 @@ def _is_special(name: str) -> bool:
 
 
 def is_of_library(value: Any) -> bool:
-    """Whether a class or function is of the standard library, torch or another that the walk does not follow."""
-    module = getattr(value, "__module__", None)
+    """Whether a class, function or module is of the standard library, torch or another that the walk does not follow."""
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
     return (module if isinstance(module, str) else "builtins").partition(".")[0] in _LIBRARIES
 
 

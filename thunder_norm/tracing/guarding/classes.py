@@ -40,7 +40,12 @@ def saying_themselves(classes: Any, check: str) -> Iterator[type]:
             yield classes
 
 
-def asks_program(cls: Any, check: str) -> bool:
-    """Whether what ``isinstance`` or ``issubclass`` says of a class is a program's function, which is interpreted like any other."""
-    found = in_classes(type(cls).__mro__, check) if isinstance(cls, type) else None
+def is_of_program(kind: type, name: str) -> bool:
+    """Whether what a class has under a name is a program's function, which is interpreted like any other."""
+    found = in_classes(kind.__mro__, name)
     return isinstance(found, types.FunctionType) and (found.__module__ or "").partition(".")[0] not in LIBRARIES
+
+
+def asks_program(cls: Any, check: str) -> bool:
+    """Whether a program's function says what ``isinstance`` or ``issubclass`` says of a class."""
+    return isinstance(cls, type) and is_of_program(type(cls), check)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thunder_norm.tracing.guarding import guards
-from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
+from thunder_norm.tracing.guarding.classes import in_classes, is_of_program
 from thunder_norm.tracing.native.builtins import truth
 from thunder_norm.tracing.native.elements import note_attribute
 from thunder_norm.tracing.native.inner import native_of, unbound
@@ -153,9 +153,7 @@ def _call_dispatch(compilectx: Any, runtimectx: Any, fn: Any, /, *args: Any, **k
 
 def _answers_any_name(called: Any) -> bool:
     """Whether the class of an object that is called, one of a program's, answers itself what it has under a name."""
-    found = in_classes(type(called).__mro__, "__getattr__", None)
-    is_programs = isinstance(found, FunctionType) and (found.__module__ or "").partition(".")[0] not in LIBRARIES
-    return is_programs and not isinstance(called, torch.nn.Module)
+    return is_of_program(type(called), "__getattr__") and not isinstance(called, torch.nn.Module)
 
 
 REPLACEMENTS = (
