@@ -1,6 +1,7 @@
 """Classes of Python's standard library that are given tensors hold them in traces as in eager mode."""
 
 import collections
+import collections.abc
 import functools
 import itertools
 import operator
@@ -19,7 +20,15 @@ def deque(x):
     return d[0] + d[-1] + len(d)
 
 
+def generic_alias(x):
+    def called(f: collections.abc.Callable[[torch.Tensor], torch.Tensor], t: list[int]) -> collections.abc.Callable[[int], str]:
+        return f(x) * t[0]
+
+    return called(torch.sin, [2])
+
+
 PROGRAMS = {
+    "generic alias": generic_alias,
     "deque": deque,
     "partial": lambda x: (
         functools.partial(torch.mul, x)(x.cos()) + functools.partial(functools.partial(torch.add, x, alpha=2), x)()

@@ -76,11 +76,14 @@ def _instance(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) ->
     made = _interpret_call(cls.value.__new__, cls, *args, **kwargs)
     if made is INTERPRETER_SIGNALS.EXCEPTION_RAISED or not (_is_instance(made.value, cls.value)):
         return made
-    initialize = _interpret_call(getattr, made, wrap_const("__init__"))
-    if initialize is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
-        return initialize
-    populate_attribute_wrapper(initialize, "__self__", made)
-    done = _interpret_call(initialize, *args, **kwargs)
+    if isinstance(made.value, Proxy):
+        initialize = _interpret_call(getattr, made, wrap_const("__init__"))
+        if initialize is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            return initialize
+        populate_attribute_wrapper(initialize, "__self__", made)
+        done = _interpret_call(initialize, *args, **kwargs)
+    else:  # of its class: a generic alias (`Callable[[int], str]`) answers for the class that it is of
+        done = _interpret_call(type(made.value).__init__, made, *args, **kwargs)
     return done if done is INTERPRETER_SIGNALS.EXCEPTION_RAISED else made
 
 
