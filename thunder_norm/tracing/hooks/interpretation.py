@@ -136,6 +136,8 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
 def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     """What the program writes into objects is only known, and the epilogue still open, at this place."""
     asked = leader()
+    if asked is not None:  # what it computes has other names than what it is given
+        epilogue.names |= ctx.computation_trace.names
     process = functools.partial(_original_process if asked is None else _processed, ctx, epilogue)
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     if asked is not None:
