@@ -100,10 +100,7 @@ def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
     if isinstance(type(value).__getattribute__, FunctionType):
         return _by_getattribute
     if _is_computed(value, name.value):
-        has_changed = getattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, False) or name.value in obj.attribute_wrappers
-        # a prologue that reads it would compute and keep it before the call
-        has_changed = has_changed or isinstance(_of_class(value, name.value), functools.cached_property)
-        return _computed if has_changed else None
+        return _computed
     _forget_if_changed(obj, name.value)
     return None
 
@@ -116,11 +113,23 @@ def _forget_if_changed(obj: WrappedValue, name: str) -> None:
     attributes = obj.attribute_wrappers.get("__dict__")
     held = getattr(obj.value, "__dict__", None) if attributes is None else attributes.value
     now = held.get(name, _nothing) if type(held) is dict else _nothing
+    if now is _nothing and isinstance(obj.value, torch.nn.Module):
+        now = _member(obj, held, name)
     if now is _nothing:
         now = _of_class(obj.value, name)  # a class attribute that was assigned since
         if hasattr(type(now), "__get__"):
             return
     _forget_if_other(obj, name, now)
+
+
+def _member(module: WrappedValue, attributes: Any, name: str) -> Any:
+    """What a module holds by now as a parameter, buffer or module of its own, `register_buffer` puts it there without an assignment."""
+    for kind in _MEMBERS:
+        known = module.attribute_wrappers.get(kind)
+        members = attributes.get(kind, ()) if known is None else known.value
+        if name in members:
+            return members[name]
+    return _nothing
 
 
 def _forget_if_assigned(obj: WrappedValue, name: str) -> None:
@@ -168,7 +177,21 @@ def _computed(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> 
     if cached is not None and _is_same(cached, result):
         return cached
     obj.attribute_wrappers.pop(name.value, None)
+    if cached is None and not _is_known(result) and not _has_changed(obj, name):
+        return thunders.wrap_attribute(result, obj, name)  # there is a way to what it holds
     return thunders.wrap(result, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=[obj.provenance, name.provenance]))
+
+
+def _is_known(result: Any) -> bool:
+    """Whether nothing has to be read of what is computed: a prologue that reads it would compute it before the call, and keep it."""
+    return result is None or isinstance(result, (Proxy, *_CONSTANTS))
+
+
+def _has_changed(obj: WrappedValue, name: WrappedValue) -> bool:
+    """Whether what is computed may be another than it would be before the call, or is kept where it is computed."""
+    ctx = jit_ext.get_jit_ctx()
+    has_written = getattr(ctx, _HAS_ASSIGNED, False) or bool(ctx._additional_outputs)
+    return has_written or isinstance(_of_class(obj.value, name.value), functools.cached_property)
 
 
 def _is_same(cached: WrappedValue, result: Any) -> bool:
