@@ -52,19 +52,21 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
             return tensor_attributes.data_of
         if type(args[0].value) is TensorProxy and (of_class := tensor_classes.method(args[0], args[1].value)) is not None:
             return of_class
+        if args[1].value == "__dict__" and not _is_simple(args[0].value) and not _is_new(args[0]):
+            return _own_dict
         if type(args[1].value) is str and not isinstance(args[0].value, _HOLDS_NO_CODE):
             guards.note_attribute(args[0], args[1].value)
         return tensor_attributes.read if tensor_attributes.is_users(*args[:2]) else _read(*args[:2])
-    if fn is hasattr and len(args) == 2 and tensor_attributes.is_users(*args):
-        return tensor_attributes.has
+    if fn is hasattr and len(args) == 2:
+        if tensor_attributes.is_users(*args):
+            return tensor_attributes.has
+        return _has if _has_written() and not _is_simple(args[0].value) and type(args[1].value) is str else None
     if fn is object.__getattribute__ and len(args) == 2:
         return _by_object
     if (fn is setattr or fn is object.__setattr__) and len(args) == 3:
         return _assignment(fn, *args)
     if (fn is delattr or fn is object.__delattr__) and len(args) == 2:
-        if type(args[0].value) is TensorProxy:
-            return tensor_attributes.deleted
-        _forget(*args)
+        return tensor_attributes.deleted if type(args[0].value) is TensorProxy else _deletion(*args)
     return None
 
 
@@ -80,6 +82,14 @@ def _of_referent(proxy: WrappedValue, name: WrappedValue, *default: WrappedValue
 def _by_known_name(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
     """Called for a name that the program has read or computed: what that depends on is guarded, and there is a way to the attribute."""
     return thunders._interpret_call(getattr, obj, wrap_const(name.value), *default)
+
+
+def _own_dict(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """Called for the dict of what was there before: what the program stores in it itself is written as attributes are."""
+    found = jit_ext._general_jit_getattr_lookaside(obj, name, *default)
+    if found is not _EXCEPTION_RAISED and type(found.value) is dict:
+        found.provenance.ext_flag |= jit_ext.EXT_FLAG_IS_MODULE_MEMBER_DICT
+    return found
 
 
 def _is_simple(value: Any) -> bool:
@@ -107,10 +117,14 @@ def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
 
 def _forget_if_changed(obj: WrappedValue, name: str) -> None:
     """Do not take an attribute for what it was before it was changed through ``__dict__``."""
-    cached = obj.attribute_wrappers.get(name)
+    attributes, cached = obj.attribute_wrappers.get("__dict__"), obj.attribute_wrappers.get(name)
+    if attributes is not None and attributes.original_value is not attributes.nothing and name in attributes.value:
+        stored = attributes.item_wrappers.get(name)
+        if stored is not None and (cached is None or cached.value is not stored.value):
+            obj.attribute_wrappers[name] = stored  # by ``vars(obj)[name] = value``
+        return
     if cached is None:
         return
-    attributes = obj.attribute_wrappers.get("__dict__")
     held = getattr(obj.value, "__dict__", None) if attributes is None else attributes.value
     now = held.get(name, _nothing) if type(held) is dict else _nothing
     if now is _nothing and isinstance(obj.value, torch.nn.Module):
@@ -189,9 +203,24 @@ def _is_known(result: Any) -> bool:
 
 def _has_changed(obj: WrappedValue, name: WrappedValue) -> bool:
     """Whether what is computed may be another than it would be before the call, or is kept where it is computed."""
+    return _has_written() or isinstance(_of_class(obj.value, name.value), functools.cached_property)
+
+
+def _has_written() -> bool:
+    """Whether the program has set or deleted an attribute of what was there before it."""
     ctx = jit_ext.get_jit_ctx()
-    has_written = getattr(ctx, _HAS_ASSIGNED, False) or bool(ctx._additional_outputs)
-    return has_written or isinstance(_of_class(obj.value, name.value), functools.cached_property)
+    return getattr(ctx, _HAS_ASSIGNED, False) or bool(ctx._additional_outputs)
+
+
+def _has(obj: WrappedValue, name: WrappedValue) -> Any:
+    """Called for `hasattr`, for which Thunder asks the object as it was before."""
+    ctx = thunders.get_interpreterruntimectx()
+    if thunders._interpret_call(getattr, obj, name) is not _EXCEPTION_RAISED:
+        return wrap_const(True)
+    if not isinstance(ctx.curexc, AttributeError):
+        return _EXCEPTION_RAISED
+    ctx.curexc = None
+    return wrap_const(False)
 
 
 def _is_same(cached: WrappedValue, result: Any) -> bool:
@@ -272,7 +301,7 @@ def _assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrap
     if not is_new:
         setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
     if fn is setattr and isinstance(owner, torch.nn.Module):
-        held = [vars(owner)[members] for members in _MEMBERS if members in vars(owner)]
+        held = [_held(obj, members) for members in _MEMBERS if members in vars(owner)]
         if not held:  # before ``nn.Module.__init__``, in a module that the program makes
             return _on_new
         if held[-1].get(name.value, _nothing) is value.value or (
@@ -365,12 +394,52 @@ def _set(setter: WrappedValue, obj: WrappedValue, name: WrappedValue, value: Wra
     return result if result is _EXCEPTION_RAISED else wrap_const(None)
 
 
-def _forget(obj: WrappedValue, name: WrappedValue) -> None:
-    """What is known of an attribute that is about to be deleted."""
+# -- deleting -----------------------------------------------------------------------------------------------------------------
+
+
+def _deletion(obj: WrappedValue, name: WrappedValue) -> Callable | None:
+    """What to call instead of deleting an attribute of what was there before, or a buffer: the epilogue deletes it, in each call."""
     obj.attribute_wrappers.pop(name.value, None)
-    attributes = obj.attribute_wrappers.get("__dict__")
-    if attributes is not None and isinstance(attributes.item_wrappers, dict):
-        attributes.item_wrappers.pop(name.value, None)
-        attributes.key_wrappers.pop(name.value, None)
-        if attributes.original_value is not attributes.nothing:  # the copy that the program works with
-            attributes.value.pop(name.value, None)
+    owner = obj.value
+    kind = next((k for k in (*_MEMBERS, "__dict__") if name.value in _held(obj, k)), None)
+    if (
+        kind not in ("__dict__", "_buffers")
+        or isinstance(type(owner).__delattr__, FunctionType)
+        and not isinstance(owner, torch.nn.Module)
+    ):
+        return None
+    if _is_simple(owner) or _is_new(obj):
+        attributes = obj.attribute_wrappers.get("__dict__")
+        if attributes is not None and isinstance(attributes.item_wrappers, dict):
+            attributes.item_wrappers.pop(name.value, None)
+            attributes.key_wrappers.pop(name.value, None)
+        return None
+    return functools.partial(_deleted_from, kind)
+
+
+def _held(obj: WrappedValue, kind: str) -> Any:
+    """What is in a dict of an object by now, `__dict__` or one of the members of a module."""
+    known = obj.attribute_wrappers.get(kind)
+    if known is not None:
+        return known.value
+    own = getattr(obj.value, "__dict__", None)
+    return (
+        ()
+        if type(own) is not dict
+        else own
+        if kind == "__dict__"
+        else own.get(kind, ())
+        if isinstance(obj.value, torch.nn.Module)
+        else ()
+    )
+
+
+def _deleted_from(kind: str, obj: WrappedValue, name: WrappedValue) -> Any:
+    ctx = jit_ext.get_jit_ctx()
+    held = thunders._interpret_call(getattr, obj, wrap_const(kind))
+    held.provenance.ext_flag |= jit_ext.EXT_FLAG_IS_MODULE_MEMBER_DICT
+    if held.original_value is held.nothing:
+        ctx.proxify(held)  # the program works on a copy from now on
+    ctx._additional_outputs[held]  # noqa: B018 - has the epilogue look what became of it
+    setattr(ctx, _HAS_ASSIGNED, True)
+    return thunders._interpret_call(dict.__delitem__, held, name)

@@ -13,7 +13,7 @@ import contextvars
 import enum
 import functools
 import math
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,9 @@ from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.escapes import escape
 from thunder_norm.model_state.reachable import Place, Reachable, described, ways_to
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.backward import set_attributes
-from thunder_norm.subclass.backward.kept_values import NAME, PACKS, comes_with_call, keeping, mend_writes
+from thunder_norm.subclass.backward import changed_attributes, set_attributes
+from thunder_norm.subclass.backward.changed_attributes import Attribute
+from thunder_norm.subclass.backward.kept_values import NAME, PACKS, keeping, mend_writes
 from thunder_norm.subclass.backward.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.guarding import guards
@@ -77,10 +78,14 @@ def known_before() -> Container[int]:
 def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process: Callable[[], None]) -> None:
     """Write what the program has kept into the epilogue, and take it out of the user's objects; `process` is Thunder's part."""
     effects = _current.get()
-    taken = [] if effects is None else _taken_attributes(ctx)
+    if effects is None:
+        process()
+        return
+    effects.acquisition = acquisition
+    effects.write_attributes(epilogue, changed_attributes.deleted(ctx))
+    taken = [*changed_attributes.taken(ctx)]
     process()
-    if effects is not None:
-        effects.write(ctx, epilogue, acquisition, taken)
+    effects.write(ctx, epilogue, taken)
 
 
 def result(wrapped: WrappedValue, find: Callable[[WrappedValue], Any], epilogue: TraceCtx) -> Any:
@@ -141,36 +146,6 @@ def _can_be_written(key: Any) -> bool:
     return key is None or type(key) in (str, bytes, bool, int) or type(key) is float and math.isfinite(key)
 
 
-@dataclass(frozen=True)
-class _Attribute:
-    """What the program sets on an object that an argument holds."""
-
-    owner: Proxy
-    name: str
-    value: WrappedValue
-
-    def put(self, values: list) -> None:
-        """Set it on the object of the call at hand."""
-        owner, value = values
-        vars(owner)[self.name] = value
-
-
-def _taken_attributes(ctx: Any) -> list[_Attribute]:
-    """Attributes that Thunder writes only if they are tensors, numbers or tuples: taken from it, of arguments the tuples too."""
-    taken = []
-    for modified, modifications in ctx._additional_outputs.items():
-        owner = getattr(modified.provenance.inputs[0], "proxy", None) if modified.provenance.inputs else None
-        is_dict = modified.provenance.inst is PseudoInst.LOAD_ATTR and modified.provenance.inputs[1].value == "__dict__"
-        if not is_dict or not isinstance(owner, Proxy):
-            continue
-        last = {key.value: value for _, _, key, value in modifications}
-        known = Proxy | int | float | None if comes_with_call(owner) else Proxy | int | float | tuple | None
-        ours = {name: v for name, v in last.items() if not isinstance(v.value, known)}
-        taken.extend(_Attribute(owner, name, v) for name, v in ours.items())
-        modifications[:] = [m for m in modifications if m[2].value not in ours]
-    return taken
-
-
 class SideEffects:
     """The places that a program can reach, as they were before it was interpreted."""
 
@@ -198,18 +173,29 @@ class SideEffects:
         for place in self.before.places:
             place.restore()
 
-    def write(self, ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, taken: list[_Attribute]) -> None:
+    def write_attributes(self, epilogue: TraceCtx, changed: Iterable[Attribute]) -> None:
+        """Have the epilogue change attributes of objects.
+
+        Raises:
+            EscapeError: the program puts a tensor where it cannot be put in anew.
+        """
+        for attribute in changed:
+            values = [self.fn if attribute.owner is None else attribute.owner]
+            if attribute.value is not None:
+                self.made.note_arguments(attribute.value)
+                values.append(attribute.value.value)
+            what = f"attribute {attribute.name!r} of an argument or module"
+            self._write(epilogue, self.acquisition, values, what, attribute.put, attribute.owner is not None)
+
+    def write(self, ctx: Any, epilogue: TraceCtx, taken: Iterable[Attribute]) -> None:
         """See `write`.
 
         Raises:
             EscapeError: what the program keeps holds a tensor where it cannot be put in anew, or nobody guards the trace.
         """
-        self.acquisition = acquisition
+        acquisition = self.acquisition
         mend_writes(epilogue, acquisition)
-        for attribute in taken:
-            self.made.note_arguments(attribute.value)
-            what = f"attribute {attribute.name!r} of an argument or module"
-            self._write(epilogue, acquisition, [attribute.owner, attribute.value.value], what, attribute.put, True)
+        self.write_attributes(epilogue, taken)
         for name, value in self._attributes_of_root(ctx):
             self._write(epilogue, acquisition, [value], f"attribute {name!r}", _setter(self.fn, name))
             attributes = vars(self.fn)

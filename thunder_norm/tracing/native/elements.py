@@ -68,7 +68,9 @@ def note_attribute(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -
     """Remember that an attribute of `obj` was set to `value`, for the program's next look at it."""
     obj.attribute_wrappers[name.value] = value
     attributes = obj.attribute_wrappers.get("__dict__")
-    if attributes is not None and name.value in attributes.value:  # where buffers and properties are not, which Thunder puts there
+    if (
+        attributes is not None and name.value in attributes.value
+    ):  # where buffers and properties are not, which Thunder puts there
         attributes.item_wrappers[name.value] = value
         attributes.key_wrappers[name.value] = name
 

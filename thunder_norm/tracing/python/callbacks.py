@@ -6,14 +6,17 @@ that it assigns keep their values for the interpreter, and torch's functions get
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from types import WrapperDescriptorType
 from typing import Any
 
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.guarding import snapshots
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.python.lists import is_plain
@@ -21,6 +24,23 @@ from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, interpreter_needs_wrap, wrap_const, wrapped_build_tuple
 
 _MISSING = object()
+# functions of C that take elements of lists: those that were there before the call have no proxy yet
+_TAKE_ELEMENTS = dict.fromkeys(
+    (
+        *(itertools.chain, itertools.chain.from_iterable, itertools.islice, itertools.cycle, itertools.product, itertools.tee),
+        *(itertools.combinations, itertools.permutations, itertools.combinations_with_replacement, itertools.groupby),
+        *(
+            itertools.compress,
+            itertools.pairwise,
+            collections.deque,
+            collections.deque.__init__,
+            collections.deque.extend,
+            math.prod,
+        ),
+    ),
+    True,
+)
+_WORDS = (str, bytes, bytearray)  # which Python joins, and does not add
 
 
 def _written_out(fn: Callable) -> Callable[[Callable], Callable]:
@@ -121,6 +141,29 @@ def _zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[A
         yield tuple(values)
 
 
+def _is_of_numbers(iterable: WrappedValue) -> bool:
+    return type(iterable.value) in (list, tuple) and all(map(is_plain, iterable.value))
+
+
+def _sum(iterable: WrappedValue, *start: WrappedValue, **named: WrappedValue) -> Any:
+    """Called for what is no list of numbers: C adds tensors that were there before the call, of which the trace knows nothing."""
+    listed = thunders._interpret_call(lambda values: [*values], iterable)
+    if listed is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return listed
+    of_numbers = _is_of_numbers(listed) or any(type(s.value) in _WORDS for s in (*start, *named.values()))
+    return (
+        interpreter_needs_wrap(sum)(listed, *start, **named)
+        if of_numbers
+        else thunders._interpret_call(_total, listed, *start, **named)
+    )
+
+
+def _total(values: list[Any], start: Any = 0) -> Any:
+    for value in values:
+        start = start + value
+    return start
+
+
 @instead_of(functools.cmp_to_key)
 def _cmp_to_key(mycmp: WrappedValue) -> Any:
     """What ``functools.cmp_to_key(f)`` makes is C, and takes nothing but its own objects."""
@@ -209,10 +252,15 @@ def _chosen(values: Iterable[Any], key: Callable | None, default: Any, is_larges
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
-    """What to call instead of ``max`` and ``min``, where they ask the program for keys, elements or their order, and of getters."""
+    """What to call instead of ``sum``, ``max`` and ``min``, where they ask the program for keys, elements or their order, and of getters."""
     getter, given = (_getter(args[0].value), args[1:]) if _is_call_of_getter(fn) and args else (_getter(fn), args)
     if getter is not None and len(given) == 1 and not kwargs and not _is_thunders():
         return lambda *given: thunders._interpret_call(getter[0], wrap_const(getter[1]), given[-1])
+    if lookasides.look_up(_TAKE_ELEMENTS, fn) is not None and not _is_thunders():
+        take_proxies(*args, **kwargs)
+        return None
+    if fn is sum and args and not _is_thunders():
+        return None if _is_of_numbers(args[0]) else _sum
     if not lookasides.is_pythons(fn) or not args or _is_thunders():
         return None
     key = kwargs.get("key")

@@ -224,7 +224,7 @@ def write(epilogue: TraceCtx, hindrance: str | None = None) -> None:
         tensor = found.tensor
         _take_shape(tensor, found.given)  # the operations before took it as it was given
         found.owner.tags.update(tensor.tags & {ProxyTag.STATIC_MEMORY_LOCATION})
-        epilogue.add_name(found.owner.name)
+        epilogue.names.add(found.owner.name)
         with tracectx(epilogue):
             epilogue.bound_symbols.append(bindable("set_data", _set_data)(found.owner, found.value, output=None))
 
