@@ -37,6 +37,7 @@ SUBJECTS = (
     "real",
     "draws",
     "refusals",
+    "state",
 )
 PROGRAMS_OF_A_PROCESS = 150  # Thunder keeps what it compiled: a process grows by some MiB a program
 

@@ -21,6 +21,7 @@ from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.snapshots import same_as
+from thunder_norm.tracing.member_dicts import is_copy, note_member_dict
 from thunder_norm.tracing.shared_memory import aliases
 from thunder_norm.tracing.torch_functions import tensor_attributes, tensor_classes
 from thunder.core import interpreter as thunders
@@ -88,7 +89,7 @@ def _own_dict(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> 
     """Called for the dict of what was there before: what the program stores in it itself is written as attributes are."""
     found = jit_ext._general_jit_getattr_lookaside(obj, name, *default)
     if found is not _EXCEPTION_RAISED and type(found.value) is dict:
-        found.provenance.ext_flag |= jit_ext.EXT_FLAG_IS_MODULE_MEMBER_DICT
+        note_member_dict(found)
     return found
 
 
@@ -118,7 +119,7 @@ def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
 def _forget_if_changed(obj: WrappedValue, name: str) -> None:
     """Do not take an attribute for what it was before it was changed through ``__dict__``."""
     attributes, cached = obj.attribute_wrappers.get("__dict__"), obj.attribute_wrappers.get(name)
-    if attributes is not None and attributes.original_value is not attributes.nothing and name in attributes.value:
+    if attributes is not None and is_copy(attributes) and name in attributes.value:
         stored = attributes.item_wrappers.get(name)
         if stored is not None and (cached is None or cached.value is not stored.value):
             obj.attribute_wrappers[name] = stored  # by ``vars(obj)[name] = value``
@@ -367,7 +368,7 @@ def _into_dict(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> An
     attributes = thunders._interpret_call(getattr, obj, wrap_const("__dict__"))
     if attributes is _EXCEPTION_RAISED:
         return attributes
-    attributes.provenance.ext_flag |= jit_ext.EXT_FLAG_IS_MODULE_MEMBER_DICT
+    note_member_dict(attributes)
     return thunders._interpret_call(dict.__setitem__, attributes, name, value)
 
 
@@ -435,11 +436,7 @@ def _held(obj: WrappedValue, kind: str) -> Any:
 
 
 def _deleted_from(kind: str, obj: WrappedValue, name: WrappedValue) -> Any:
-    ctx = jit_ext.get_jit_ctx()
     held = thunders._interpret_call(getattr, obj, wrap_const(kind))
-    held.provenance.ext_flag |= jit_ext.EXT_FLAG_IS_MODULE_MEMBER_DICT
-    if held.original_value is held.nothing:
-        ctx.proxify(held)  # the program works on a copy from now on
-    ctx._additional_outputs[held]  # noqa: B018 - has the epilogue look what became of it
-    setattr(ctx, _HAS_ASSIGNED, True)
+    note_member_dict(held)
+    setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
     return thunders._interpret_call(dict.__delitem__, held, name)

@@ -68,6 +68,14 @@ def deleted(ctx: Any) -> Iterator[Attribute]:
         yield from (_Deleted(proxy, name, None, kind) for name in gone)
 
 
+def forget_owners(ctx: Any) -> None:
+    """Have the prologue fetch the owners where it needs them: what it reads of them before is read without what stands for them here."""
+    for modified in ctx._additional_outputs:
+        for origin in modified.provenance.inputs[:1]:
+            if hasattr(origin, "proxy"):
+                origin.proxy = None
+
+
 def taken(ctx: Any) -> Iterator[Attribute]:
     """What is set that Thunder writes only if it is a tensor, number or tuple, of arguments the tuples too: it is not told of that any more."""
     for modified, modifications in ctx._additional_outputs.items():

@@ -85,6 +85,7 @@ def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process
     effects.write_attributes(epilogue, changed_attributes.deleted(ctx))
     taken = [*changed_attributes.taken(ctx)]
     process()
+    changed_attributes.forget_owners(ctx)
     effects.write(ctx, epilogue, taken)
 
 

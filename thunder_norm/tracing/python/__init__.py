@@ -23,6 +23,7 @@ from thunder_norm.tracing.python import (
     operators,
     patterns,
     special_methods,
+    stack,
     states,
 )
 from thunder_norm.tracing.replacement import Replacements
@@ -49,5 +50,6 @@ AS_IT_IS = Replacements(
         *conversions.REPLACEMENTS,
         *operators.REPLACEMENTS,
         *patterns.REPLACEMENTS,
+        *stack.REPLACEMENTS,
     )
 )

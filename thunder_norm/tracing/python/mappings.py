@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import collections
 import dis
+import functools
 from collections import OrderedDict
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set, ValuesView
 from typing import Any
 
+from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.member_dicts import work_on_copy
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (
@@ -160,6 +163,17 @@ def _move_to_end(mapping: WrappedValue, key: WrappedValue, last: WrappedValue | 
     except Exception as e:
         return do_raise(e)
     return wrap_const(None)
+
+
+def _taking_out(own: Any, mapping: WrappedValue, *args: WrappedValue) -> Any:
+    work_on_copy(mapping)
+    return own(mapping, *args)
+
+
+for _name in ("__delitem__", "pop", "popitem", "clear"):
+    _method = getattr(dict, _name)
+    _own = lookasides.of_others(_method) or getattr(MutMappingWrapperMethods, _name)
+    instead_of(_method)(functools.partial(_taking_out, _own))
 
 
 @instead_of(dict.fromkeys)

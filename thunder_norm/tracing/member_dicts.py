@@ -1,0 +1,34 @@
+"""The dicts that hold the attributes of objects and the buffers of modules: of those that were there before, a program changes copies.
+
+The epilogue of each call then does to the objects what the program did to the copies.
+"""
+
+from __future__ import annotations
+
+from thunder.core.interpreter import PseudoInst, WrappedValue
+from thunder.core.jit_ext import EXT_FLAG_IS_MODULE_MEMBER_DICT, get_jit_ctx
+
+_OF_COPIES = ("__dict__", "_buffers")  # what becomes of parameters and modules an epilogue does not do
+
+
+def note_member_dict(held: WrappedValue) -> None:
+    """Have what is stored in a dict written when the program has run."""
+    held.provenance.ext_flag |= EXT_FLAG_IS_MODULE_MEMBER_DICT
+
+
+def is_copy(held: WrappedValue | None) -> bool:
+    """Whether the program works on a copy of a dict."""
+    return held is not None and held.original_value is not held.nothing
+
+
+def work_on_copy(held: WrappedValue) -> None:
+    """Have the program take something out of a copy, if it is such a dict."""
+    origin = held.provenance
+    if not origin.ext_flag & EXT_FLAG_IS_MODULE_MEMBER_DICT or origin.inst is not PseudoInst.LOAD_ATTR:
+        return
+    if origin.inputs[1].value not in _OF_COPIES:
+        return
+    ctx = get_jit_ctx()
+    if not is_copy(held):
+        ctx.proxify(held)
+    ctx._additional_outputs[held]  # noqa: B018 - of which the epilogue looks what became
