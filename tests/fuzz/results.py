@@ -41,6 +41,8 @@ each program is drawn from its subject, the seed and its number alone.
   against `torch.func` from the same state.
 - **refusals**: operations whose kernels look at values (labels, positions, pivots, lengths), called with such that torch takes and such that it
   refuses: what it refuses is refused in each call.
+- **state**: modules that keep things (attributes, buffers, counters, lists and dicts, set, changed and deleted): what three calls return and
+  what is in all objects afterwards, against eager mode.
 
 "wrong" does not agree, "error" is an exception that is none of ours, "refused" an error of `thunder_norm.errors`, "no oracle" a
 program for which torch has no answer, or two.

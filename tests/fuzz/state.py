@@ -68,7 +68,19 @@ class Cell(nn.Module):
 _OWNERS = ("self", "self.sub", "self.list[1]", "self.named['a']")
 # of o, a module, and v, a value that is a tensor
 _VALUES = (
-    *("x", "x * 2", "{o}.mem", "{o}.mem * 2", "{o}.mem + x", "{o}.twice", "{o}.w * x", "x + {o}.count", "self.held.t", "y", "y + 1"),
+    *(
+        "x",
+        "x * 2",
+        "{o}.mem",
+        "{o}.mem * 2",
+        "{o}.mem + x",
+        "{o}.twice",
+        "{o}.w * x",
+        "x + {o}.count",
+        "self.held.t",
+        "y",
+        "y + 1",
+    ),
     *("self.table['t']", "self.held.items[0] + x", "{o}.bound(x)", "{o}.step(x)", "sum({o}.past)", "{o}.past[-1] * 2"),
 )
 _STATEMENTS = (
@@ -151,7 +163,9 @@ class State:
         return found
 
     def _module(self) -> nn.Module:
-        text = "def forward(self, x):\n    y = x * 1\n" + "".join(f"    {s}\n" for s in self.statements) + f"    return {_RESULTS}\n"
+        text = (
+            "def forward(self, x):\n    y = x * 1\n" + "".join(f"    {s}\n" for s in self.statements) + f"    return {_RESULTS}\n"
+        )
         name = f"<state {next(_numbers)}>"
         linecache.cache[name] = (len(text), None, text.splitlines(True), name)
         made: dict[str, Any] = {}

@@ -48,3 +48,28 @@ def test_standard_library_as_in_eager_mode(name):
     torch.testing.assert_close(thunder.jit(f, transforms=[SubclassTransform()])(x), f(x))
     torch.testing.assert_close(grad(lambda x: f(x).sum())(x), torch.func.grad(lambda x: f(x).sum())(x))
     torch.testing.assert_close(vmap(f)(x), torch.func.vmap(f)(x))
+
+
+HELD = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, -1.0])]
+OF_HELD = {
+    "sum": lambda x: sum(HELD) + sum(HELD, x) + sum(t * x for t in HELD),
+    "joined": lambda x: (HELD + [x])[1] * ([x] + HELD)[2] * (HELD * 2)[3],
+    "chain and islice": lambda x: sum(itertools.chain(HELD, [x])) * next(itertools.islice(HELD, 1, None)),
+    "pairs": lambda x: (
+        x * sum(a * b for a, b in itertools.pairwise(HELD)) + sum(a * b for a, b in itertools.combinations(HELD, 2))
+    ),
+    "cycle and groups": lambda x: (
+        x * next(itertools.cycle(HELD)) + sum(sum(g) for _, g in itertools.groupby(HELD, key=lambda t: 0))
+    ),
+    "deque": lambda x: x * collections.deque(HELD, maxlen=1)[0],
+    "words are not added": lambda x: x * sum([1, 2], 3) + sum([x]) + sum([1.5, x, 2]),
+}
+
+
+@pytest.mark.parametrize("name", OF_HELD)
+def test_what_was_there_before_is_seen_in_each_call(name, monkeypatch):
+    f, x = OF_HELD[name], torch.tensor([1.0, -2.0])
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    torch.testing.assert_close(jitted(x), f(x))
+    monkeypatch.setattr(HELD[1], "data", torch.tensor([5.0, 7.0]))
+    torch.testing.assert_close(jitted(x), f(x))

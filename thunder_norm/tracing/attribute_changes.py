@@ -1,0 +1,202 @@
+"""Attributes that a program sets and deletes: of what was there before when the program has run, of what it has made at once.
+
+Thunder knows nothing of properties and ``__setattr__``, of deletions, and of objects that it takes for constants.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from thunder_norm.tracing.guarding.classes import MISSING as _nothing
+from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.member_dicts import note_member_dict
+from thunder_norm.tracing.shared_memory import aliases
+from thunder_norm.tracing.torch_functions import tensor_attributes
+from thunder.core import interpreter as thunders
+from thunder.core import jit_ext
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise, wrap_const
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
+
+_EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
+# what holds no attributes that a program computes or assigns, or says of itself what they are
+_SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor)
+_PLAIN = (str, int, float, tuple, list, dict)  # where no subclass has attributes of its own
+_CONTAINERS = (list, dict, set, deque)
+_HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute of what was there before it
+MEMBERS = ("_parameters", "_buffers", "_modules")
+
+
+def is_simple(value: Any) -> bool:
+    """Whether an object has no attributes that a program computes or sets."""
+    return isinstance(value, _SIMPLE) or (isinstance(value, _PLAIN) and type(value).__dictoffset__ == 0)
+
+
+def of_class(value: Any, name: str) -> Any:
+    """What the class of an object has under a name, or `MISSING`."""
+    return in_classes(type(value).__mro__, name)
+
+
+def has_written() -> bool:
+    """Whether the program has set or deleted an attribute of what was there before it."""
+    ctx = jit_ext.get_jit_ctx()
+    return getattr(ctx, _HAS_ASSIGNED, False) or bool(ctx._additional_outputs)
+
+
+# -- setting ------------------------------------------------------------------------------------------------------------------
+
+
+def assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
+    """What to call instead of `setattr` or ``object.__setattr__``; None to leave it to Thunder."""
+    owner = obj.value
+    if type(owner) is TensorProxy:
+        return tensor_attributes.assignment(obj, name, value)
+    if is_simple(owner) or isinstance(owner, super) or type(name.value) is not str:
+        return None
+    was_made = is_new(obj)
+    if not was_made:
+        setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
+    if fn is setattr and isinstance(owner, torch.nn.Module):
+        held = [_held(obj, members) for members in MEMBERS if members in vars(owner)]
+        if not held:  # before ``nn.Module.__init__``, in a module that the program makes
+            return _on_new
+        if held[-1].get(name.value, _nothing) is value.value or (
+            name.value in held[0] and _is_its_own_parameter(obj, name, value)
+        ):
+            return lambda *_: wrap_const(None)  # it holds that already
+        is_member = issubclass(getattr(value.value, "python_typ", value.python_typ), (torch.nn.Module, torch.nn.Parameter))
+        if is_member or any(name.value in members for members in held):
+            return None
+    elif fn is setattr and (isinstance(type(owner).__setattr__, FunctionType) or _is_of_a_container(owner)):
+        return _by_setattr
+    found = of_class(owner, name.value)
+    if isinstance(found, property):
+        return _by_property
+    if isinstance(getattr(type(found), "__set__", None), FunctionType):
+        return _by_descriptor
+    if was_made and isinstance(owner, _CONTAINERS):  # of a subclass of these Thunder writes into a copy
+        return _on_new
+    if fn is setattr or type(owner) in jit_ext._TORCH_DYNAMIC_TYPES or not hasattr(owner, "__dict__"):
+        return None
+    return _on_new if was_made else _into_dict
+
+
+def _is_of_a_container(owner: Any) -> bool:
+    """Whether assigning an attribute is what a list or dict does by a method of another name: ``__setattr__ = dict.__setitem__``."""
+    return isinstance(owner, list | dict) and type(owner).__setattr__ is not object.__setattr__
+
+
+def _is_its_own_parameter(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> bool:
+    """Whether the tensor that is assigned is the parameter that has the name, which was changed in place (``self.weight *= 2``), or not at all."""
+    if type(value.value) is not TensorProxy:
+        return False
+    held = thunders._interpret_call(getattr, obj, name)
+    return held is not _EXCEPTION_RAISED and held.value is aliases.written_tensor(value.value)
+
+
+def is_new(obj: WrappedValue) -> bool:
+    """Whether the program made an object: Thunder takes a container of a class of the user's for a constant, or for what was last done to it."""
+    if isinstance(obj.value, thunders.ThunderInterpreterObject):  # a view of a dict, or an iterator
+        return True
+    is_made = isinstance(obj.value, _CONTAINERS) and not jit_ext.should_register_for_prologue(obj.provenance)
+    return is_made or jit_ext.is_created_during_tracing(obj.provenance)
+
+
+def _on_new(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for attributes of what the program made, where Thunder knows nothing of what it sets."""
+    try:
+        object.__setattr__(obj.value, name.value, value.value)
+    except Exception as e:
+        return do_raise(e)
+    obj.attribute_wrappers[name.value] = value
+    return wrap_const(None)
+
+
+def _into_dict(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for ``object.__setattr__`` of what was there before: it is written when the program runs.
+
+    Thunder's own calls ``__setitem__`` of the dict it wrote into the last time, which it knows nothing of.
+    """
+    if jit_ext.should_register_for_prologue(obj.provenance) and obj.original_value is obj.nothing:
+        if getattr(obj.provenance, "proxy", None) is None:
+            obj.provenance.proxy = obj.anyproxy = AnyProxy(obj.value, history=obj.provenance)
+    attributes = thunders._interpret_call(getattr, obj, wrap_const("__dict__"))
+    if attributes is _EXCEPTION_RAISED:
+        return attributes
+    note_member_dict(attributes)
+    return thunders._interpret_call(dict.__setitem__, attributes, name, value)
+
+
+def _by_setattr(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    result = thunders._interpret_call(wrap_const(type(obj.value).__setattr__), obj, name, value)
+    return result if result is _EXCEPTION_RAISED else wrap_const(None)
+
+
+def _by_property(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    setter = of_class(obj.value, name.value).fset
+    if setter is None:
+        return do_raise(AttributeError(f"property {name.value!r} of {type(obj.value).__name__!r} object has no setter"))
+    return _set(wrap_const(setter), obj, name, value)
+
+
+def _by_descriptor(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    descriptor = wrap_const(of_class(obj.value, name.value))
+    return _set(wrap_const(type(descriptor.value).__set__), obj, name, value, descriptor)
+
+
+def _set(setter: WrappedValue, obj: WrappedValue, name: WrappedValue, value: WrappedValue, *before: WrappedValue) -> Any:
+    result = thunders._interpret_call(setter, *before, obj, value)
+    obj.attribute_wrappers.pop(name.value, None)
+    return result if result is _EXCEPTION_RAISED else wrap_const(None)
+
+
+# -- deleting -----------------------------------------------------------------------------------------------------------------
+
+
+def deletion(obj: WrappedValue, name: WrappedValue) -> Callable | None:
+    """What to call instead of deleting an attribute of what was there before, or a buffer: the epilogue deletes it, in each call."""
+    obj.attribute_wrappers.pop(name.value, None)
+    owner = obj.value
+    kind = next((k for k in (*MEMBERS, "__dict__") if name.value in _held(obj, k)), None)
+    if (
+        kind not in ("__dict__", "_buffers")
+        or isinstance(type(owner).__delattr__, FunctionType)
+        and not isinstance(owner, torch.nn.Module)
+    ):
+        return None
+    if is_simple(owner) or is_new(obj):
+        attributes = obj.attribute_wrappers.get("__dict__")
+        if attributes is not None and isinstance(attributes.item_wrappers, dict):
+            attributes.item_wrappers.pop(name.value, None)
+            attributes.key_wrappers.pop(name.value, None)
+        return None
+    return functools.partial(_deleted_from, kind)
+
+
+def _held(obj: WrappedValue, kind: str) -> Any:
+    """What is in a dict of an object by now, `__dict__` or one of the members of a module."""
+    known = obj.attribute_wrappers.get(kind)
+    if known is not None:
+        return known.value
+    own = getattr(obj.value, "__dict__", None)
+    return (
+        ()
+        if type(own) is not dict
+        else own
+        if kind == "__dict__"
+        else own.get(kind, ())
+        if isinstance(obj.value, torch.nn.Module)
+        else ()
+    )
+
+
+def _deleted_from(kind: str, obj: WrappedValue, name: WrappedValue) -> Any:
+    held = thunders._interpret_call(getattr, obj, wrap_const(kind))
+    note_member_dict(held)
+    setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
+    return thunders._interpret_call(dict.__delitem__, held, name)
