@@ -5,12 +5,16 @@ import collections.abc
 import functools
 import itertools
 import operator
+import typing
 
 import pytest
 import torch
 
 from thunder_norm.transforms import SubclassTransform, grad, vmap
 import thunder
+
+
+T = typing.TypeVar("T")
 
 
 def deque(x):
@@ -24,10 +28,31 @@ def generic_alias(x):
     def called(f: collections.abc.Callable[[torch.Tensor], torch.Tensor], t: list[int]) -> collections.abc.Callable[[int], str]:
         return f(x) * t[0]
 
-    return called(torch.sin, [2])
+    return called(torch.sin, typing.cast(list[T][int], [2]))
+
+
+class _Equal:
+    """Has no hash, and can be called."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __eq__(self, other):
+        return isinstance(other, _Equal) and self.factor == other.factor
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+class _OfMeta(
+    torch.distributions.Normal, metaclass=type("Meta", (type,), {"__call__": lambda c, *a: super(type(c), c).__call__(*a)})
+):
+    """Made by a metaclass's own method, as Pyro's distributions are."""
 
 
 PROGRAMS = {
+    "an object without hash": lambda x: _Equal(2)(x),
+    "a metaclass": lambda x: _OfMeta(x, 1.0).log_prob(x * 2),
     "generic alias": generic_alias,
     "deque": deque,
     "partial": lambda x: (

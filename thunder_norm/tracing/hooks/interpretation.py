@@ -19,6 +19,7 @@ from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
 from thunder_norm.tracing.python import callbacks, conversions, derived, patterns, special_methods
+from thunder_norm.tracing.python import constructors as constructors_of_python
 from thunder_norm.tracing.shared_memory import aliases, replaced_memory
 from thunder_norm.tracing.torch_functions import (
     autocast,
@@ -101,6 +102,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or patterns.lookaside(fn, args)
             or special_methods.lookaside(fn, args, kwargs)
             or constructors.lookaside(fn, args, kwargs)
+            or constructors_of_python.lookaside(fn)
             or torch_arguments.lookaside(fn, args, kwargs)
             or known_values.lookaside(fn, args)
             or known_arguments.lookaside(fn, args, kwargs)

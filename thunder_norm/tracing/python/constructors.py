@@ -7,7 +7,9 @@ is asked makes the object, as Python has it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from types import MethodWrapperType
 from typing import Any
 
 from thunder_norm.tracing.guarding import stored
@@ -85,6 +87,13 @@ def _instance(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) ->
     else:  # of its class: a generic alias (`Callable[[int], str]`) answers for the class that it is of
         done = _interpret_call(type(made.value).__init__, made, *args, **kwargs)
     return done if done is INTERPRETER_SIGNALS.EXCEPTION_RAISED else made
+
+
+def lookaside(fn: Any) -> Callable | None:
+    """What to call instead of ``super().__call__`` of a metaclass, which is a method of C with the class in it."""
+    if type(fn) is not MethodWrapperType or fn.__name__ != "__call__" or not isinstance(fn.__self__, type):
+        return None
+    return functools.partial(_instance, wrap_const(fn.__self__))
 
 
 @instead_of(type)

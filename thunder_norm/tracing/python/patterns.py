@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from thunder_norm.tracing.guarding.classes import asks_program, saying_themselves
+from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, WrappedValue, do_raise, wrap_const
@@ -30,7 +31,7 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
 
     Thunder does not look into the method, and raises the error where no ``except`` of the program is.
     """
-    if (check := _CHECKS.get(fn)) is None or len(args) != 2:
+    if (check := look_up(_CHECKS, fn)) is None or len(args) != 2:
         return None
     classes = args[1].value
     if any(asks_program(cls, check) for cls in _each(classes)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+from types import GenericAlias
 from typing import Any
 
 from thunder_norm.tracing.guarding import guards
@@ -16,6 +17,10 @@ _thunders_subscript = thunders._default_opcode_handler_map["BINARY_SUBSCR"]
 def subscript(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
     """The handler of ``owner[key]``."""
     key, owner = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
+    if type(owner.value) is GenericAlias:  # which answers for its class: ``NDArray[np.float64]``
+        stack.pop_wrapped()
+        stack.pop_wrapped()
+        return stack.append(wrap_const(owner.value[key.value]))
     if not isinstance(owner.value, type):
         return _thunders_subscript(inst, stack=stack, **state)
     method = in_classes(type(owner.value).__mro__, "__getitem__", None)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
+from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     ProvenanceRecord,
@@ -27,9 +28,10 @@ from thunder.core.interpreter import (
     interpreter_needs_wrap,
     unwrap,
     wrap_const,
+    wrapped_build_tuple,
 )
 from thunder.core.prims import PrimIDs
-from thunder.core.proxies import Proxy
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace
 
@@ -103,6 +105,23 @@ def _members(
 
 def _unwrapped(kwargs: dict[str, WrappedValue]) -> dict[str, Any]:
     return {unwrap(name): unwrap(value) for name, value in kwargs.items()}
+
+
+@instead_of(torch._C._nn._parse_to)
+def _parse_to(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """What ``module.to(tensor)`` asks C code for: the tensor's dtype and device, of which what stands for it tells."""
+    try:
+        found = torch._C._nn._parse_to(*map(_like, args), **{name: _like(v) for name, v in kwargs.items()})
+    except Exception as e:  # noqa: BLE001 - torch's own
+        return do_raise(e)
+    return wrapped_build_tuple([wrap_const(v) for v in found])
+
+
+def _like(wrapped: WrappedValue) -> Any:
+    value = wrapped.value
+    if not isinstance(value, TensorProxy):
+        return value
+    return torch.empty(0, dtype=dtypes.to_torch_dtype(value.dtype), device=devices.to_torch_device(value.device))
 
 
 @torch.no_grad()
