@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
@@ -192,6 +193,29 @@ def test_what_is_selected_from_may_have_been_written_into(transform: type) -> No
     for chosen in ([[True, False, True]], [[False, True, False]], [[True, True, False]]):
         x, mask = torch.randn(1, 3, 4), torch.tensor(chosen)
         torch.testing.assert_close(jf(x, mask), _added_where(x, mask))
+
+
+def _asked_after_writes(x: torch.Tensor, w: torch.Tensor) -> Any:
+    """Torch's autograd follows the program from its first operation on: what it writes into is computed out of place."""
+    y, i = x * 1, torch.arange(4)
+    i[0] += 2
+    z = y[1:]
+    y.clamp_(-1, 1)
+    q = x.sum() + F.one_hot(i, max(i.max() + 1, 5)).shape[1]
+    for v in i.tolist():
+        q = q * 2 + v
+    if y.max() > z.min() + 1:
+        q = q + int((y > 0).sum())
+    return y, z, q, i, w
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_values_that_are_asked_for_are_those_that_were_written(transform: type, requires_grad: bool) -> None:
+    jf = thunder.jit(_asked_after_writes, transforms=[transform()])
+    for values in ([0.5, -3.0, 0.2, 2.0], [0.5, 0.6, 0.7, 0.8], [3.0, -3.0, 0.2, 0.1]):
+        x = torch.tensor(values, requires_grad=requires_grad)
+        compare(opened(jf(x, two(1, 2, 3, 4))), opened(_asked_after_writes(x, two(1, 2, 3, 4))))
 
 
 def test_what_has_no_value_is_refused() -> None:

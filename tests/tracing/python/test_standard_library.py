@@ -13,7 +13,6 @@ import torch
 from thunder_norm.transforms import SubclassTransform, grad, vmap
 import thunder
 
-
 T = typing.TypeVar("T")
 
 

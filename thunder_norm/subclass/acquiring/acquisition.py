@@ -353,8 +353,6 @@ class Acquisition:
             return self.asks(func, given)
         if self.is_finished or self.is_transformed or not self.may_replace():
             raise UnknownValueError("it is asked for in a function that is transformed, or in a region")
-        if self.fakes.replaced:
-            raise UnknownValueError("the program has written into a plain tensor, which it may be computed from")
         return self.sizes.ask(func, given)
 
     def refuse(self, error: Exception) -> Exception:

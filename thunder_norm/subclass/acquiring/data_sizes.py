@@ -57,6 +57,7 @@ class _Met:
 
     fake: torch.Tensor
     writes: int
+    is_as_met: bool  # nothing has become of it that only its fake knows
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +137,10 @@ class DataSizes:
         if not isinstance(t, FakeTensor):
             return t
         found = self._made.get(id(t))
-        return _Met(t, self._program.num_writes()) if found is None else found[1]
+        if found is not None:
+            return found[1]
+        first = self._fakes.first_proxy_of(t)
+        return _Met(t, self._program.num_writes(), first is None or first is self._fakes.proxy_of(t))
 
     # -- the call at hand ---------------------------------------------------------------------------------------------
 
@@ -294,6 +298,8 @@ class DataSizes:
         """
         if isinstance(operand, GivenInput):
             return operand
+        if not operand.is_as_met:
+            raise UnknownValueError("it is computed from a plain tensor that the program has written into")
         fake = operand.fake
         proxy = self._fakes.first_proxy_of(fake)
         if proxy is None and id(fake) not in self._given:
@@ -334,10 +340,8 @@ class DataSizes:
         self, proxy: TensorProxy | NumberProxy, made: plain_values.Made, adapted: Callable[[Callable], Callable]
     ) -> _Step:
         trace = get_jit_ctx().computation_trace
-        if len(trace.scopes) != 1 or self._fakes.replaced:
-            raise UnknownValueError(
-                "it is computed from plain tensors in a region, or from one that the program has written into"
-            )
+        if len(trace.scopes) != 1:
+            raise UnknownValueError("it is computed from plain tensors in a region")
         if torch._C._is_any_autocast_enabled():
             raise UnknownValueError("it is computed from plain tensors under autocast, which is not applied yet")
         if any(type(p) is not TensorProxy for p in made.given):

@@ -19,6 +19,7 @@ from thunder_norm.subclass.classes import jagged
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.guarding.layouts import guard_layout
+from thunder_norm.tracing.torch_functions.known_values import REPLACED
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import devices, dtypes, prims
 from thunder.core.jit_ext import get_jit_ctx
@@ -166,7 +167,9 @@ class Fakes:
         before = self.proxy_of(fake)
         if before is not None and before is not proxy and self.is_held(fake):
             self.on_replaced()
-            self.replaced[before.name] = Replaced(before, fake, num_made(get_jit_ctx().computation_trace.bound_symbols))
+            ctx = get_jit_ctx()
+            self.replaced[before.name] = Replaced(before, fake, num_made(ctx.computation_trace.bound_symbols))
+            setattr(ctx, REPLACED, self.replaced.keys())
         self._proxy_of[id(fake)] = (fake, proxy)
         self._fake_of[proxy.name] = fake
         if is_input:

@@ -102,7 +102,9 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     if fn is setattr and isinstance(first, torch.nn.Module) and len(args) == 3 and _is_held(acquisition, *args):
         return lambda *_: wrap_const(None)
     if fn is one_hot and (body := _ONE_HOT.get(_num_classes(args, kwargs))) is not None:
-        return lambda tensor, *_, **__: _interpret_call(body, tensor)
+        return lambda tensor, *num_classes, **named: _interpret_call(
+            body, tensor, *(() if body is not _one_hot_of_so_many else (*num_classes, *named.values()))
+        )
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
         return lambda: wrap_const(False)
     if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
@@ -183,10 +185,14 @@ def _num_classes(args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]
     if not args or type(args[0].value) is not TensorProxy:
         return None
     given = args[1] if len(args) > 1 else kwargs.get("num_classes")
-    return -1 if given is None else value_of(given)
+    return -1 if given is None else TensorProxy if isinstance(given.value, TensorProxy) else value_of(given)
 
 
-_ONE_HOT = {-1: _one_hot_of_all_classes, 0: _one_hot_of_no_class}
+def _one_hot_of_so_many(tensor: torch.Tensor, num_classes: torch.Tensor) -> torch.Tensor:
+    return one_hot(tensor, int(num_classes))
+
+
+_ONE_HOT = {-1: _one_hot_of_all_classes, 0: _one_hot_of_no_class, TensorProxy: _one_hot_of_so_many}
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _MAKERS = frozenset(map(id, (torch.Tensor._make_wrapper_subclass, torch.Tensor._make_subclass)))
 _TRANSPOSES = ("T", "mT", "H", "mH")

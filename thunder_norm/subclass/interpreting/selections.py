@@ -129,8 +129,6 @@ def _why_unknown(mask: TensorProxy) -> str | None:
     acquisition = _acquisition()
     if acquisition is None or acquisition.num_levels or not acquisition.may_replace() or acquisition.is_transformed:
         return "the program is traced once for all values"
-    if acquisition.fakes.replaced:
-        return "the program has written into a plain tensor, which the mask may be computed from"
     return acquisition.sizes.why_unknown(acquisition.fake_of(mask))
 
 

@@ -17,6 +17,7 @@ import torch
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.replacement import Replacement
+from thunder_norm.tracing.torch_functions.known_values import is_replaced
 from thunder_norm.tracing.torch_functions.torch_arguments import as_pythons, holds_number
 from thunder.core import dtypes
 from thunder.core import interpreter as thunders
@@ -41,7 +42,15 @@ COMPARISONS = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_ORDERS = {"<": (torch.lt, torch.gt), "<=": (torch.le, torch.ge), ">": (torch.gt, torch.lt), ">=": (torch.ge, torch.le)}
+_FUNCTIONS = {
+    "==": (torch.eq, torch.eq),
+    "!=": (torch.ne, torch.ne),
+    "<": (torch.lt, torch.gt),
+    "<=": (torch.le, torch.ge),
+    ">": (torch.gt, torch.lt),
+    ">=": (torch.ge, torch.le),
+}
+_ORDERS = _FUNCTIONS.keys() - {"==", "!="}
 _OPERATION_BITS = 5 if sys.version_info >= (3, 13) else 4 if sys.version_info >= (3, 12) else 0  # beside the operation's number
 _WANTS_BOOL = 16  # from Python 3.13 on
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
@@ -61,17 +70,18 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
         a, b = as_pythons(a), as_pythons(b)
         result = thunders._interpret_call(COMPARISONS[operation], a, b)
         return result if result is _EXCEPTION_RAISED else stack.append(result)
-    if operation in _ORDERS and _are_complex(a, b):  # torch's function refuses as torch does
-        stack.pop_wrapped()
-        stack.pop_wrapped()
-        function, reflected = _ORDERS[operation]
-        of_tensor = (function, a, b) if isinstance(a.value, TensorProxy) else (reflected, b, a)
-        result = thunders._interpret_call(*of_tensor)
-        return result if result is _EXCEPTION_RAISED else stack.append(result)
     if operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
         stack.pop_wrapped()
         stack.pop_wrapped()
         return stack.append(_wrapped(operation == "!=", a, b))
+    # torch's function refuses as torch does, and is asked for what a tensor is since it was written into
+    if (operation in _ORDERS and _are_complex(a, b)) or is_replaced(a.value) or is_replaced(b.value):
+        stack.pop_wrapped()
+        stack.pop_wrapped()
+        function, reflected = _FUNCTIONS[operation]
+        of_tensor = (function, a, b) if isinstance(a.value, TensorProxy) else (reflected, b, a)
+        result = thunders._interpret_call(*of_tensor)
+        return result if result is _EXCEPTION_RAISED else stack.append(result)
     if not _has_own(a, operation) and not _has_own(b, operation):
         return _thunders_compare_op(inst, stack=stack, **state)
     stack.pop_wrapped()

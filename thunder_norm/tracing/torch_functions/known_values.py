@@ -27,6 +27,7 @@ from thunder.executors import pythonex, torchex
 from thunder.executors.passes import transform_for_execution
 from thunder.torch import _torch_to_thunder_function_map
 
+REPLACED = "_thunder_norm_replaced"  # the names of what `is_replaced`, where the acquisition at hand has some
 _MAX_NUMEL = 1 << 20  # beyond, what decides is no mask or position
 _READ: dict[Any, Callable[[torch.Tensor], Any]] = {
     bool: bool,
@@ -57,12 +58,18 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     return lambda x: wrap(result, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[x.provenance]))
 
 
+def is_replaced(value: Any) -> bool:
+    """Whether it stands for a tensor that was written into, and is another value by now than that which the trace has under its name."""
+    replaced = getattr(get_jit_ctx(), REPLACED, None)
+    return replaced is not None and isinstance(value, TensorProxy) and value.name in replaced
+
+
 def value_of(p: TensorProxy) -> torch.Tensor | None:
     """The value of a tensor of the trace at hand that is made of numbers alone; None if it is not, or may have been written into.
 
     Where numbers were written into it as well, and no view of it is involved, it is what was written.
     """
-    if math.prod(p.shape) > _MAX_NUMEL:
+    if math.prod(p.shape) > _MAX_NUMEL or is_replaced(p):
         return None
     steps = list(steps_of(bsym for scope in get_jit_ctx().computation_trace.scopes for bsym in scope))
     asked = p

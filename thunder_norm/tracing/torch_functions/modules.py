@@ -96,10 +96,12 @@ def _members(
 ) -> Iterator[tuple[str, Any]]:
     """``Module._named_members``, interpreted; which members are there twice is in `names`: torch keeps a set of tensors."""
     modules = module.named_modules(prefix=prefix, remove_duplicate=remove_duplicate) if recurse else [(prefix, module)]
+    seen: list[Any] = []  # what the program has made one since
     for before, inner in modules:
         for key, value in getattr(inner, table).items():
             name = before + ("." if before else "") + key
-            if name in names:
+            if name in names and not (remove_duplicate and any(value is v for v in seen)):
+                seen.append(value)
                 yield name, value
 
 
