@@ -59,6 +59,8 @@ def torch_callable(fn: Callable) -> Callable | None:
     """The torch function the interpreter is about to call, or None if `fn` is Python it should look into."""
     if id(fn) in _OF_PYTHON:  # most calls
         return None
+    if fn is abs:
+        return torch.Tensor.abs
     name = _PROXY_METHODS.get(id(fn))
     if name is not None:
         return getattr(torch.Tensor, name, None)
