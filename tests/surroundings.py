@@ -19,6 +19,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 import thunder_norm  # noqa: F401 - Thunder cannot be imported before it
+from tests import bare_python
 from tests.seeds import SHIFT, named_seed, seeded, shift_operator_database
 from thunder.transforms import autocast
 
@@ -81,6 +82,18 @@ def nothing_left_over() -> Iterator[None]:
     yield
     after = _process_state()
     assert after == before, "the test leaves behind what the tests after it see"
+
+
+@pytest.fixture(scope="session")
+def _bare_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with bare_python.served(tmp_path_factory.mktemp("bare")) as program:
+        yield program
+
+
+@pytest.fixture
+def without_imports(_bare_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``sys.executable`` is a Python that has imported torch and Thunder, and nothing of ours (tests/bare_python.py)."""
+    monkeypatch.setattr(sys, "executable", _bare_python)
 
 
 @pytest.fixture(scope="module")

@@ -318,7 +318,7 @@ assert "thunder_norm_inductor" not in _executor_map
 assert executors.inductor is _executor_map["thunder_norm_inductor"]
 import torch
 from torch._inductor import config, cpu_vec_isa
-config.compile_threads = 1
+config.compile_threads, config.cpp_cache_precompile_headers = 1, False
 cpu_vec_isa.valid_vec_isa_list = list  # which of the processor's the compiler knows is found by compiling for each
 f = lambda x: torch.nn.functional.max_pool1d(x.sin(), 2).cos()
 jf = thunder.jit(f, executors=[executors.inductor])  # without a transform of ours as well
@@ -333,6 +333,7 @@ except AttributeError:
 """
 
 
+@pytest.mark.usefixtures("without_imports")
 def test_it_is_registered_when_it_is_named_and_imports_inductor_when_it_compiles(tmp_path: Path):
     """In a cache of its own: what was compiled in a run before needs no compiler.  One kernel, of scalar instructions, is soon compiled."""
     done = subprocess.run(
@@ -340,7 +341,7 @@ def test_it_is_registered_when_it_is_named_and_imports_inductor_when_it_compiles
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"},
+        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
         check=False,
     )
     assert done.stdout.strip() == "done", done.stderr

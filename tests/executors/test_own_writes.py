@@ -12,7 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests.executors.test_calls import OneByOne, jit
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import executors
 from thunder_norm.errors import TransformError
 import thunder
@@ -180,9 +180,14 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("is_differentiated", [False, True])
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("of", ["argument", "result"])
+@pytest.mark.parametrize(
+    ("of", "view", "is_differentiated"),
+    [
+        (of, view, is_differentiated)
+        for of, several in (("argument", [False, True]), ("result", [True, False]))
+        for view, is_differentiated in crossed(VIEWS, several)
+    ],
+)
 def test_writes_into_what_a_view_gives_are_seen(of: str, view: str, is_differentiated: bool):
     """Of an argument, and of what the program has made: whether it is written by another name is read off the operation."""
 

@@ -174,11 +174,11 @@ def returned(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("is_leaf", [True, False])
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize(
-    "f", [halved, halved_in_a_part, normalized, masked, on_the_diagonal, detached, diagonal, copied, returned]
-)
+WRITTEN = [halved, halved_in_a_part, normalized, masked, on_the_diagonal, detached, diagonal, copied, returned]
+WAYS = [(SubclassTransform, True), (NormTransform, False)], [(NormTransform, True), (SubclassTransform, False)]
+
+
+@pytest.mark.parametrize(("f", "transform", "is_leaf"), [(f, *way) for several in WAYS for f, way in crossed(WRITTEN, several)])
 def test_what_is_written_without_autograd_keeps_its_gradients(f: Callable, transform: type, is_leaf: bool) -> None:
     torch.manual_seed(seeded(0))
     data = torch.randn(2, 2)

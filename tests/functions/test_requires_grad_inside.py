@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor, norm_report, normed
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.modular import ModularNorm
@@ -100,9 +100,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", INPUTS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize(
+    ("program", "name", "transform"),
+    [
+        (program, name, transform)
+        for i, name in enumerate(INPUTS)
+        for program, transform in crossed(PROGRAMS, [SubclassTransform, NormTransform][:: (-1) ** i])
+    ],
+    ids=lambda v: getattr(v, "__name__", v),
+)
 def test_results_have_the_histories_of_eager_mode(program: Callable, name: str, transform: type) -> None:
     jitted = thunder.jit(program, transforms=[transform()])
     expected = told(program, INPUTS[name])

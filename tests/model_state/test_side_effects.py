@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor, normed
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import EscapeError
@@ -193,8 +193,11 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("cls", MODELS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    ("cls", "run"),
+    [*((c, "real") for c in MODELS), *crossed(MODELS, ["normed", "of a norm"])],
+    ids=lambda v: getattr(v, "__name__", v),
+)
 def test_a_jitted_call_keeps_what_a_plain_call_keeps(cls, run):
     results, want = in_eager_mode(cls, 3)
     _reset()

@@ -38,7 +38,10 @@ def test_results_say_what_they_were_measured_on():
         assert all(row["rounds"] >= 1 and row["median_us"] > 0 for row in result["rows"])
 
 
-@pytest.mark.slow
+# -- what is measured in processes: here in forks of one, which import Thunder no more ----------------------------------------------
+
+
+@pytest.mark.usefixtures("without_imports")
 def test_real_mode_is_measured_against_a_process_without_us():
     with real_mode.pair("mlp", 1) as workers:
         plain, ours = workers[real_mode.PLAIN], workers[real_mode.OURS]
@@ -51,7 +54,7 @@ def test_real_mode_is_measured_against_a_process_without_us():
         assert plain.ask("imported") == []
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("without_imports")
 @pytest.mark.parametrize("candidate", ["real mode", "torch.compile(aot_eager)"])
 def test_first_calls_are_measured_in_processes_of_their_own(candidate):
     answer = first_calls.first_call(candidate, "ResNet-18")
@@ -59,7 +62,7 @@ def test_first_calls_are_measured_in_processes_of_their_own(candidate):
     assert (answer["acquisition"] is None) == candidate.startswith("torch.compile")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("without_imports")
 def test_another_batch_size_is_a_call_with_an_acquisition_of_its_own():
     answer = other_sizes.calls(f"{other_sizes.CASES[0]}, normed mode, with gradients")
     assert list(answer) == [other_sizes.FIRST, other_sizes.OTHER]

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests import ROOT
 
 # From the ground up: a room imports from those before it, and from itself.
@@ -153,6 +155,7 @@ for room, absent in zip(sys.argv[2::2], sys.argv[3::2]):
 """
 
 
+@pytest.mark.usefixtures("without_imports")
 def test_two_rooms_stand_without_norms():
     """Each in a fork of a process that has imported Thunder alone."""
     rooms = {"subclass": "core,rules,norms,functions", "functions": "core,rules,norms"}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor, RMSToRMSTensor
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, ProfileTransform, SubclassTransform
@@ -146,8 +146,7 @@ def test_a_module_that_the_program_makes_is_called_with_wrappers(f):
     assert thunder.cache_misses(jf) == 1
 
 
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform, ProfileTransform])
-@pytest.mark.parametrize("f", MADE_INSIDE)
+@pytest.mark.parametrize(("f", "transform"), crossed(MADE_INSIDE, [SubclassTransform, NormTransform, ProfileTransform]))
 def test_a_module_that_the_program_makes_is_called_with_given_tensors(f, transform):
     torch.manual_seed(seeded(0))
     weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)

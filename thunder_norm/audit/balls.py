@@ -80,12 +80,10 @@ def _group_norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.
         return t.abs()
     if issubclass(kind, L1Tensor):
         return t.abs().sum(dims, keepdim=True)
-    squares = (t.abs() if t.is_complex() else t).square().sum(dims, keepdim=True)
-    if issubclass(kind, RMSTensor):
-        squares = squares / math.prod(t.shape[d] for d in dims)
-    elif not issubclass(kind, L2Tensor):
+    if not issubclass(kind, RMSTensor | L2Tensor):
         raise TypeError(f"the oracle knows no norm for {kind.__name__}")
-    return squares.clamp(min=1e-300).sqrt()
+    length = torch.linalg.vector_norm(t, 2, dims, keepdim=True)
+    return length / math.sqrt(math.prod(t.shape[d] for d in dims)) if issubclass(kind, RMSTensor) else length
 
 
 def _matrices(kind: type[RMSToRMSTensor], t: torch.Tensor, dims: Dims, stacked: bool = False) -> tuple[torch.Tensor, float]:

@@ -301,12 +301,10 @@ def test_a_plain_compilation_is_left_to_thunder():
     assert "check_surroundings" not in str(thunder.last_prologue_traces(jitted)[0])
 
 
-@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
-@pytest.mark.parametrize(
-    "draw",
-    [random.random, lambda: random.randint(0, 10**6), lambda: float(np.random.rand()), lambda: random.choice(range(10**6))],
-    ids=["random", "randint", "numpy", "choice"],
-)
+DRAWS = [random.random, lambda: random.randint(0, 10**6), lambda: float(np.random.rand()), lambda: random.choice(range(10**6))]
+
+
+@pytest.mark.parametrize(("draw", "transform"), crossed(DRAWS, [SubclassTransform, NormTransform]))
 def test_random_numbers_of_python_are_drawn_in_each_call(transform, draw):
     def f(x):
         return x * draw()

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from tests.seeds import crossed
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -115,7 +116,7 @@ HOLDING = (of_arguments, of_an_object, of_a_module)
 
 
 # a module holds no other modules after it was jitted
-@pytest.mark.parametrize(("name", "holding"), [(n, h) for n in CASES for h in HOLDING if (n, h) != ("module", of_a_module)])
+@pytest.mark.parametrize(("name", "holding"), [(n, h) for n, h in crossed(CASES, HOLDING) if (n, h) != ("module", of_a_module)])
 def test_each_of_two_places_is_looked_at(name: str, holding: Callable):
     use, one, other = CASES[name]
     eager, jitted = holding(use)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import thunder_norm
+from tests.seeds import crossed
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
@@ -207,8 +208,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize(("make", "way"), crossed(MAKES, WAYS))
 def test_each_call_moves_on(make, way):
     eager, jitted = MAKES[make](), WAYS[way](MAKES[make]())
     x = torch.arange(3.0)

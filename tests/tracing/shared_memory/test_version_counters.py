@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.executors import inductor
 from thunder_norm.transforms import NormTransform, SubclassTransform
@@ -176,8 +176,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize(("made", "write"), crossed(MADE, WRITES))
 def test_data_of_what_is_computed_may_be_written_into_where_no_backward_needs_it(made, write):
     """The attention of Tacotron 2: ``alignment.data.masked_fill_(mask, -float("inf"))``, and a softmax."""
 

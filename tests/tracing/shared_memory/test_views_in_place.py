@@ -13,7 +13,7 @@ from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SubclassTransform, grad, vmap
 import thunder
@@ -155,12 +155,14 @@ def outcome(fn: Callable, data: torch.Tensor, requires_grad: bool) -> list:
     return [plain, [t.requires_grad for t in tree_leaves(found) if isinstance(t, torch.Tensor)], gradient]
 
 
+WAYS = [(SubclassTransform, True), (NormTransform, False), (NormTransform, True), (SubclassTransform, False)]
+WAYS += [(ProfileTransform, False), (CheckpointTransform, False)]
+
+
 @pytest.mark.parametrize(
-    ("transform", "requires_grad"),
-    [(SubclassTransform, True), (SubclassTransform, False), (NormTransform, True), (NormTransform, False)]
-    + [(ProfileTransform, False), (CheckpointTransform, False)],
+    ("name", "transform", "requires_grad"),
+    [(name, *way) for several in (WAYS[::2], WAYS[1::2]) for name, way in crossed(CASES, several)],
 )
-@pytest.mark.parametrize("name", CASES)
 def test_programs_are_those_of_eager_mode(name: str, transform: type, requires_grad: bool) -> None:
     torch.manual_seed(seeded(0))
     data = torch.randn(3, 4)

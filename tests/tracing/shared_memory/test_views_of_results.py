@@ -65,8 +65,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("name", "requires_grad"), crossed(LAYOUTS, [False, True]))
 def test_how_results_lie_in_memory_is_known(name: str, requires_grad: bool) -> None:
     def program(x: torch.Tensor) -> tuple:
         y = LAYOUTS[name](x)

@@ -1,5 +1,7 @@
 """Torch's operators that take functions: beside what torch computes for them in eager mode, or the loops that they stand for."""
 
+import itertools
+
 import pytest
 import torch
 from torch._higher_order_ops import associative_scan, while_loop
@@ -8,7 +10,7 @@ from torch._higher_order_ops import scan as scanned
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import DataDependentError
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
@@ -49,8 +51,9 @@ _LOOPS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["normed", "plain", "wrapper", "grad", "vmap"])
-@pytest.mark.parametrize("name", list(_LOOPS))
+@pytest.mark.parametrize(
+    ("name", "kind"), [*crossed(_LOOPS, ["normed", "plain", "wrapper"]), *itertools.product(_LOOPS, ["grad", "vmap"])]
+)
 def test_loops(name, kind):
     operator, loop = _LOOPS[name]
     torch.manual_seed(seeded(1))
