@@ -24,6 +24,7 @@ from thunder_norm.tracing.python import (
     patterns,
     special_methods,
     states,
+    subscripts,
 )
 from thunder_norm.tracing.replacement import Replacements
 
@@ -49,5 +50,6 @@ AS_IT_IS = Replacements(
         *conversions.REPLACEMENTS,
         *operators.REPLACEMENTS,
         *patterns.REPLACEMENTS,
+        *subscripts.REPLACEMENTS,
     )
 )
