@@ -30,6 +30,7 @@ VIEWS = {
     "reshaped": lambda b: b.view(2, 2, 4)[:, 1],
     "whole": lambda b: b.view(16),
     "detached": lambda b: b.detach()[2:],
+    "of data": lambda b: b.data[2:],
     "narrow": lambda b: b.narrow(0, 1, 2),
     "diagonal": lambda b: b.diagonal(),
     "diagonals of a batch": lambda b: b.view(4, 2, 2).diagonal(1, 1, 2),
