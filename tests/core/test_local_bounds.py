@@ -235,6 +235,8 @@ def test_what_jumps_what_is_drawn_and_what_is_too_large_is_refused():
 
 STEPS = (
     (torch.sign, 0.0), (torch.sgn, 0.0), (torch.angle, 0.0), (torch.trunc, 1.0), (torch.floor, 1.0), (torch.ceil, 1.0), (torch.frac, 1.0),
+    (lambda t: torch.fake_quantize_per_tensor_affine(t, 0.5, 1, -40, 30), 0.25), (lambda t: torch.fake_quantize_per_channel_affine(
+        t, torch.tensor([0.5, 0.1, 0.3, 0.7]), torch.zeros(4, dtype=torch.int32), 1, -40, 30), 0.25),
     (torch.round, 0.5), (lambda t: torch.round(t, decimals=2), 0.125), (lambda t: F.hardshrink(t, 0.1), -0.1), (lambda t: F.threshold(t, 0.3, 2.0), 0.3),
 )  # fmt: skip
 

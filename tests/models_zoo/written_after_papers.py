@@ -217,3 +217,77 @@ class ScaledByTheLargest(nn.Module):
         x = x + (scores / scores.abs().sum(-1, keepdim=True).clamp(min=1e-5)) @ v
         h = F.relu(self.up(x / x.abs().amax(-1, keepdim=True).clamp(min=1e-5)))
         return x + self.down(h / (h.sum(-1, keepdim=True) + 1e-5))
+
+
+def levels() -> torch.Tensor:
+    return torch.randint(0, 16, (2, 24))
+
+
+@written("WaveNet", levels)
+class WaveNet(nn.Module):
+    """Van den Oord et al.'s: dilated, gated; the sum of the skips begins with a number, which the first of them cannot cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.start, self.ends = nn.Conv1d(16, 8, 1), nn.Sequential(nn.ReLU(), nn.Conv1d(8, 8, 1), nn.ReLU(), nn.Conv1d(8, 16, 1))
+        self.filters, self.gates = (nn.ModuleList(nn.Conv1d(8, 8, 2, dilation=2**i) for i in range(3)) for _ in range(2))
+        self.skips, self.rest = (
+            nn.ModuleList(nn.Conv1d(8, 8, 1) for _ in range(3)),
+            nn.ModuleList(nn.Conv1d(8, 8, 1) for _ in range(2)),
+        )
+
+    def forward(self, x):
+        x, skip = self.start(F.one_hot(x, 16).mT.float()), 0
+        for i in range(3):
+            y = torch.tanh(self.filters[i](x)) * torch.sigmoid(self.gates[i](x))
+            s = self.skips[i](y)
+            try:
+                skip = skip[:, :, -s.size(2) :]
+            except TypeError:
+                skip = 0
+            skip = s + skip
+            if i < 2:
+                x = self.rest[i](y) + x[:, :, -y.size(2) :]
+        return self.ends(skip)
+
+
+@written("Barlow Twins", vectors, vectors)
+class BarlowTwins(nn.Module):
+    """Zbontar et al.'s loss: a correlation matrix, whose diagonal is written into."""
+
+    def __init__(self):
+        super().__init__()
+        self.projector = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Linear(16, 8))
+        self.bn = nn.BatchNorm1d(8, affine=False)
+
+    def forward(self, a, b):
+        c = self.bn(self.projector(a)).T @ self.bn(self.projector(b))
+        c.div_(len(a))
+        on_diagonal = torch.diagonal(c).add_(-1).pow_(2).sum()
+        off_diagonal = c.flatten()[:-1].view(7, 9)[:, 1:].flatten().pow_(2).sum()
+        return on_diagonal + 0.0051 * off_diagonal
+
+
+def stories() -> torch.Tensor:
+    return torch.randint(0, 20, (2, 5, 4))
+
+
+def questions() -> torch.Tensor:
+    return torch.randint(0, 20, (2, 4))
+
+
+@written("memory network", stories, questions)
+class MemoryNetwork(nn.Module):
+    """Sukhbaatar et al.'s, end to end: three hops over bags of words, their tables tied from one to the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables, self.times = nn.ModuleList(nn.Embedding(20, 8) for _ in range(4)), nn.Parameter(torch.randn(4, 5, 8) * 0.1)
+
+    def forward(self, story, question):
+        u = self.tables[0](question).sum(1)
+        for hop in range(3):
+            keys, values = (self.tables[i](story).sum(2) + self.times[i] for i in (hop, hop + 1))
+            shares = F.softmax((keys * u.unsqueeze(1)).sum(2), dim=1)
+            u = u + (values * shares.unsqueeze(2)).sum(1)
+        return u @ self.tables[3].weight.T

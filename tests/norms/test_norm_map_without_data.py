@@ -156,3 +156,31 @@ def test_masks_of_normed_tensors_are_between_0_and_1(f):
     bound = build_norm_map(f, torch.empty(3, 5, device="meta"))(RMSTensor(1.0)).norm_size
     x = RMSTensor.of(F.normalize(torch.randn(50, 3, 5), dim=-1) * 5**0.5)
     assert 0 < f(x.backing).square().mean(-1).sqrt().max() <= bound * (1 + 1e-6) <= 1 + 1e-5
+
+
+PLACES = {
+    "straight through": lambda y: F.one_hot(y.argmax(-1), 4) + y - y.detach(),
+    "chosen": lambda y: y * F.one_hot(y.argmax(-1), 4).to(y),
+    "beside": lambda y: y + y.argmin(-1, keepdim=True),
+    "among all": lambda y: y - y.argmax().to(y.dtype),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_of_entries_that_a_program_finds_have_a_size_without_values(name):
+    """Discrete latents (Dreamer's); the values of the input were asked for."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.linalg.qr(torch.randn(4, 4))[0])  # of norm 1 from RMS to RMS
+
+        def forward(self, x):
+            return PLACES[name](F.linear(x, self.weight))
+
+    torch.manual_seed(seeded(0))
+    model = Model()
+    bound = build_norm_map(Model().to("meta"), torch.empty(2, 4, device="meta"), parameters="unit")(RMSTensor(1.0))
+    for _ in range(10):
+        y = model(F.rms_norm(torch.randn(2, 4), (4,)))
+        assert type(bound).of(y.detach(), bound.elem_dims).norm_size <= bound.norm_size * (1 + 1e-6) < 10

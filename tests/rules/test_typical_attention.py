@@ -41,9 +41,11 @@ def test_typical_attention_moves_as_gaussians_do(keys, size):
                 for i, (t, n) in enumerate(zip(given, (math.sqrt(size), math.sqrt(size), 1.0), strict=True))
             )
             written = ((x @ y.mT) / math.sqrt(width) + torch.zeros(1, keys, dtype=D)).softmax(-1) @ z
+            summed = ((x * y).sum(-1) / math.sqrt(width)).softmax(-1).unsqueeze(-2) @ z  # as memory networks have it
         claim = fused.perturbation_size.item() * 2e-6
         assert claim == pytest.approx(gain, rel=6 * error + 0.02) if keys == 2 else gain * 0.95 < claim < 1.6 * gain
         assert written.perturbation_size.item() == pytest.approx(2 * fused.perturbation_size.item(), rel=1e-6)
+        assert summed.perturbation_size.item() == pytest.approx(2 * fused.perturbation_size.item(), rel=1e-6)
 
 
 def root_mean_square_of(t: torch.Tensor) -> tuple[float, float]:

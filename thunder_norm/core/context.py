@@ -211,6 +211,10 @@ class Environment:
         """Between which numbers the entries of a plain tensor are, where that is known without looking at them."""
         return None
 
+    def largest_without_values(self, t: torch.Tensor) -> float | None:
+        """The largest modulus that entries of a plain tensor may have, where there are no values to measure; None where there are."""
+        return None
+
     def is_constant(self, t: torch.Tensor) -> bool:
         """Whether the values of a plain tensor are those of the program, and not of a parameter whose norm alone counts."""
         return not isinstance(t, torch.nn.Parameter)

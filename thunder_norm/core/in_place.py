@@ -219,7 +219,7 @@ def _apart_from(target: Layout, layouts: list[Layout]) -> Callable[[Layout], boo
 def _with_part(whole: NormedTensor, part: Part, value: NormedTensor) -> NormedTensor:
     """The whole with a value at a part of it, by the rule of ``x[items] = v``."""
     with_entries = _functional[torch.Tensor.__setitem__]
-    return with_entries(whole, part.items, part.placed(value))
+    return part.put_into(whole, value, with_entries)
 
 
 def _changes_plainly(func: Callable, target: Any) -> bool:

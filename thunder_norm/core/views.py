@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,22 +40,33 @@ class Part:
         order: of the dimensions that are cut with a slice, in the order of the view, their places in the order of the whole.
         sizes: of these dimensions in the order of the view.
         shape: of the view.
+        seen: the shape of the whole of which the items are, where it is another one: a diagonal is steps through a matrix in one row.
     """
 
     items: tuple[int | slice, ...]
     order: tuple[int, ...]
     sizes: tuple[int, ...]
     shape: tuple[int, ...]
+    seen: tuple[int, ...] | None = None
 
     def taken_from(self, whole: Any, run: Run = _plainly) -> Any:
         """The view; steps that change nothing are left out, as not every norm goes through them."""
+        if self.seen is not None:
+            whole = run(torch.Tensor.reshape, whole, self.seen)
         if any(item != slice(None) for item in self.items):
             whole = run(torch.Tensor.__getitem__, whole, self.items)
         if self.order != tuple(range(len(self.order))):
             whole = run(torch.Tensor.permute, whole, self.order)
         return whole if tuple(whole.shape) == self.shape else run(torch.Tensor.reshape, whole, self.shape)
 
-    def placed(self, value: Any, run: Run = _plainly) -> Any:
+    def put_into(self, whole: Any, value: Any, write: Callable, run: Run = _plainly) -> Any:
+        """The whole with a tensor of the view's shape in its place; `write` makes that of a whole, items and what stands there."""
+        if self.seen is None:
+            return run(write, whole, self.items, self._placed(value, run))
+        found = run(write, run(torch.Tensor.reshape, whole, self.seen), self.items, self._placed(value, run))
+        return run(torch.Tensor.reshape, found, tuple(whole.shape))
+
+    def _placed(self, value: Any, run: Run) -> Any:
         """A tensor of the view's shape as what stands at `items`."""
         if tuple(value.shape) != self.sizes:
             value = run(torch.Tensor.reshape, value, self.sizes)
@@ -62,8 +74,11 @@ class Part:
         return value if back == tuple(range(len(back))) else run(torch.Tensor.permute, value, back)
 
     def meets(self, other: Part, whole: Layout) -> bool:
-        """Whether two parts of one whole have an entry in common."""
-        ranges = ((_positions(i, n), _positions(j, n)) for i, j, n in zip(self.items, other.items, whole.shape, strict=True))
+        """Whether two parts of one whole have an entry in common, or may have."""
+        if self.seen != other.seen:
+            return True
+        shape = whole.shape if self.seen is None else self.seen
+        ranges = ((_positions(i, n), _positions(j, n)) for i, j, n in zip(self.items, other.items, shape, strict=True))
         return all(set(a) & set(b) for a, b in ranges)
 
 
@@ -75,7 +90,23 @@ def _positions(item: int | slice, size: int) -> range:
     maxsize=1 << 14
 )  # a program that writes in a loop asks for those of all views that are left, again and again
 def part_of(view: Layout, whole: Layout) -> Part | None:
-    """Where a view is in another tensor with its storage; None if it is not a part of it that slices cut out.
+    """Where a view is in another tensor with its storage; None if it is not a part that slices cut out of it, or of its last dimensions in one."""
+    found = _cut_out(view, whole)
+    if found is not None or view.dtype != whole.dtype:
+        return found
+    for d in range(len(whole.shape) - 2, -1, -1):
+        seen = (*whole.shape[:d], math.prod(whole.shape[d:]))
+        merged = whole._replace(shape=seen, stride=(*whole.stride[:d], whole.stride[-1]))
+        if not is_reshaped(merged, whole):
+            return None
+        found = _cut_out(view, merged)
+        if found is not None:
+            return replace(found, seen=seen)
+    return None
+
+
+def _cut_out(view: Layout, whole: Layout) -> Part | None:
+    """Where slices cut a view out of the whole.
 
     In a tensor whose entries have places of their own, in the order of its strides, a place says the position along each dimension.
     """

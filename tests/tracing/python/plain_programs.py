@@ -431,3 +431,32 @@ def a_class_that_a_program_makes(x):
     except TypeError:
         return made().twice(x) * made.times + (made() + 1)[1]
     return x
+
+
+@program
+def refusals_that_a_program_tries(x):
+    def stores(v):
+        v[0] = 1
+
+    def deletes(v):
+        del v[0]
+
+    def unpacks(v):
+        first, *rest = v
+
+    tried = [lambda v: v[0], lambda v: v[1:2], lambda v: v[:, 1], stores, deletes, unpacks, next, iter, len]
+    tried += [lambda v: v(), lambda v: v < "a", lambda v: v in v, lambda v: {[]: v}, lambda v: {v, ()[:], *v}]
+    refused = 0
+    for attempt in tried:
+        for value in (5, None, 1.5):
+            try:
+                attempt(value)
+            except TypeError:
+                refused += 1
+    skip = 0
+    for _ in range(2):
+        try:
+            skip = skip[:, -1:] + x  # WaveNets begin with a number
+        except TypeError:
+            skip = x
+    return x * refused + skip

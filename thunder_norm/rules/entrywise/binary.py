@@ -51,6 +51,8 @@ def gain_of(t: torch.Tensor, x: NormedTensor) -> NormedTensor:
     """
     if t.dtype is torch.bool:
         return LinfTensor._wrap(t, torch.ones_like(x.norm_size), None, ())
+    if not has_norm(t) and (largest := current_environment().largest_without_values(t)) is not None:
+        return LinfTensor._wrap(t, torch.full_like(x.norm_size, largest), None, ())
     return lift(t if has_norm(t) else run_real(torch.Tensor.to, (t, x.dtype), {}), LinfTensor)
 
 

@@ -8,17 +8,19 @@ import torch
 
 from thunder_norm.core.context import current_mode, current_sensitivity, lift, run_real
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._local import beside_jumps
 from thunder_norm.rules._shared import is_moving, like, refuse_perturbation, scalar
 
 _Number = torch.Tensor | float | int
 
 
 def _fake_quantized(
-    op: Callable, input: RMSTensor, scale: _Number, zero_point: _Number, quant_min: int, quant_max: int
+    op: Callable, input: RMSTensor, scale: _Number, zero_point: _Number, quant_min: int, quant_max: int, axis: int | None = None
 ) -> RMSTensor:
-    """The norm of s (clamp(round(x / s) + z, q_min, q_max) - z), s and z perhaps of each channel.
+    """The norm of s (clamp(round(x / s) + z, q_min, q_max) - z), s and z perhaps of each channel along `axis`.
 
     An entry is at most |x| + s / 2 and at most s max(|q_min - z|, |q_max - z|); of a range without 0, which torch refuses for numbers, it is
     at most the end next to 0 more.
@@ -32,8 +34,18 @@ def _fake_quantized(
     size = torch.minimum(n + 0.5 * step + away, torch.maximum(low[1], high[0]).maximum(away))
     if current_mode() != "bound" and current_sensitivity() == "global":
         return like(input, size, sensitivity={"input": 1})
+    if is_local(input):
+        return like(input, size, sensitivity={"input": beside_jumps(input, 1.0, lambda x: _from_jumps(x, scale, axis))})
     refuse_perturbation(op, input)
     return like(input, size)
+
+
+def _from_jumps(x: torch.Tensor, scale: _Number, axis: int | None) -> torch.Tensor:
+    """How far entries are from half way between two multiples of the scale, in units of it."""
+    if isinstance(scale, torch.Tensor) and axis is not None:
+        scale = scale.view([-1 if d == axis % x.ndim else 1 for d in range(x.ndim)])
+    ratio = x / scale
+    return ratio - ratio.floor() - 0.5
 
 
 def _end(scale: _Number, zero_point: _Number, code: int) -> _Number:
@@ -60,6 +72,7 @@ def fake_quantize_per_tensor_affine(
 
     Value:       min(n + s / 2, s max(|q_min - z|, |q_max - z|))     (attained: all entries half a step below an even multiple)
     Sensitivity: none, it jumps
+    Local:       sensitivity 1, that of its gradient, which goes straight through, where no entry is half way between two multiples
     Typical:     sensitivity 1, as at steps larger than its jumps
     """
     return _fake_quantized(torch.fake_quantize_per_tensor_affine, input, scale, zero_point, quant_min, quant_max)
@@ -73,6 +86,7 @@ def fake_quantize_per_channel_affine(
 
     Value:       min(n + max s / 2, max s max(|q_min - z|, |q_max - z|))     (attained: as for one scale)
     Sensitivity: none, it jumps
+    Local:       sensitivity 1, that of its gradient, which goes straight through, where no entry is half way between two multiples
     Typical:     sensitivity 1, as at steps larger than its jumps
     """
-    return _fake_quantized(torch.fake_quantize_per_channel_affine, input, scale, zero_point, quant_min, quant_max)
+    return _fake_quantized(torch.fake_quantize_per_channel_affine, input, scale, zero_point, quant_min, quant_max, axis)

@@ -369,6 +369,16 @@ _register(_filled_with(2), (torch.Tensor.new_full,))
 _register(lambda args, kwargs, of: Range(0.0, 1.0), (torch.rand, torch.rand_like, F.one_hot))
 
 
+def _places(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """Of places along a dimension, or among all entries."""
+    x = argument(args, kwargs, 0, "input", "self")
+    dim = argument(args, kwargs, 1, "dim", default=None)
+    return Range(0.0, max(x.numel() if dim is None else x.shape[dim] if x.ndim else 1, 1) - 1.0)
+
+
+_register(_places, (torch.argmax, torch.argmin))
+
+
 def _dropped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = of(argument(args, kwargs, 0, "input"))
     p, is_training = argument(args, kwargs, 1, "p", default=0.5), argument(args, kwargs, 2, "training", default=True)

@@ -16,12 +16,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._facts import ProductOf, Source, fact, unconditional
 from thunder_norm.rules._shared import dims_tuple, times
 from thunder_norm.rules.linear_algebra.contraction import Bound, contract
+from thunder_norm.rules.linear_algebra.logits import scores
 
 
 def _without_small(x: Source) -> tuple[NormedTensor, list[str]]:
@@ -79,4 +81,4 @@ def sum(
     moved = terms[0] + terms[1] if len(terms) > 1 else next(iter(terms), None)
     result = bound.kind._wrap(None, size, moved, bound.elem_dims)  # type: ignore[arg-type]
     result._sensitivity = {"input": 0}
-    return result
+    return scores(result) if a.kind is RMSTensor and b.kind is RMSTensor else result

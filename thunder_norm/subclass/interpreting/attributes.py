@@ -175,7 +175,7 @@ def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: st
         return None  # of what the program computes; see `given_attributes` for inputs
     if name == "_base" and not overrides_torch_function(type(proxy.fake)):
         return _base_of(acquisition, proxy)
-    if name in ("data", "grad", "_base"):
+    if name in ("grad", "_base"):
         raise UnsupportedOpError(f".{name} of a {type(proxy.fake).__name__} is not available while tracing")
     return call(acquisition, found.__get__, (proxy,), {})
 

@@ -6,6 +6,7 @@ import collections
 import operator
 from typing import Any
 
+from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.native.elements import item, note_attribute
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
@@ -47,6 +48,7 @@ def _len(obj: WrappedValue) -> Any:
     return _original_len(obj) if length is None else length(obj)
 
 
+_HOLD_NOTHING = (type(None), bool, int, float, complex)
 _KNOW_THEIR_TRUTH = (type(None), int, float)
 
 
@@ -73,6 +75,8 @@ def _bool(x: WrappedValue) -> Any:
 def _contains(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     container, key = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
     if type(container.value) is not dict or type(key.value) not in (str, int):
+        if isinstance(container.value, _HOLD_NOTHING):
+            return do_raise(TypeError(f"argument of type {type(container.value).__name__!r} is not iterable"))
         return _original_contains(inst, stack=stack, **state)
     stack.pop_wrapped()
     stack.pop_wrapped()
@@ -134,6 +138,9 @@ def _next_of_sequence(iterator: WrappedValue) -> Any:
 def _next(iterator: WrappedValue, *default: Any) -> Any:
     found = _next_of_sequence(iterator)
     if found is _UNKNOWN:
+        kind = type(iterator.value)
+        if in_classes(kind.__mro__, "__next__", None) is None:
+            return do_raise(TypeError(f"{kind.__name__!r} object is not an iterator"))
         return _original_next(iterator, *default)
     if found is _EXHAUSTED:
         return default[0] if default else do_raise(StopIteration())

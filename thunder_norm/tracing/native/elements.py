@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thunder_norm.tracing.guarding import stored
-from thunder_norm.tracing.python.subscripts import subscript
+from thunder_norm.tracing.python.subscripts import WRITING, lack, subscript
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (
@@ -80,6 +80,7 @@ _original_kwargs = thunders.wrap_kwargs_from_dict
 _original_globals = thunders.globals_lookup
 _original_store_subscr = _handlers["STORE_SUBSCR"]
 _original_unpack = _handlers["UNPACK_SEQUENCE"]
+_original_unpack_ex = _handlers["UNPACK_EX"]
 _original_list_extend = _handlers["LIST_EXTEND"]
 _original_dict_merge = _handlers["DICT_MERGE"]
 _original_set_update = _handlers["SET_UPDATE"]
@@ -129,7 +130,8 @@ _SETITEM = {dict: dict.__setitem__, list: list.__setitem__}
 def _store_subscr(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     setitem = _SETITEM.get(type(stack.getitem_wrapped(-2).value))
     if setitem is None:
-        return _original_store_subscr(inst, stack=stack, **state)
+        error = lack(stack.getitem_wrapped(-2), *WRITING)
+        return _original_store_subscr(inst, stack=stack, **state) if error is None else thunders.do_raise(error)
     key, container, value = stack.pop_wrapped(), stack.pop_wrapped(), stack.pop_wrapped()
     return thunders.check_signal(thunders._interpret_call(setitem, container, key, value))
 
@@ -137,15 +139,26 @@ def _store_subscr(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
 def _unpack_sequence(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     found = items(stack.getitem_wrapped(-1))
     if found is None or len(found) != inst.arg:  # too few or too many is an error, and Thunder's
-        iterated = thunders._interpret_call(iter, stack.getitem_wrapped(-1))  # which Thunder asserts that it can
-        if iterated is _EXCEPTION_RAISED:
-            return iterated
-        stack.pop_wrapped()
-        stack.append(iterated)
-        return _original_unpack(inst, stack=stack, **state)
+        return _of_iterator(_original_unpack, inst, stack, state)
     stack.pop_wrapped()
     stack.extend(reversed(found))
     return None
+
+
+def _unpack_ex(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
+    if items(stack.getitem_wrapped(-1)) is not None:
+        return _original_unpack_ex(inst, stack=stack, **state)
+    return _of_iterator(_original_unpack_ex, inst, stack, state)
+
+
+def _of_iterator(unpack: Any, inst: Any, stack: InterpreterStack, state: dict[str, Any]) -> Any:
+    """Unpack what is on the stack by an iterator of it, which Thunder asserts that there is."""
+    iterated = thunders._interpret_call(iter, stack.getitem_wrapped(-1))
+    if iterated is _EXCEPTION_RAISED:
+        return iterated
+    stack.pop_wrapped()
+    stack.append(iterated)
+    return unpack(inst, stack=stack, **state)
 
 
 def _list_extend(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
@@ -221,6 +234,7 @@ REPLACEMENTS = (
     Replacement(_handlers, "BINARY_SUBSCR", _subscr, "getitem_impl in _binary_subscr_handler"),
     Replacement(_handlers, "STORE_SUBSCR", _store_subscr, "impl in _store_subscr_handler"),
     Replacement(_handlers, "UNPACK_SEQUENCE", _unpack_sequence, "iter and next, of a SequenceIter, in _unpack_sequence_handler"),
+    Replacement(_handlers, "UNPACK_EX", _unpack_ex, "`assert wrapped_isinstance(seq, Iterable)` in _unpack_ex_handler"),
     Replacement(_handlers, "LIST_EXTEND", _list_extend, "`lambda l1, l2: l1.extend(l2)` in _list_extend_handler"),
     Replacement(_handlers, "DICT_MERGE", _dict_merge, "`lambda a, b: b.update(a)` and impl_other_keys of the mapping's update"),
     Replacement(_handlers, "DICT_UPDATE", _dict_update, "b.update(a) in _dict_update_handler"),

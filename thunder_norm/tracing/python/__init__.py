@@ -25,6 +25,7 @@ from thunder_norm.tracing.python import (
     special_methods,
     stack,
     states,
+    subscripts,
 )
 from thunder_norm.tracing.replacement import Replacements
 
@@ -51,5 +52,6 @@ AS_IT_IS = Replacements(
         *operators.REPLACEMENTS,
         *patterns.REPLACEMENTS,
         *stack.REPLACEMENTS,
+        *subscripts.REPLACEMENTS,
     )
 )

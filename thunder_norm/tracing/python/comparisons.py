@@ -83,7 +83,12 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
         result = thunders._interpret_call(*of_tensor)
         return result if result is _EXCEPTION_RAISED else stack.append(result)
     if not _has_own(a, operation) and not _has_own(b, operation):
-        return _thunders_compare_op(inst, stack=stack, **state)
+        try:
+            return _thunders_compare_op(inst, stack=stack, **state)
+        except TypeError as e:  # of objects that have no order
+            if isinstance(a.value, Proxy) or isinstance(b.value, Proxy):
+                raise
+            return do_raise(e)
     stack.pop_wrapped()
     stack.pop_wrapped()
     result = _compared(a, b, operation)

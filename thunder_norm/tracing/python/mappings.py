@@ -107,7 +107,10 @@ def _hashing(opname: str) -> Any:
 
     def handler(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
         look_into([stack.getitem_wrapped(-place) for place in _HASHED[opname](inst.arg)])
-        return build(inst, stack=stack, **state)
+        try:
+            return build(inst, stack=stack, **state)
+        except TypeError as e:  # a key that cannot be hashed
+            return thunders.do_raise(e)
 
     return handler
 

@@ -1,4 +1,8 @@
-"""``C[i]`` of a class: its metaclass is asked first (``Color["RED"]`` of an enum), whose method Thunder does not look for."""
+"""``x[i]``, ``x[i] = v`` and ``del x[i]``: what has no such method is refused by a TypeError, as Python does it.
+
+Thunder calls the method, so that programs which try (``try: skip = skip[:, -n:] except TypeError: ...``) met an AttributeError. Of a class
+its metaclass is asked first (``Color["RED"]`` of an enum), whose method Thunder does not look for.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,24 @@ from typing import Any
 
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterStack, wrap_const
+from thunder.core.interpreter import InterpreterStack, WrappedValue, wrap_const
+from thunder.core.proxies import Proxy
 
-_thunders_subscript = thunders._default_opcode_handler_map["BINARY_SUBSCR"]
+_handlers = thunders._default_opcode_handler_map
+_thunders_subscript = _handlers["BINARY_SUBSCR"]
+_READING = "__getitem__", "is not subscriptable"
+WRITING = "__setitem__", "does not support item assignment"
+_DELETING = "__delitem__", "doesn't support item deletion"
+
+
+def lack(owner: WrappedValue, method: str, says: str) -> TypeError | None:
+    """The error of an object whose class has no such method."""
+    kind = type(owner.value)
+    if isinstance(owner.value, Proxy) or in_classes(kind.__mro__, method, None) is not None:
+        return None
+    return TypeError(f"{kind.__name__!r} object {says}")
 
 
 def subscript(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
@@ -22,7 +40,8 @@ def subscript(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -
         stack.pop_wrapped()
         return stack.append(wrap_const(owner.value[key.value]))
     if not isinstance(owner.value, type):
-        return _thunders_subscript(inst, stack=stack, **state)
+        error = lack(owner, *_READING)
+        return _thunders_subscript(inst, stack=stack, **state) if error is None else thunders.do_raise(error)
     method = in_classes(type(owner.value).__mro__, "__getitem__", None)
     if method is None and hasattr(owner.value, "__class_getitem__"):
         return _thunders_subscript(inst, stack=stack, **state)
@@ -35,3 +54,19 @@ def subscript(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -
     guards.note_attribute(owner, "__getitem__")
     result = thunders._interpret_call(wrap_const(method), owner, key)
     return result if result is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED else stack.append(result)
+
+
+def _refusing(opname: str, place: int, method: str, says: str) -> Replacement:
+    """The handler of an operation that calls `method` of what lies at a place of the stack, counted from its top."""
+    calls = _handlers[opname]
+
+    def handler(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
+        error = lack(stack.getitem_wrapped(-place), method, says)
+        return calls(inst, stack=stack, **state) if error is None else thunders.do_raise(error)
+
+    return Replacement(_handlers, opname, handler, f"impl in _{opname.lower()}_handler: container.{method}(...)")
+
+
+# the slices are operations of their own from Python 3.12 on
+_REFUSING = {"DELETE_SUBSCR": (2, *_DELETING), "BINARY_SLICE": (3, *_READING), "STORE_SLICE": (3, *WRITING)}
+REPLACEMENTS = tuple(_refusing(opname, *asked) for opname, asked in _REFUSING.items() if opname in _handlers)
