@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -119,6 +120,23 @@ def test_a_local_sensitivity_is_the_jacobians_norm_or_above(name, f, inputs, kin
         assert measured <= local * (1 + 1e-6)
         assert measured >= local * tight[k], (measured, local)
         assert local <= everywhere * gain[k] * (1 + 1e-9), (local, everywhere)
+
+
+@pytest.mark.parametrize("name", ["tanh", "sigmoid", "GRU", "LSTM", "RNN"])
+def test_flat_functions_have_slopes_in_single_precision(name):
+    """Of what rounds to 1 or -1 there is a slope left."""
+    if name in ("tanh", "sigmoid"):
+        f = exact = getattr(torch, name)
+    else:
+        torch.manual_seed(seeded(0))
+        layer = getattr(torch.nn, name)(2, 2, batch_first=True).requires_grad_(False)
+        layer.bias_ih_l0 += 12.0
+        f, exact = (lambda x: layer(x)[0]), (lambda x: copy.deepcopy(layer).double()(x)[0])
+    x = torch.full((1, 1, 2), 11.0)
+    with norm_sensitivity("local"):
+        y = f(given := with_perturbation(R.of(x), 0.0))
+    jacobian = torch.autograd.functional.jacobian(exact, x.double()).reshape(2, 2)
+    assert 0 < torch.linalg.matrix_norm(jacobian, 2).item() <= sensitivities(y, given).item() * (1 + 1e-4)
 
 
 def test_values_are_the_same():

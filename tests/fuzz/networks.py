@@ -21,6 +21,7 @@ from thunder_norm.audit import Ball
 from thunder_norm.audit.balls import norm, norms, project
 from thunder_norm.core.context import Sensitivity
 
+from . import network_functions as more
 from .bounds import KINDS, operator_norm
 from .network_parts import IMAGES, PARTS, ROWS, SEQUENCES, TOKENS
 from .program import Outcome, outcome_of
@@ -63,7 +64,7 @@ class Network:
             made = []
             for name, number in self.parts:
                 torch.manual_seed(number)
-                made.append(PARTS[name](random.Random(number), width))
+                made.append(_PARTS[name](random.Random(number), width))
             _STYLES[self.style](nn.Sequential(*made), random.Random(self.seed))
         return nn.Sequential(*made).to(self.dtype).eval().requires_grad_(False)
 
@@ -195,6 +196,7 @@ def _dead(model: nn.Module, pick: random.Random) -> None:
             p.data -= pick.choice([1, 5])
 
 
+_PARTS = PARTS | more.PARTS
 _STYLES = {"plain": _plain, "scaled": _scaled, "mixed": _mixed, "saturated": _saturated, "dead": _dead}
 
 
@@ -204,10 +206,10 @@ def draw(pick: random.Random) -> Network:
     family = pick.choice(["rows", "rows", "tokens", "tokens", "sequences", "images"])
     shape = {"rows": (batch, d), "images": (batch, 2, pick.choice([3, 4]), 3)}.get(family, (batch, length, d))
     of = {
-        "rows": [ROWS],
-        "tokens": [ROWS, TOKENS, TOKENS],
-        "sequences": [SEQUENCES, ROWS],
-        "images": [IMAGES],
+        "rows": [ROWS, more.ROWS],
+        "tokens": [ROWS, TOKENS, TOKENS, more.ROWS, more.TOKENS],
+        "sequences": [SEQUENCES, more.SEQUENCES, ROWS, more.ROWS],
+        "images": [IMAGES, more.IMAGES],
     }[family]
     parts = tuple((pick.choice(list(pick.choice(of))), pick.randrange(10**6)) for _ in range(pick.choice([1, 2, 3, 4])))
     kind = pick.choice(["RMSTensor", "RMSTensor", "L2Tensor", "LinfTensor"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.fuzz import network_functions as more
 from tests.fuzz.network_parts import IMAGES, ROWS, SEQUENCES, TOKENS
 from tests.fuzz.networks import Network
 from tests.fuzz.program import run, shrunk
@@ -24,7 +25,15 @@ def test_a_slice_of_the_networks(index: int):
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [(n, s) for of, s in ((ROWS, (2, 4)), (TOKENS | SEQUENCES, (2, 3, 4)), (IMAGES, (2, 4, 3, 3))) for n in of],
+    [
+        (n, s)
+        for of, s in (
+            (ROWS | more.ROWS, (2, 3, 4)),
+            (TOKENS | more.TOKENS | SEQUENCES | more.SEQUENCES, (2, 3, 4)),
+            (IMAGES | more.IMAGES, (2, 4, 3, 3)),
+        )
+        for n in of
+    ],
 )
 def test_parts_keep_the_shape_of_what_they_are_given(name, shape):
     network = Network(((name, 3),), shape, "RMSTensor", (-1,), "plain", "global", 1.0, 0.0, torch.float32, 0)

@@ -50,6 +50,7 @@ class Vertex:
         terms: the sum of which linear maps of which vertices it is; none for the first of a root.
         slopes: the bounds of the slopes, [n] each, if it is a function of each entry of its one parent.
         given: the ellipsoid of the first of a root.
+        is_kept_whole: a join of parts that are known together: what is known of each alone says no more.
         number: later ones have larger numbers.
         matrix: what it is of `first`, where that was asked for.
         columns: of the first of a root: how many such matrices have so far.
@@ -60,6 +61,7 @@ class Vertex:
     terms: tuple[tuple[Vertex, LinearMap | None], ...] = ()
     slopes: Slopes | None = None
     given: Ellipsoid | None = None
+    is_kept_whole: bool = False
     number: int = field(default_factory=lambda: next(_numbers))
     matrix: Matrix | None = field(init=False, default=None)
     columns: int = field(init=False, default=0)
@@ -90,9 +92,16 @@ class Vertex:
         if block is not None:
             base, steps = block
             found.append(smallest(base.ellipsoid, steps))
-        if block is None or not self._is_all_of(block[0]):
-            found.append(self._of_parents())
+        if block is None or not (self.is_kept_whole or self._is_all_of(block[0])):
+            by_parents = self._of_parents(min((e.length.item() for e in found), default=math.inf))
+            found += [] if by_parents is None else [by_parents]
         return found[0] if len(found) == 1 else min(found, key=lambda e: e.length.item())
+
+    @property
+    def _is_at_hand(self) -> bool:
+        """Whether its ellipsoid needs no search: that of some linear maps of what has one."""
+        has_one = (v.given is not None or "ellipsoid" in v.__dict__ for v in (self, *(p for p, _ in self.terms)))
+        return next(has_one) or (self.slopes is None and all(has_one))
 
     def _turned(self) -> Ellipsoid | None:
         """That of its parent, if it is the same vector times a number or with its entries in another order."""
@@ -115,12 +124,20 @@ class Vertex:
         """The steepest slope, if it is a function of each entry and that is the same of all."""
         return None if self.slopes is None else self.slopes.steepest
 
-    def _of_parents(self) -> Ellipsoid:
-        """From the ellipsoids of the parents, as if they had nothing to do with each other."""
+    def _of_parents(self, known: float) -> Ellipsoid | None:
+        """From the ellipsoids of the parents, as if they had nothing to do with each other; None if it is longer than what is known.
+
+        A sum is longer than what it begins with, so that a search for the others is often none for it.
+        """
         if self.slopes is not None:
             return smallest(self.terms[0][0].ellipsoid, [Bend(0, self.slopes)])
-        parts = [v.ellipsoid if c is None else v.ellipsoid.image(c) for v, c in self.terms]
-        return functools.reduce(sum_of, parts)
+        total = None
+        for v, c in sorted(self.terms, key=lambda term: not term[0]._is_at_hand):
+            e = v.ellipsoid if c is None else v.ellipsoid.image(c)
+            total = e if total is None else sum_of(total, e)
+            if len(self.terms) > 1 and total.length.item() > known:
+                return None
+        return total
 
 
 def _block(vertex: Vertex) -> tuple[Vertex, list[Step]] | None:

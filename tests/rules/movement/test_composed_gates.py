@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from tests.rules.movement import composed_programs as programs
 from tests.seeds import LONG, crossed, seeded
 from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
+from thunder_norm.core import vertices
 from thunder_norm.rules.layers import _recurrent_vertices
 
 F64 = torch.float64
@@ -197,6 +199,21 @@ def test_long_sequences_are_not_far_above_short_ones(kind, monkeypatch: pytest.M
         p.mul_(0.1)
     short, long = (near(lambda x: made(x)[0][:, -1], torch.randn(1, steps, 2, dtype=F64), 0.1) for steps in (4, 16))
     assert long < 2 * short
+
+
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM])
+def test_each_step_is_one_search(kind, monkeypatch: pytest.MonkeyPatch):
+    """Not one for each gate besides, which what a step leaves together has already."""
+    torch.manual_seed(seeded(0))
+    made = kind(2, 3, batch_first=True).double().requires_grad_(False)
+    searches = Mock(wraps=vertices.smallest)
+    monkeypatch.setattr(vertices, "smallest", searches)
+    counts = []
+    for steps in (2, 3):
+        near(lambda x: made(x)[0], torch.randn(1, steps, 2, dtype=F64), 0.1)
+        counts.append(searches.call_count)
+        searches.reset_mock()
+    assert counts[1] - counts[0] == 1
 
 
 @pytest.mark.parametrize("name", [n for n in LAYERS if LONG or n != "LSTM of two layers, both directions"])

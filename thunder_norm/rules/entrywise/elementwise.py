@@ -303,7 +303,7 @@ def sigmoid(n: torch.Tensor, reach: torch.Tensor) -> tuple:
     return torch.sigmoid(n), 0.25
 
 
-@pointwise(torch.tanh, f=torch.tanh, slope=lambda x: 1 - torch.tanh(x).square())
+@pointwise(torch.tanh, f=torch.tanh, slope=lambda x: torch.cosh(x).square().reciprocal())
 def tanh(n: torch.Tensor, reach: torch.Tensor) -> tuple:
     """tanh x.  Value tanh n, attained by the constant n; sensitivity 1, attained at 0."""
     return torch.tanh(n), 1

@@ -36,8 +36,8 @@ def lstm(
     ``m_c <- max f m_c + 2 U d`` and ``m_h <- r (max (e f) m_c + 2 V d) + n_q d_P``, with ``e = o tanh'(c')``, ``q = o tanh(c')``,
     ``u = (g i (1 - i), c f (1 - f), i (1 - g^2))``, ``v = tanh(c') o (1 - o)``, U = max |u| and V = max |(e u, v)| for one entry.
     """
-    found, before = [], (data(h), data(c))
-    for s in each_step(lstm_step, data(gates).unbind(0), before, *_data(weight, bias, projection)):
+    found, before = [], (_exact(h), _exact(c))
+    for s in each_step(lstm_step, _exact(gates).unbind(0), before, *_data(weight, bias, projection)):
         tanh = torch.tanh(s.c)
         e = s.o * (1 - tanh.square())
         u = (s.g * s.i * (1 - s.i)).square() + (before[1] * s.f * (1 - s.f)).square() + (s.i * (1 - s.g.square())).square()
@@ -64,8 +64,8 @@ def gru(gates: NormedTensor, h: NormedTensor, weight: NormedTensor, bias: Normed
     ``m <- max z m + 3^(1/2) (A d_a + B (w m + n d_W + d_b))``, A the largest length of ``a = ((1 - z) n' u_n r (1 - r), (h - n) z (1 - z),
     (1 - z) n')``, n' = 1 - n^2, and B of the same with the last one times r.
     """
-    found, before = [], data(h)
-    for s in each_step(gru_step, data(gates).unbind(0), (before,), *_data(weight, bias)):
+    found, before = [], _exact(h)
+    for s in each_step(gru_step, _exact(gates).unbind(0), (before,), *_data(weight, bias)):
         new = (1 - s.z) * (1 - s.n.square())
         others = (new * s.of_state * s.r * (1 - s.r)).square() + ((before - s.n) * s.z * (1 - s.z)).square()
         a, b = (others + new.square()).sqrt(), (others + (new * s.r).square()).sqrt()
@@ -85,8 +85,8 @@ def elman(
     bias: NormedTensor | None,
 ) -> tuple[Moves, Moves]:
     """Of all states and the last: ``m <- D d``, D the steepest slope, which is that of the state made (`slope`)."""
-    found, before = [], data(h)
-    for s in each_step(functools.partial(elman_step, activation), data(gates).unbind(0), (before,), *_data(weight, bias)):
+    found, before = [], _exact(h)
+    for s in each_step(functools.partial(elman_step, activation), _exact(gates).unbind(0), (before,), *_data(weight, bias)):
         found.append([_largest(slope(s.h)), _longest(before)])
         before = s.h
     d, n = _columns(found)
@@ -99,7 +99,12 @@ def _of_one_state(coefficients: Sequence[torch.Tensor]) -> tuple[Moves, Moves]:
 
 
 def _data(*weights: NormedTensor | None) -> list[torch.Tensor | None]:
-    return [None if w is None else data(w) for w in weights]
+    return [None if w is None else _exact(w) for w in weights]
+
+
+def _exact(x: NormedTensor) -> torch.Tensor:
+    """In double precision: of a gate that is closed there is something left."""
+    return data(x).to(NORM_DTYPE)
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:

@@ -201,7 +201,7 @@ def _joined(parts: Sequence[Vertex]) -> Vertex:
         index = torch.full((total,), -1)
         index[end - v.size : end] = torch.arange(v.size)
         terms.append((v, Picked(index)))
-    return _sum(total, terms)
+    return Vertex(_root(terms), total, terms=tuple(terms), is_kept_whole=True)
 
 
 def _parts_of_one(parts: Sequence[Vertex]) -> list[Vertex]:
