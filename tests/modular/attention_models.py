@@ -163,6 +163,53 @@ class ClassToken(ByHand):
         return torch.cat([t[..., :1, :], super().rotated(t[..., 1:, :])], -2)
 
 
+class RotatedByTable(ByHand):
+    """Sines and cosines are rows of a table (RoFormer)."""
+
+    def __init__(self):
+        super().__init__()
+        self.angles = nn.Embedding(5, self.width)
+
+    def rotated(self, t):
+        sin, cos = self.angles(torch.arange(t.shape[-2])).chunk(2, -1)
+        a, b = t.chunk(2, -1)
+        return t * torch.cat([cos, cos], -1) + torch.cat([-b, a], -1) * torch.cat([sin, sin], -1)
+
+
+class RotatedBySums(ByHand):
+    """A rotation is a sum over the two entries of a product with a matrix for each place."""
+
+    def rotated(self, t):
+        by = torch.arange(t.shape[-2] * self.width * 2, dtype=t.dtype).cos().view(t.shape[-2], -1, 2, 2)
+        return (t.unflatten(-1, (-1, 1, 2)) * by).sum(-1).flatten(-2)
+
+
+class Pooled(ByHand):
+    """Queries are the largest of two tokens' (Hiera), keys are means of maps."""
+
+    def forward(self, x):
+        q, *kv = self.qkv(x).split(self.sizes, -1)
+        kv = (nn.functional.avg_pool2d(t.mT[:, :, None], (1, 2)).squeeze(2).mT for t in kv)
+        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in (q, *kv))
+        q = q[..., :4, :].unflatten(-2, (2, 2)).max(-2).values
+        return (q @ k.repeat_interleave(2, 1).mT).softmax(-1) @ v.repeat_interleave(2, 1)
+
+
+class Channels(nn.Module):
+    """Channels attend to each other, over all tokens (DaViT); normalized, with a temperature of each head (XCiT, EdgeNeXt)."""
+
+    def __init__(self, is_normalized=False):
+        super().__init__()
+        self.qkv, self.is_normalized = nn.Linear(6, 36), is_normalized
+        self.temperature = nn.Parameter(torch.ones(3, 1, 1)) if is_normalized else 0.3
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 4, 1)
+        if self.is_normalized:
+            q, k = (nn.functional.normalize(t, dim=-1) for t in (q, k))
+        return (q @ k.mT * self.temperature).softmax(-1) @ v
+
+
 class Latent(nn.Module):
     """Logits in two terms, of which the second has one key for all heads; a bias is added in place."""
 

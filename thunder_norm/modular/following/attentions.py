@@ -9,7 +9,6 @@ import torch
 
 from thunder_norm.modular.following.strands import NOTHING, Followed, Kind, Scale, Score, is_constant_along
 
-_MOST_PATTERNS = 4  # of tokens whose entries have other terms
 _MASKED = -9000.0  # what is added to a logit that counts for nothing; positions' own biases are not that large
 
 
@@ -74,8 +73,9 @@ class Attention:
         shapes = [product.shape for product in score.products]
         query = _side([product.query for product in score.products], shapes)
         key = _side([product.key for product in score.products], shapes)
-        if query is None or key is None:
-            return Attention(empty, empty, 0, None, "which entries make a query or a key differs between tokens")
+        if not query.parts or not key.parts:
+            return Attention(empty, empty, 0, None, "no parameter's entries are followed to its queries and its keys")
+        query, key = _without_repetitions(query, key)
         _, inverse = torch.unique(torch.cat([_table(query), _table(key)], 1), dim=0, return_inverse=True)
         order = _order_of_first(inverse)
         first = torch.tensor([int((inverse == h).nonzero()[0, 0]) for h in order])
@@ -97,8 +97,21 @@ def _table(side: Side) -> torch.Tensor:
     return torch.cat([p.at.flatten(1) for p in side.parts], 1)
 
 
-def _side(states: Sequence[Followed], shapes: Sequence[tuple[int, int]]) -> Side | None:
-    """The terms of the factors [n, tokens, d] of several products, one after the other along d; None if too many tokens differ."""
+def _without_repetitions(query: Side, key: Side) -> tuple[Side, Side]:
+    """The sides without entries of heads that are made of what others are made of: of channels that attend to each other all are one."""
+    parts = (*query.parts, *key.parts)
+    of_entries = torch.cat([p.at for p in parts], -1).transpose(0, 1).flatten(1)
+    _, inverse = torch.unique(of_entries, dim=0, return_inverse=True)
+    order = _order_of_first(inverse)
+    if len(order) == len(inverse):
+        return query, key
+    first = torch.tensor([int((inverse == j).nonzero()[0, 0]) for j in order])
+    query, key = (replace(s, parts=tuple(replace(p, at=p.at[:, first]) for p in s.parts)) for s in (query, key))
+    return query, key
+
+
+def _side(states: Sequence[Followed], shapes: Sequence[tuple[int, int]]) -> Side:
+    """The terms of the factors [n, tokens, d] of several products, one after the other along d."""
     parts: list[Part] = []
     widths = [width for _, width in shapes]
     for i, state in enumerate(states):
@@ -110,20 +123,25 @@ def _side(states: Sequence[Followed], shapes: Sequence[tuple[int, int]]) -> Side
                     patterns = _patterns(torch.stack([labels[a] for a in axes], -1))
                 else:  # one for all
                     patterns = [torch.zeros(*shapes[i], 0, dtype=torch.int32)]
-                if patterns is None:
-                    return None
                 padded = [torch.nn.functional.pad(t, (0, 0, before, after), value=NOTHING) for t in patterns]
                 parts += [Part(strand.name, strand.kind, axes, t, strand.scales, strand.offset) for t in padded]
     is_scaled = all(state.scale is not Scale.NOTHING for state in states)
-    return Side(tuple(parts), is_scaled) if parts else None
+    return Side(tuple(parts), is_scaled)
 
 
-def _patterns(at: torch.Tensor) -> list[torch.Tensor] | None:
-    """The different tokens of [n, tokens, d, axes] (places that a rotary embedding leaves out differ); None if there are many."""
+def _patterns(at: torch.Tensor) -> list[torch.Tensor]:
+    """The different indices that the tokens of [n, tokens, d, axes] have in a place, each [n, d, axes], with none where others have more.
+
+    Tokens differ in places that a rotary embedding leaves out, where parameters are of tokens, and where channels are the tokens.
+    """
     if all(is_constant_along(t, 1) for t in at.unbind(-1)):
         return [at[:, 0]]
-    distinct = torch.unique(at, dim=1)
-    return list(distinct.unbind(1)) if distinct.shape[1] <= _MOST_PATTERNS else None
+    distinct, number = torch.unique(at.flatten(0, 2), dim=0, return_inverse=True)
+    in_order = number.view(at.shape[:3]).sort(1).values
+    is_new = torch.nn.functional.pad(in_order[:, 1:] != in_order[:, :-1], (0, 0, 1, 0), value=True)
+    place = is_new.cumsum(1) - 1
+    found = torch.full((len(at), int(place.max()) + 1, at.shape[2]), len(distinct)).scatter_(1, place, in_order)
+    return list(torch.nn.functional.pad(distinct, (0, 0, 0, 1), value=NOTHING)[found].unbind(1))
 
 
 def _largest(score: Score, logits: torch.Tensor, heads: torch.Tensor, num_heads: int, is_shifted: bool) -> torch.Tensor | None:

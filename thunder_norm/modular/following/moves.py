@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import NOTHING, Followed, Scale, Score, Strand, added, is_constant_along, joined
+from thunder_norm.modular.following.strands import (
+    NOTHING,
+    Followed,
+    Labels,
+    Scale,
+    Score,
+    Strand,
+    added,
+    is_constant_along,
+    joined,
+)
 
 MOVES = frozenset(
     "view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split unsafe_split "
@@ -54,7 +64,8 @@ def join(notes: Notes, call: Call) -> None:
     scores = [state.score for state in known if state.score is not None]
     score = _wider(scores[0], call.out.shape) if len(scores) == 1 and call.name == "cat" else None
     is_attended = bool(known) and all(state.is_attended for state in known)
-    notes.note(call.out, Followed(strands, scale, is_parameter, score, is_attended))
+    is_looked_up = not is_parameter and all(state.is_parameter or state.is_looked_up for state in known)
+    notes.note(call.out, Followed(strands, scale, is_parameter, score, is_attended, is_looked_up))
 
 
 def _is_zero(t: torch.Tensor) -> bool:
@@ -125,7 +136,8 @@ def look_up(notes: Notes, call: Call) -> None:
         kept.append(moved)
     is_parameter = state.is_parameter and not is_table
     strands = tuple(s for s in kept if s.axes or is_table)
-    notes.note(call.out, Followed(strands, state.scale if len(strands) == len(kept) else Scale.NOTHING, is_parameter))
+    scale = state.scale if len(strands) == len(kept) else Scale.NOTHING
+    notes.note(call.out, Followed(strands, scale, is_parameter, is_looked_up=is_table or state.is_looked_up))
 
 
 def pad(notes: Notes, call: Call) -> None:
@@ -210,6 +222,42 @@ def mix(notes: Notes, call: Call) -> None:
             notes.note(out, Followed(strands, is_parameter=is_parameter))
 
 
+def reduce(notes: Notes, call: Call) -> None:
+    """Sums, means and extremes along dimensions, which are multiplied as what they take: what labels do not differ along these stays.
+
+    Of the two places that a rotation sums both are terms.
+    """
+    state = call.state(call.args[0])
+    out = call.out if isinstance(call.out, torch.Tensor) else call.out[0]  # of extremes the places come second
+    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    ndim = call.args[0].ndim
+    if state is None or state.is_parameter or state.score is not None or given is None or not out.is_floating_point():
+        return mix(notes, call)
+    dims = [d % ndim for d in (given if isinstance(given, list | tuple) else [given])] or list(range(ndim))
+    kept: list[Strand] = []
+    for strand in state.strands:
+        terms = [term for labels in strand.labels for term in _terms(labels, dims, out.shape)]
+        if not terms or not all(term.keys() == strand.axes for term in terms):
+            notes.use(Followed((strand,)), call.name)
+            terms = []
+        kept.append(replace(strand, labels=tuple(terms)))
+    strands = tuple(s for s in kept if s.axes)
+    notes.note(out, Followed(strands, state.scale if len(strands) == len(kept) else Scale.NOTHING))
+
+
+def _terms(labels: Labels, dims: Sequence[int], shape: torch.Size) -> list[Labels]:
+    """Labels of a tensor at each of the places along dimensions, as labels of what these are reduced to; nothing if there are more than two."""
+    found = [labels]
+    for d in dims:
+        is_same = all(is_constant_along(t, d) for t in labels.values())
+        size = next(iter(labels.values())).shape[d] if labels else 0
+        places = range(min(size, 1) if is_same else size)
+        if len(places) * len(found) > 2:
+            return []
+        found = [{a: t.narrow(d, i, 1) for a, t in some.items()} for some in found for i in places]
+    return [{a: t.reshape(shape) for a, t in some.items()} for some in found]
+
+
 def ignore(notes: Notes, call: Call) -> None:
     """An operation that asks for a shape, a dtype or a device alone: what it makes is a constant."""
 
@@ -223,6 +271,7 @@ HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     "view_as_complex": as_complex,
     "view_as_real": as_real,
     "copy": write,
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min"), reduce),
     **dict.fromkeys(
         (
             "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_empty new_ones "

@@ -24,6 +24,22 @@ from thunder_norm.modular.following.strands import (
 
 Operand = tuple[torch.Tensor, Followed | None]
 
+# operation -> how many dimensions of places there are, after those of channels
+_POOLS = {
+    prefix + f"{n}d" + suffix: n
+    for n in (1, 2, 3)
+    for prefix, suffix in (
+        ("max_pool", "_with_indices"),
+        ("avg_pool", ""),
+        ("_adaptive_avg_pool", ""),
+        ("adaptive_max_pool", ""),
+        ("upsample_nearest", ""),
+        ("upsample_linear", ""),
+        ("upsample_bilinear", ""),
+        ("upsample_bicubic", ""),
+        ("upsample_trilinear", ""),
+    )
+}
 # operation -> which arguments are multiplied
 _FACTORS = {
     "mm": (0, 1),
@@ -186,29 +202,42 @@ def convolve(notes: Notes, call: Call) -> None:
         strands += survived(of_bias, "bias", [], lambda t: t.view(shape).expand(call.out.shape))
         scale = min(of_weight.scale, of_bias.scale)
     if of_x is not None and not of_x.is_parameter and 1 < groups == x.shape[1]:  # of each channel by itself
-        strands += _of_channels(of_x, call.out.shape)
+        strands += _of_channels(of_x, call.out.shape, len(others) - 1).with_strands(scales=False).strands
     notes.note(call.out, Followed(strands, scale))
 
 
-def _of_channels(state: Followed, shape: torch.Size) -> tuple[Strand, ...]:
-    """The strands of what a convolution of each channel by itself takes: channels stay, and what differs within one is lost."""
+def pool(notes: Notes, call: Call) -> None:
+    """Means and extremes of windows, and interpolations: of each channel by itself, and multiplied as what they take."""
+    state = call.state(call.args[0])
+    if state is None or state.is_parameter or state.score is not None:
+        return mix(notes, call)
+    out = call.out if isinstance(call.out, torch.Tensor) else call.out[0]  # of extremes the places come second
+    found = _of_channels(state, out.shape, _POOLS[call.name])
+    if len(found.strands) < len(state.strands):
+        notes.use(state, call.name)
+    notes.note(out, replace(found, is_attended=False))
+
+
+def _of_channels(state: Followed, shape: torch.Size, num_places: int) -> Followed:
+    """What is made of each channel by itself, before the dimensions of places: channels stay, and what differs within one is lost."""
+    channel = len(shape) - num_places - 1
 
     def moved(t: torch.Tensor) -> torch.Tensor:
-        for d in range(2, t.ndim):
+        for d in range(channel + 1, t.ndim):
             t = t.narrow(d, 0, 1)
-        return t.repeat_interleave(shape[1] // t.shape[1], 1).expand(shape)
+        return t.repeat_interleave(shape[channel] // t.shape[channel], channel).expand(shape)
 
-    found = (
-        replace(
-            s, scales=False, labels=tuple({a: moved(t) for a, t in labels.items() if _is_of_channels(t)} for labels in s.labels)
-        )
+    kept = tuple(
+        replace(s, labels=tuple({a: moved(t) for a, t in of.items() if _is_of_channels(t, channel)} for of in s.labels))
         for s in state.strands
     )
-    return tuple(s for s in found if s.axes)
+    strands = tuple(s for s in kept if s.axes)
+    is_all = all(a.axes == b.axes for a, b in zip(kept, state.strands, strict=True))
+    return replace(state, strands=strands, scale=state.scale if is_all else Scale.NOTHING)
 
 
-def _is_of_channels(label: torch.Tensor) -> bool:
-    return label.numel() > 0 and all(is_constant_along(label, d) for d in range(2, label.ndim))
+def _is_of_channels(label: torch.Tensor, channel: int) -> bool:
+    return label.numel() > 0 and all(is_constant_along(label, d) for d in range(channel + 1, label.ndim))
 
 
 def embed(notes: Notes, call: Call) -> None:
@@ -218,7 +247,8 @@ def embed(notes: Notes, call: Call) -> None:
     if state is None or not state.is_parameter:
         return mix(notes, call)
     notes.meet(state, Meeting("table"))
-    notes.note(out, Followed(survived(state, "table", [0], lambda t: t[0].expand(out.shape)), state.scale))
+    strands = survived(state, "table", [0], lambda t: t[0].expand(out.shape))
+    notes.note(out, Followed(strands, state.scale, is_looked_up=True))
 
 
 def bilinear(notes: Notes, call: Call) -> None:
@@ -234,5 +264,6 @@ HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     **dict.fromkeys(_FACTORS, multiply),
     "convolution": convolve,
     "_convolution": convolve,
+    **dict.fromkeys(_POOLS, pool),
     **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"), embed),
 }

@@ -142,6 +142,7 @@ class Followed:
         is_parameter: whether it was made from parameters and constants alone.
         score: if it is the scores of an attention.
         is_attended: whether it is what an attention returns, its probabilities times values, or that times other numbers (gates).
+        is_looked_up: whether it was made from rows of tables, parameters and constants alone: no other activation is in it.
     """
 
     strands: tuple[Strand, ...] = ()
@@ -149,6 +150,7 @@ class Followed:
     is_parameter: bool = False
     score: Score | None = None
     is_attended: bool = False
+    is_looked_up: bool = False
 
     def mapped(self, f: Callable[[torch.Tensor], torch.Tensor], raw: torch.Tensor | None = None) -> Followed:
         """The state of the tensor that `f` moves the entries into."""
