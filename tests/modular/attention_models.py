@@ -210,6 +210,24 @@ class Channels(nn.Module):
         return (q @ k.mT * self.temperature).softmax(-1) @ v
 
 
+class Talking(ByHand):
+    """A matrix mixes the scores of heads before their softmax, and another one the probabilities (CaiT)."""
+
+    def __init__(self, is_convolution=False):
+        super().__init__()
+        make = (lambda: nn.Conv2d(4, 4, 1, bias=False)) if is_convolution else (lambda: nn.Linear(4, 4, bias=False))
+        self.mixes = nn.ModuleList(make() for _ in range(2))
+
+    def mixed(self, t, i):
+        mix = self.mixes[i]
+        return mix(t) if isinstance(mix, nn.Conv2d) else mix(t.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in self.qkv(x).split(self.sizes, -1))
+        probabilities = self.mixed(q @ k.repeat_interleave(2, 1).mT, 0).softmax(-1)
+        return self.mixed(probabilities, 1) @ v.repeat_interleave(2, 1)
+
+
 class Latent(nn.Module):
     """Logits in two terms, of which the second has one key for all heads; a bias is added in place."""
 

@@ -25,6 +25,7 @@ from tests.modular.attention_models import (
     Reparametrized,
     RotatedBySums,
     RotatedByTable,
+    Talking,
     Torch,
     WrittenOut,
     logits_of,
@@ -114,6 +115,8 @@ OTHERS = {
     "pooled": Of(Pooled, _QKV),
     "channels": Of(Channels, _QKV),
     "channels, temperatures": Of(lambda: Channels(is_normalized=True), "temperature"),
+    "talking heads": Of(Talking, _QKV, together=4),
+    "talking heads by a convolution": Of(lambda: Talking(is_convolution=True), _QKV, together=4),
     "JetMoE": Of(_hf("JetMoeForCausalLM", "JetMoeConfig", _MOE), "experts.input_linear|kv_proj", args=(TOKENS,)),
     "OLMo 2": Of(_hf("Olmo2ForCausalLM", "Olmo2Config", _GROUPED), "q_norm", args=(TOKENS,)),
 }  # fmt: skip

@@ -55,6 +55,7 @@ class Attention:
         key: by head; heads that share a key have the same entries there.
         num_heads: how many.
         largest: [heads], the largest logit that a softmax saw, without what was added to logits; None without data.
+        num_mixed: if the softmax saw heads that a matrix made of these, how many; 0 otherwise.  `largest` is of them.
         problem: why nothing is known of the heads, if so.
     """
 
@@ -62,6 +63,7 @@ class Attention:
     key: Side
     num_heads: int
     largest: torch.Tensor | None = None
+    num_mixed: int = 0
     problem: str = ""
 
     @staticmethod
@@ -69,20 +71,21 @@ class Attention:
         """The attention whose softmax takes `logits`, of which each row may have been shifted (by its largest)."""
         empty = Side((), False)
         if score.problem:
-            return Attention(empty, empty, 0, None, score.problem)
+            return Attention(empty, empty, 0, problem=score.problem)
         shapes = [product.shape for product in score.products]
         query = _side([product.query for product in score.products], shapes)
         key = _side([product.key for product in score.products], shapes)
         if not query.parts or not key.parts:
-            return Attention(empty, empty, 0, None, "no parameter's entries are followed to its queries and its keys")
+            return Attention(empty, empty, 0, problem="no parameter's entries are followed to its queries and its keys")
         query, key = _without_repetitions(query, key)
         _, inverse = torch.unique(torch.cat([_table(query), _table(key)], 1), dim=0, return_inverse=True)
         order = _order_of_first(inverse)
         first = torch.tensor([int((inverse == h).nonzero()[0, 0]) for h in order])
         of_n = torch.empty(len(order), dtype=torch.long)
         of_n[torch.tensor(order)] = torch.arange(len(order))
-        largest = None if logits.is_meta else _largest(score, logits, of_n[inverse], len(order), is_shifted)
-        return Attention(_of_heads(query, first), _of_heads(key, first), len(order), largest)
+        heads = torch.arange(score.num_mixed) if score.num_mixed else of_n[inverse]
+        largest = None if logits.is_meta else _largest(score, logits, heads, score.num_mixed or len(order), is_shifted)
+        return Attention(_of_heads(query, first), _of_heads(key, first), len(order), largest, score.num_mixed)
 
 
 def _order_of_first(inverse: torch.Tensor) -> list[int]:

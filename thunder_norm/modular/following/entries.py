@@ -232,7 +232,13 @@ def _with_gains(call: Call, score: Score) -> Score:
 def _sum(call: Call, one: Score, other: Score) -> Score | None:
     """The scores of one attention, in two terms."""
     is_plain = one.is_raw and other.is_raw and call.kwargs.get("alpha", 1) == 1
-    if not is_plain or one.ids.shape != other.ids.shape or not torch.equal(one.ids, other.ids):
+    if (
+        not is_plain
+        or one.num_mixed
+        or other.num_mixed
+        or one.ids.shape != other.ids.shape
+        or not torch.equal(one.ids, other.ids)
+    ):
         return None
     return replace(one, products=one.products + other.products, raw=call.out)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,17 +77,29 @@ def multiply(notes: Notes, call: Call) -> None:
 
 
 def _mixed(call: Call, a: Operand, b: Operand) -> Score | None:
-    """Scores, or their softmax, that a matrix mixes (talking heads): whose they are is known no more, but what they are."""
-    for (t, one), (_, other), summed in ((a, b, -1), (b, a, -2)):
+    """Scores, or their softmax, that a matrix mixes."""
+    for (t, one), (m, other), summed in ((a, b, -1), (b, a, -2)):
         score = None if one is None else one.score
         if score is None or other is not None and not other.is_parameter:
             continue
         # a sum over keys is one of learned values, or of what was no attention: a state that is read (Mamba)
         is_of_heads = not is_constant_along(score.ids, t.ndim + summed) if not score.problem else t.shape == call.out.shape
-        what = "the probabilities of heads" if score.is_probability else "products of queries and keys before the softmax"
         if is_of_heads:
-            return replace(score, problem=f"a matrix mixes {what}")
+            by = m * call.kwargs.get("alpha", 1)
+            mixed = partial(torch.matmul, other=by) if t is a[0] else partial(torch.matmul, by)
+            return _of_mixed(score, call.out.ndim + summed, call.out.shape, mixed)
     return None
+
+
+def _of_mixed(score: Score, dim: int, shape: torch.Size, mixed: Callable[[torch.Tensor], torch.Tensor]) -> Score:
+    """Scores that a matrix mixes (talking heads): each of the heads along a dimension is multiplied if all that it is made of are.
+
+    After the softmax it is not known any more whose they are, but what they are.
+    """
+    if score.problem or score.is_probability:
+        return replace(score, problem=score.problem or "a matrix mixes the probabilities of heads")
+    ids = torch.arange(shape[dim], dtype=torch.int32).view([-1 if d == dim else 1 for d in range(len(shape))]).expand(shape)
+    return replace(score, ids=ids, raw=mixed(score.raw), is_raw=False, num_mixed=shape[dim])
 
 
 def _product(
@@ -203,7 +216,12 @@ def convolve(notes: Notes, call: Call) -> None:
         scale = min(of_weight.scale, of_bias.scale)
     if of_x is not None and not of_x.is_parameter and 1 < groups == x.shape[1]:  # of each channel by itself
         strands += _of_channels(of_x, call.out.shape, len(others) - 1).with_strands(scales=False).strands
-    notes.note(call.out, Followed(strands, scale))
+    score = None
+    if of_x is not None and of_x.score is not None:  # of all places around, too: still linear in all scores
+        channel = call.out.ndim - weight.ndim + 1
+        mixed = lambda raw: call.func(raw, weight, None, *call.args[3:])  # noqa: E731
+        score = _of_mixed(of_x.score, channel, call.out.shape, mixed)
+    notes.note(call.out, Followed(strands, scale, score=score))
 
 
 def pool(notes: Notes, call: Call) -> None:

@@ -121,6 +121,7 @@ class Score:
         raw: their sum, times constants alone.
         is_raw: whether the tensor is that itself.
         is_probability: whether the softmax has been.
+        num_mixed: how many heads a matrix made of all that the products have (talking heads), whose numbers `ids` are then; 0 if none did.
         problem: why it is not known any more which head an entry is of, if so.
     """
 
@@ -129,6 +130,7 @@ class Score:
     raw: torch.Tensor
     is_raw: bool = True
     is_probability: bool = False
+    num_mixed: int = 0
     problem: str = ""
 
 
