@@ -210,6 +210,55 @@ class Channels(nn.Module):
         return (q @ k.mT * self.temperature).softmax(-1) @ v
 
 
+class Grouped(ByHand):
+    """`einsum` puts the queries that share a key among the tokens."""
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (-1, self.width)) for t in self.qkv(x).split(self.sizes, -1))
+        logits = torch.einsum("btgrd,bsgd->bgrts", q.unflatten(2, (2, 2)), k).flatten(1, 2)
+        return torch.einsum("bgrts,bsgd->btgrd", logits.softmax(-1).unflatten(1, (2, 2)), v)
+
+
+class Bilinear(nn.Module):
+    """One matrix for each head between the tokens, which `einsum` multiplies by these on either side."""
+
+    def __init__(self):
+        super().__init__()
+        self.between, self.v = nn.Parameter(torch.randn(4, 6, 6)), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.einsum("bti,hij,bsj->bhts", x, self.between, x).softmax(-1) @ self.v(x)[:, None]
+
+
+class Apart(nn.Module):
+    """A projection for each head, not all as wide, whose scores are put beside each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = (nn.ModuleList(nn.Linear(6, n) for n in (2, 3, 2)) for _ in range(2))
+
+    def forward(self, x):
+        return torch.stack([q(x) @ k(x).mT for q, k in zip(self.q, self.k, strict=True)], 1).softmax(-1) @ x[:, None]
+
+
+class Relative(ByHand):
+    """Positions relative to a query have keys of their own, shifted to their places (Transformer-XL); each term has another layout."""
+
+    def __init__(self):
+        super().__init__(groups=4)
+        self.biases = nn.ParameterList(torch.randn(4, 6) for _ in range(2))
+        self.positions = nn.Linear(6, 24, bias=False)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (-1, self.width)) for t in self.qkv(x).split(self.sizes, -1))
+        places = self.positions(torch.arange(30, dtype=x.dtype).cos().view(5, 6)).unflatten(-1, (4, 6))
+        by_place = torch.einsum("bthd,shd->bhts", q + self.biases[1], places)
+        n = by_place.shape[-1]
+        shifted = nn.functional.pad(by_place, (1, 0)).view(len(x), 4, n + 1, n)[:, :, 1:].reshape(by_place.shape).tril()
+        logits = (torch.einsum("bthd,bshd->bhts", q + self.biases[0], k) + shifted) * 0.4
+        return logits.softmax(-1) @ v.transpose(1, 2)
+
+
 class Talking(ByHand):
     """A matrix mixes the scores of heads before their softmax, and another one the probabilities (CaiT)."""
 

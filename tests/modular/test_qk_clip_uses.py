@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.modular.attention_models import ByHand, Gained, Latent, Logits, Reparametrized, Torch, logits_of
+from tests.modular.attention_models import ByHand, Gained, Logits, Reparametrized, Torch, logits_of
 from tests.modular.modular_models import D
 from tests.ranks import run_ranks
 from tests.seeds import seeded
@@ -222,7 +222,6 @@ X = torch.randn(2, 5, 6)
         (lambda: Reparametrized(lambda w: (w.square() + 1) * 2), "nothing multiplies them"),
         (PenalizedGains, "entries of gains.0 are on the other side as well, taken elsewhere, or frozen"),
         (Mixed, "normalized, clamped, frozen, or constants are added"),
-        (lambda: Latent(is_by_tokens=True), "products of queries and keys of different layouts meet"),
         (Penalized, "entries of qkv.weight are on the other side as well, taken elsewhere, or frozen"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from thunder_norm.modular.following.attentions import Attention, Side
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import Followed, Product, Scale, Score, Strand, Use, added, head_rows, used
+from thunder_norm.modular.following.strands import Followed, Product, Scale, Score, Use, added, head_rows, used
 
 Operand = tuple[torch.Tensor, Followed]
 
@@ -191,9 +191,11 @@ def _score(call: Call, active: list[Followed]) -> Score | None:
     score = scores[0]
     if score.problem:
         return score
-    if len(scores) > 1 or score.ids.shape != call.out.shape:
+    if len(scores) > 1:
         found = _sum(call, *scores) if len(scores) == 2 and call.name == "add" else None
-        return found or replace(score, problem="products of queries and keys of different layouts meet")
+        return found or replace(score, problem="products of queries and keys meet that were shifted, masked or mixed before")
+    if score.raw.shape != call.out.shape:
+        score = replace(score, **_expanded(score, call.out.shape))
     is_numerator = call.name != "div" or score is getattr(call.state(call.args[0]), "score", None)
     is_scaled = call.name in _PRODUCTS and len(active) == 1 and is_numerator or call.name in _LINEAR
     if not is_scaled:
@@ -205,42 +207,41 @@ def _with_gains(call: Call, score: Score) -> Score:
     """Scores times gains of heads (temperatures): of queries and keys that nothing multiplies these are what multiplies the logits."""
     gains = [state for state in call.states if state.is_parameter and state.scale is not Scale.NOTHING]
     is_multiplied = any(side.scale is not Scale.NOTHING for p in score.products for side in (p.query, p.key))
-    if call.name != "mul" or len(gains) != 1 or is_multiplied:
+    if call.name != "mul" or len(gains) != 1 or is_multiplied or any(p.is_of_keys for p in score.products):
         return score
-    ids = score.ids.flatten().long()
-    strands: list[Strand] = []
-    for strand in gains[0].mapped(lambda t: t.expand(score.ids.shape).flatten()).strands:
-        of_n = tuple(
-            {a: t.new_zeros(score.products[0].shape[0]).scatter_(0, ids, t) for a, t in of.items()} for of in strand.labels
-        )
+    spread = gains[0].mapped(lambda t: t.expand(call.out.shape).flatten())
+    products: list[Product] = []
+    for product, ids in zip(score.products, score.ids, strict=True):
+        at, is_there = ids.flatten().long().clamp(min=0), ids.flatten() >= 0
+
+        def of_queries(t: torch.Tensor, at: torch.Tensor = at, shape: tuple[int, int, int] = product.shape) -> torch.Tensor:
+            return t.new_zeros(shape[0] * shape[1]).scatter_(0, at, t).view(*shape[:2], 1).expand(shape)
+
         if any(
-            not torch.equal(n[ids], t)
-            for of, by in zip(of_n, strand.labels, strict=True)
-            for n, t in zip(of.values(), by.values(), strict=True)
+            (of_queries(t)[..., 0].flatten()[at] != t)[is_there].any()
+            for s in spread.strands
+            for of in s.labels
+            for t in of.values()
         ):
-            return score  # not the same for all logits of a head
-        strands.append(replace(strand, kind="gain", labels=of_n))
+            return score  # not the same for all logits of a query
+        strands = tuple(replace(s.mapped(of_queries), kind="gain") for s in spread.strands)
+        query = product.query.with_strands(scales=False)
+        products.append(replace(product, query=replace(query, strands=(*query.strands, *strands), scale=Scale.GAINS)))
+    return replace(score, products=tuple(products))
 
-    def of_queries(product: Product) -> Followed:
-        n, width = product.shape
-        more = Followed(tuple(strands)).mapped(lambda t: t.view(n, 1, 1).expand(n, 1, width)).strands
-        return replace(product.query, strands=(*product.query.with_strands(scales=False).strands, *more), scale=Scale.GAINS)
 
-    return replace(score, products=tuple(replace(p, query=of_queries(p)) for p in score.products))
+def _expanded(score: Score, shape: torch.Size) -> dict[str, Any]:
+    """What of scores changes when they become larger: as many heads, or tokens, are made of one."""
+    return {"raw": score.raw.expand(shape), "ids": tuple(ids.expand(shape) for ids in score.ids)}
 
 
 def _sum(call: Call, one: Score, other: Score) -> Score | None:
     """The scores of one attention, in two terms."""
     is_plain = one.is_raw and other.is_raw and call.kwargs.get("alpha", 1) == 1
-    if (
-        not is_plain
-        or one.num_mixed
-        or other.num_mixed
-        or one.ids.shape != other.ids.shape
-        or not torch.equal(one.ids, other.ids)
-    ):
+    if not is_plain or one.num_mixed or other.num_mixed:
         return None
-    return replace(one, products=one.products + other.products, raw=call.out)
+    ids = (*_expanded(one, call.out.shape)["ids"], *_expanded(other, call.out.shape)["ids"])
+    return replace(one, products=one.products + other.products, ids=ids, raw=call.out)
 
 
 def _multiplied(call: Call, score: Score) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.modular.following.attentions import connected
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
 from thunder_norm.modular.following.strands import (
@@ -83,12 +84,24 @@ def _mixed(call: Call, a: Operand, b: Operand) -> Score | None:
         if score is None or other is not None and not other.is_parameter:
             continue
         # a sum over keys is one of learned values, or of what was no attention: a state that is read (Mamba)
-        is_of_heads = not is_constant_along(score.ids, t.ndim + summed) if not score.problem else t.shape == call.out.shape
+        is_of_heads = t.shape == call.out.shape if score.problem else _is_of_heads(score, t.ndim + summed)
         if is_of_heads:
             by = m * call.kwargs.get("alpha", 1)
             mixed = partial(torch.matmul, other=by) if t is a[0] else partial(torch.matmul, by)
             return _of_mixed(score, call.out.ndim + summed, call.out.shape, mixed)
     return None
+
+
+def _is_of_heads(score: Score, dim: int) -> bool:
+    """Whether heads are along a dimension of scores: several n, or rows of one n that have nothing in common."""
+    for product, ids in zip(score.products, score.ids, strict=True):
+        n, tokens, _ = product.shape
+        if not is_constant_along(ids // tokens, dim):
+            return True
+        side = product.key if product.is_of_keys else product.query
+        if not is_constant_along(ids, dim) and connected(side, n) is not None:
+            return True
+    return False
 
 
 def _of_mixed(score: Score, dim: int, shape: torch.Size, mixed: Callable[[torch.Tensor], torch.Tensor]) -> Score:
@@ -99,7 +112,7 @@ def _of_mixed(score: Score, dim: int, shape: torch.Size, mixed: Callable[[torch.
     if score.problem or score.is_probability:
         return replace(score, problem=score.problem or "a matrix mixes the probabilities of heads")
     ids = torch.arange(shape[dim], dtype=torch.int32).view([-1 if d == dim else 1 for d in range(len(shape))]).expand(shape)
-    return replace(score, ids=ids, raw=mixed(score.raw), is_raw=False, num_mixed=shape[dim])
+    return replace(score, ids=(ids,) * len(score.ids), raw=mixed(score.raw), is_raw=False, num_mixed=shape[dim])
 
 
 def _product(
@@ -170,11 +183,14 @@ def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score |
         return None
     batched = (lambda t: t.unsqueeze(0)) if call.name == "mm" else (lambda t: t)
     query, key = of_a.mapped(batched), of_b.mapped(lambda t: batched(t).mT)
-    ids = torch.arange(len(batched(call.out)), dtype=torch.int32).view(-1, 1, 1).expand(batched(call.out).shape)
+    n, num_queries, num_keys = shape = batched(call.out).shape
+    is_of_keys = connected(query, n) is None and connected(key, n) is not None
+    tokens = num_keys if is_of_keys else num_queries
+    ids = torch.arange(n * tokens, dtype=torch.int32).view(n, 1 if is_of_keys else tokens, -1).expand(shape)
     is_raw = call.name != "baddbmm" or call.kwargs.get("beta", 1) == 0
     raw = call.out if is_raw else call.out - call.kwargs.get("beta", 1) * call.args[0]
-    product = Product(query, key, (uses_a, uses_b), (len(ids), a[0].shape[-1]))
-    return Score((product,), ids[0] if call.name == "mm" else ids, raw, is_raw)
+    product = Product(query, key, (uses_a, uses_b), (n, tokens, a[0].shape[-1]), is_of_keys)
+    return Score((product,), (ids[0] if call.name == "mm" else ids,), raw, is_raw)
 
 
 def _is_of_probabilities(state: Followed | None) -> bool:

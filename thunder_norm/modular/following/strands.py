@@ -102,13 +102,15 @@ class Product:
         query: what the queries [n, tokens, d] are.
         key: what the keys [n, tokens, d] are.
         uses: those of the queries and of the keys.
-        shape: (n, d).
+        shape: (n, tokens, d), the tokens of the queries, or of the keys if rows are these.
+        is_of_keys: whether rows of scores are counted by keys, as heads are among these alone.
     """
 
     query: Followed
     key: Followed
     uses: tuple[list[Use], list[Use]]
-    shape: tuple[int, int]
+    shape: tuple[int, int, int]
+    is_of_keys: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +119,7 @@ class Score:
 
     Attributes:
         products: the terms (latent attention may add two).
-        ids: for each entry its index n.
+        ids: of each term, for each entry the number of its row: ``n * tokens + token``; NOTHING where there is no such term.
         raw: their sum, times constants alone.
         is_raw: whether the tensor is that itself.
         is_probability: whether the softmax has been.
@@ -126,7 +128,7 @@ class Score:
     """
 
     products: tuple[Product, ...]
-    ids: torch.Tensor
+    ids: tuple[torch.Tensor, ...]
     raw: torch.Tensor
     is_raw: bool = True
     is_probability: bool = False
@@ -159,7 +161,7 @@ class Followed:
         score = self.score
         if score is not None and not score.problem:
             moved = f(score.raw) if raw is None or not score.is_raw else raw
-            score = replace(score, ids=f(score.ids), raw=moved)
+            score = replace(score, ids=tuple(map(f, score.ids)), raw=moved)
         return replace(self, strands=tuple(s.mapped(f) for s in self.strands), score=score)
 
     def with_strands(self, **changes: Any) -> Followed:
