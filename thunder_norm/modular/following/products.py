@@ -94,6 +94,8 @@ def _mixed(call: Call, a: Operand, b: Operand) -> Score | None:
 
 def _is_of_heads(score: Score, dim: int) -> bool:
     """Whether heads are along a dimension of scores: several n, or rows of one n that have nothing in common."""
+    if score.num_mixed:
+        return not is_constant_along(score.ids[0], dim)
     for product, ids in zip(score.products, score.ids, strict=True):
         n, tokens, _ = product.shape
         if not is_constant_along(ids // tokens, dim):
