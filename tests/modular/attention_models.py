@@ -163,6 +163,120 @@ class ClassToken(ByHand):
         return torch.cat([t[..., :1, :], super().rotated(t[..., 1:, :])], -2)
 
 
+class RotatedByTable(ByHand):
+    """Sines and cosines are rows of a table (RoFormer)."""
+
+    def __init__(self):
+        super().__init__()
+        self.angles = nn.Embedding(5, self.width)
+
+    def rotated(self, t):
+        sin, cos = self.angles(torch.arange(t.shape[-2])).chunk(2, -1)
+        a, b = t.chunk(2, -1)
+        return t * torch.cat([cos, cos], -1) + torch.cat([-b, a], -1) * torch.cat([sin, sin], -1)
+
+
+class RotatedBySums(ByHand):
+    """A rotation is a sum over the two entries of a product with a matrix for each place."""
+
+    def rotated(self, t):
+        by = torch.arange(t.shape[-2] * self.width * 2, dtype=t.dtype).cos().view(t.shape[-2], -1, 2, 2)
+        return (t.unflatten(-1, (-1, 1, 2)) * by).sum(-1).flatten(-2)
+
+
+class Pooled(ByHand):
+    """Queries are the largest of two tokens' (Hiera), keys are means of maps."""
+
+    def forward(self, x):
+        q, *kv = self.qkv(x).split(self.sizes, -1)
+        kv = (nn.functional.avg_pool2d(t.mT[:, :, None], (1, 2)).squeeze(2).mT for t in kv)
+        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in (q, *kv))
+        q = q[..., :4, :].unflatten(-2, (2, 2)).max(-2).values
+        return (q @ k.repeat_interleave(2, 1).mT).softmax(-1) @ v.repeat_interleave(2, 1)
+
+
+class Channels(nn.Module):
+    """Channels attend to each other, over all tokens (DaViT); normalized, with a temperature of each head (XCiT, EdgeNeXt)."""
+
+    def __init__(self, is_normalized=False):
+        super().__init__()
+        self.qkv, self.is_normalized = nn.Linear(6, 36), is_normalized
+        self.temperature = nn.Parameter(torch.ones(3, 1, 1)) if is_normalized else 0.3
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 4, 1)
+        if self.is_normalized:
+            q, k = (nn.functional.normalize(t, dim=-1) for t in (q, k))
+        return (q @ k.mT * self.temperature).softmax(-1) @ v
+
+
+class Grouped(ByHand):
+    """`einsum` puts the queries that share a key among the tokens."""
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (-1, self.width)) for t in self.qkv(x).split(self.sizes, -1))
+        logits = torch.einsum("btgrd,bsgd->bgrts", q.unflatten(2, (2, 2)), k).flatten(1, 2)
+        return torch.einsum("bgrts,bsgd->btgrd", logits.softmax(-1).unflatten(1, (2, 2)), v)
+
+
+class Bilinear(nn.Module):
+    """One matrix for each head between the tokens, which `einsum` multiplies by these on either side."""
+
+    def __init__(self):
+        super().__init__()
+        self.between, self.v = nn.Parameter(torch.randn(4, 6, 6)), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.einsum("bti,hij,bsj->bhts", x, self.between, x).softmax(-1) @ self.v(x)[:, None]
+
+
+class Apart(nn.Module):
+    """A projection for each head, not all as wide, whose scores are put beside each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = (nn.ModuleList(nn.Linear(6, n) for n in (2, 3, 2)) for _ in range(2))
+
+    def forward(self, x):
+        return torch.stack([q(x) @ k(x).mT for q, k in zip(self.q, self.k, strict=True)], 1).softmax(-1) @ x[:, None]
+
+
+class Relative(ByHand):
+    """Positions relative to a query have keys of their own, shifted to their places (Transformer-XL); each term has another layout."""
+
+    def __init__(self):
+        super().__init__(groups=4)
+        self.biases = nn.ParameterList(torch.randn(4, 6) for _ in range(2))
+        self.positions = nn.Linear(6, 24, bias=False)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (-1, self.width)) for t in self.qkv(x).split(self.sizes, -1))
+        places = self.positions(torch.arange(30, dtype=x.dtype).cos().view(5, 6)).unflatten(-1, (4, 6))
+        by_place = torch.einsum("bthd,shd->bhts", q + self.biases[1], places)
+        n = by_place.shape[-1]
+        shifted = nn.functional.pad(by_place, (1, 0)).view(len(x), 4, n + 1, n)[:, :, 1:].reshape(by_place.shape).tril()
+        logits = (torch.einsum("bthd,bshd->bhts", q + self.biases[0], k) + shifted) * 0.4
+        return logits.softmax(-1) @ v.transpose(1, 2)
+
+
+class Talking(ByHand):
+    """A matrix mixes the scores of heads before their softmax, and another one the probabilities (CaiT)."""
+
+    def __init__(self, is_convolution=False):
+        super().__init__()
+        make = (lambda: nn.Conv2d(4, 4, 1, bias=False)) if is_convolution else (lambda: nn.Linear(4, 4, bias=False))
+        self.mixes = nn.ModuleList(make() for _ in range(2))
+
+    def mixed(self, t, i):
+        mix = self.mixes[i]
+        return mix(t) if isinstance(mix, nn.Conv2d) else mix(t.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in self.qkv(x).split(self.sizes, -1))
+        probabilities = self.mixed(q @ k.repeat_interleave(2, 1).mT, 0).softmax(-1)
+        return self.mixed(probabilities, 1) @ v.repeat_interleave(2, 1)
+
+
 class Latent(nn.Module):
     """Logits in two terms, of which the second has one key for all heads; a bias is added in place."""
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.modular.attention_models import ByHand, Gained, Latent, Logits, Reparametrized, Torch, logits_of
+from tests.modular.attention_models import ByHand, Gained, Logits, Reparametrized, Torch, logits_of
 from tests.modular.modular_models import D
 from tests.ranks import run_ranks
 from tests.seeds import seeded
@@ -190,17 +190,6 @@ class PenalizedGains(Gained):
         return super().forward(x), *(gain.square().sum() for gain in self.gains)
 
 
-class Talking(ByHand):
-    def __init__(self):
-        super().__init__()
-        self.mix = nn.Linear(4, 4)
-
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in self.qkv(x).split(self.sizes, -1))
-        logits = self.mix((q @ k.repeat_interleave(2, 1).mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        return logits.softmax(-1) @ v.repeat_interleave(2, 1)
-
-
 class Mixed(ByHand):
     """A constant is added to queries and keys, so a multiple of their projection is no multiple of them."""
 
@@ -233,8 +222,6 @@ X = torch.randn(2, 5, 6)
         (lambda: Reparametrized(lambda w: (w.square() + 1) * 2), "nothing multiplies them"),
         (PenalizedGains, "entries of gains.0 are on the other side as well, taken elsewhere, or frozen"),
         (Mixed, "normalized, clamped, frozen, or constants are added"),
-        (lambda: Latent(is_by_tokens=True), "products of queries and keys of different layouts meet"),
-        (Talking, "a matrix mixes products of queries and keys before the softmax"),
         (Penalized, "entries of qkv.weight are on the other side as well, taken elsewhere, or frozen"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from thunder_norm.modular.following.attentions import Attention, Side
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import Followed, Scale, Score, Use, added, head_rows, used
+from thunder_norm.modular.following.strands import Followed, Product, Scale, Score, Use, added, head_rows, used
 
 Operand = tuple[torch.Tensor, Followed]
 
@@ -51,7 +51,7 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
         return  # a comparison: a mask
     operands = [(t, state) for t, state in call.tensors if state is not None]
     active = [state for _, state in operands if not state.is_parameter]
-    if call.name not in SUMS and len(active) > 1:
+    if call.name not in SUMS and len(active) > 1 and not _is_by_rows(active):
         ops = _as_factors(notes, call, active)
         notes.multiply(tuple(notes.use(state, op) for state, op in zip(active, ops, strict=True)))
     spread = [_spread(notes, call, t, state, operands) for t, state in operands]
@@ -61,7 +61,14 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
     else:  # factors: each goes on as it is
         strands = tuple(s for state in spread for s in state.strands)
     is_attended = any(state.is_attended for state in active) and (call.name not in SUMS or len(active) == 1)
-    notes.note(call.out, Followed(strands, scale, not active, _score(call, active), is_attended))
+    is_looked_up = bool(active) and all(state.is_looked_up for state in active)
+    notes.note(call.out, Followed(strands, scale, not active, _score(call, active), is_attended, is_looked_up))
+
+
+def _is_by_rows(states: Sequence[Followed]) -> bool:
+    """Whether all but one of several factors are rows of tables (sines and cosines), which multiply that one as numbers do."""
+    others = [state for state in states if not state.is_looked_up]
+    return len(others) == 1 and others[0].scale is not Scale.NOTHING
 
 
 def _as_factors(notes: Notes, call: Call, states: Sequence[Followed]) -> list[str]:
@@ -155,6 +162,7 @@ def _of_sum(call: Call, operands: Sequence[Operand], spread: list[Followed]) -> 
 def _of_product(call: Call, operands: Sequence[Operand], spread: list[Followed]) -> tuple[list[Followed], Scale]:
     """Of a factor with gains: what multiplies the factor, or, if nothing does, the gains."""
     active = [i for i, (_, state) in enumerate(operands) if not state.is_parameter]
+    active = [i for i in active if not operands[i][1].is_looked_up] or active  # sines and cosines from a table are numbers
     mains = active or [i for i, (t, _) in enumerate(operands) if t.shape == call.out.shape]
     if len(active) > 1 or not mains or call.name == "div" and operands[mains[0]][0] is not call.args[0]:
         return spread, Scale.NOTHING
@@ -183,22 +191,57 @@ def _score(call: Call, active: list[Followed]) -> Score | None:
     score = scores[0]
     if score.problem:
         return score
-    if len(scores) > 1 or score.ids.shape != call.out.shape:
+    if len(scores) > 1:
         found = _sum(call, *scores) if len(scores) == 2 and call.name == "add" else None
-        return found or replace(score, problem="products of queries and keys of different layouts meet")
+        return found or replace(score, problem="products of queries and keys meet that were shifted, masked or mixed before")
+    if score.raw.shape != call.out.shape:
+        score = replace(score, **_expanded(score, call.out.shape))
     is_numerator = call.name != "div" or score is getattr(call.state(call.args[0]), "score", None)
     is_scaled = call.name in _PRODUCTS and len(active) == 1 and is_numerator or call.name in _LINEAR
     if not is_scaled:
         return replace(score, is_raw=False)
-    return replace(score, raw=call.out if score.is_raw else _multiplied(call, score))
+    return replace(_with_gains(call, score), raw=call.out if score.is_raw else _multiplied(call, score))
+
+
+def _with_gains(call: Call, score: Score) -> Score:
+    """Scores times gains of heads (temperatures): of queries and keys that nothing multiplies these are what multiplies the logits."""
+    gains = [state for state in call.states if state.is_parameter and state.scale is not Scale.NOTHING]
+    is_multiplied = any(side.scale is not Scale.NOTHING for p in score.products for side in (p.query, p.key))
+    if call.name != "mul" or len(gains) != 1 or is_multiplied or any(p.is_of_keys for p in score.products):
+        return score
+    spread = gains[0].mapped(lambda t: t.expand(call.out.shape).flatten())
+    products: list[Product] = []
+    for product, ids in zip(score.products, score.ids, strict=True):
+        at, is_there = ids.flatten().long().clamp(min=0), ids.flatten() >= 0
+
+        def of_queries(t: torch.Tensor, at: torch.Tensor = at, shape: tuple[int, int, int] = product.shape) -> torch.Tensor:
+            return t.new_zeros(shape[0] * shape[1]).scatter_(0, at, t).view(*shape[:2], 1).expand(shape)
+
+        if any(
+            (of_queries(t)[..., 0].flatten()[at] != t)[is_there].any()
+            for s in spread.strands
+            for of in s.labels
+            for t in of.values()
+        ):
+            return score  # not the same for all logits of a query
+        strands = tuple(replace(s.mapped(of_queries), kind="gain") for s in spread.strands)
+        query = product.query.with_strands(scales=False)
+        products.append(replace(product, query=replace(query, strands=(*query.strands, *strands), scale=Scale.GAINS)))
+    return replace(score, products=tuple(products))
+
+
+def _expanded(score: Score, shape: torch.Size) -> dict[str, Any]:
+    """What of scores changes when they become larger: as many heads, or tokens, are made of one."""
+    return {"raw": score.raw.expand(shape), "ids": tuple(ids.expand(shape) for ids in score.ids)}
 
 
 def _sum(call: Call, one: Score, other: Score) -> Score | None:
     """The scores of one attention, in two terms."""
     is_plain = one.is_raw and other.is_raw and call.kwargs.get("alpha", 1) == 1
-    if not is_plain or one.ids.shape != other.ids.shape or not torch.equal(one.ids, other.ids):
+    if not is_plain or one.num_mixed or other.num_mixed:
         return None
-    return replace(one, products=one.products + other.products, raw=call.out)
+    ids = (*_expanded(one, call.out.shape)["ids"], *_expanded(other, call.out.shape)["ids"])
+    return replace(one, products=one.products + other.products, ids=ids, raw=call.out)
 
 
 def _multiplied(call: Call, score: Score) -> torch.Tensor:
@@ -244,7 +287,9 @@ def softmax(notes: Notes, call: Call) -> None:
     score = state.score
     if score is None:
         return notes.note(call.out, replace(state, scale=Scale.NOTHING))
-    notes.use(state, "softmax")  # what was added to the scores, or stands beside them (sinks)
+    gains = {s.name for product in score.products for s in product.query.strands if s.kind == "gain"}
+    of_others = tuple(s for s in state.strands if s.kind != "gain" or s.name not in gains)
+    notes.use(replace(state, strands=of_others), "softmax")  # what was added to the scores, or stands beside them (sinks)
     attention = Attention.of(score, call.args[0], is_shifted=call.name == "exp")
     notes.attentions.append(attention)
     for product in score.products:

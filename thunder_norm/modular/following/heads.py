@@ -66,11 +66,14 @@ def heads_of(notes: Notes, frozen: Set[str]) -> list[Head]:
         sides = attention.query, attention.key
         gains = _gains(attention.query), _gains(attention.key)
         can = _can_scale(attention.query, frozen), _can_scale(attention.key, frozen)
-        for number in range(attention.num_heads):
-            query, key = (_entries(side, number, notes, lambda p: p.scales) for side in sides)
+        mixed = range(attention.num_mixed)  # heads that a matrix makes of others are of all that these are of
+        width = next(p.at.shape[1] for side in sides for p in side.parts)
+        for number in mixed or range(attention.num_heads):
+            of = range(attention.num_heads) if mixed else [number]
+            query, key = (_entries(side, width, of, notes, lambda p: p.scales) for side in sides)
             new = Head(f"{_names(attention)}, head {number}", query, key, can, [], gains)
-            all_of_it = tuple(_entries(side, number, notes, lambda p: True) for side in sides)
-            found.setdefault((query, key, can, all_of_it), new).at.append((position, number))
+            all_of_it = tuple(_entries(side, width, of, notes, lambda p: True) for side in sides)
+            found.setdefault((query, key, can, all_of_it, bool(mixed) and number), new).at.append((position, number))
     return list(found.values())
 
 
@@ -89,12 +92,14 @@ def _can_scale(side: Side, frozen: Set[str]) -> bool:
     return side.is_scaled and not is_frozen and not any(p.kind == "itself" for p in side.parts)
 
 
-def _entries(side: Side, number: int, notes: Notes, chosen: Callable[[Part], bool]) -> tuple[frozenset[Entry], ...]:
-    """For each entry of the head, the entries of parameters in it, of some of the parts."""
+def _entries(
+    side: Side, width: int, numbers: Sequence[int], notes: Notes, chosen: Callable[[Part], bool]
+) -> tuple[frozenset[Entry], ...]:
+    """For each of the entries of heads, `width` each, the entries of parameters in it, of some of the parts."""
     parts = [p for p in side.parts if p.kind != "itself" and chosen(p)]
-    columns = [_flat(p.axes, p.at[number], notes.shapes[p.name]) for p in parts]
-    width = side.parts[0].at.shape[1]
-    return tuple(frozenset((p.name, c[j]) for p, c in zip(parts, columns, strict=True) if c[j] >= 0) for j in range(width))
+    columns = [[i for n in numbers for i in _flat(p.axes, p.at[n], notes.shapes[p.name])] for p in parts]
+    of_each = range(width * len(numbers))
+    return tuple(frozenset((p.name, c[j]) for p, c in zip(parts, columns, strict=True) if c[j] >= 0) for j in of_each)
 
 
 def _flat(axes: Sequence[int], at: torch.Tensor, shape: Sequence[int]) -> list[int]:

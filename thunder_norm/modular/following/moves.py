@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import NOTHING, Followed, Scale, Score, Strand, added, is_constant_along, joined
+from thunder_norm.modular.following.strands import (
+    NOTHING,
+    Followed,
+    Labels,
+    Scale,
+    Score,
+    Strand,
+    added,
+    is_constant_along,
+    joined,
+)
 
 MOVES = frozenset(
     "view _unsafe_view reshape _reshape_alias permute transpose t expand squeeze unsqueeze slice select split unsafe_split "
@@ -51,10 +61,10 @@ def join(notes: Notes, call: Call) -> None:
     is_parameter = all(state is None or state.is_parameter for state in states)
     is_scaled = all(_is_zero(t) for t, state in zip(tensors, states, strict=True) if state is None)
     scale = min((state.scale for state in known), default=Scale.NOTHING) if is_scaled else Scale.NOTHING
-    scores = [state.score for state in known if state.score is not None]
-    score = _wider(scores[0], call.out.shape) if len(scores) == 1 and call.name == "cat" else None
+    score = _joined_scores(call, tensors, states, lambda some: put(list(some), dim))
     is_attended = bool(known) and all(state.is_attended for state in known)
-    notes.note(call.out, Followed(strands, scale, is_parameter, score, is_attended))
+    is_looked_up = not is_parameter and all(state.is_parameter or state.is_looked_up for state in known)
+    notes.note(call.out, Followed(strands, scale, is_parameter, score, is_attended, is_looked_up))
 
 
 def _is_zero(t: torch.Tensor) -> bool:
@@ -62,19 +72,28 @@ def _is_zero(t: torch.Tensor) -> bool:
     return not t.is_meta and not bool(t.any())
 
 
-def _wider(score: Score, shape: torch.Size) -> Score | None:
-    """Scores with others that count for nothing after them, in the last dimension (a sink)."""
-    if score.problem:
-        return score
-    more = shape[-1] - score.ids.shape[-1]
-    if (
-        score.ids.shape[:-1] != shape[:-1]
-        or score.raw.shape != score.ids.shape
-        or not is_constant_along(score.ids, score.ids.ndim - 1)
-    ):
+def _joined_scores(call: Call, tensors: Sequence[torch.Tensor], states: Sequence[Followed | None], put: Callable) -> Score | None:
+    """Scores of heads beside each other; or with others, which count for nothing: sinks, the zeros of a relative shift."""
+    scores = [None if state is None else state.score for state in states]
+    own = [score for score in scores if score is not None]
+    if not own:
         return None
-    raw = torch.nn.functional.pad(score.raw, (0, more), value=-torch.inf)
-    return replace(score, ids=score.ids[..., :1].expand(shape), raw=raw, is_raw=False)
+    if any(score.problem or score.is_probability or score.num_mixed for score in own):
+        return replace(own[0], problem=own[0].problem or "what a matrix mixes, or a softmax has made, is joined with others")
+    is_zero = all(_is_zero(t) for t, score in zip(tensors, scores, strict=True) if score is None)
+    is_raw = is_zero and all(score.is_raw for score in own)
+    nothing = [torch.full((), NOTHING, dtype=torch.int32).expand(t.shape) for t in tensors]
+    ids = tuple(
+        put([ids if other is score else none for other, none in zip(scores, nothing, strict=True)])
+        for score in own
+        for ids in score.ids
+    )
+    less = [
+        t.new_full((), -torch.inf).expand(t.shape) if score is None else score.raw
+        for t, score in zip(tensors, scores, strict=True)
+    ]
+    products = tuple(product for score in own for product in score.products)
+    return replace(own[0], products=products, ids=ids, raw=call.out if is_raw else put(less), is_raw=is_raw)
 
 
 def _chosen(call: Call, has_values: bool) -> tuple[list[int], Callable[[torch.Tensor], torch.Tensor]] | None:
@@ -109,6 +128,8 @@ def look_up(notes: Notes, call: Call) -> None:
     if state is None or found is None:
         return mix(notes, call)
     dims, chosen = found
+    if state.score is not None and has_values:
+        return notes.note(call.out, state.mapped(chosen, raw=call.out))
     is_table = state.is_parameter and call.args[0].ndim < 3
     kept: list[Strand] = []
     for strand in state.strands:
@@ -125,16 +146,37 @@ def look_up(notes: Notes, call: Call) -> None:
         kept.append(moved)
     is_parameter = state.is_parameter and not is_table
     strands = tuple(s for s in kept if s.axes or is_table)
-    notes.note(call.out, Followed(strands, state.scale if len(strands) == len(kept) else Scale.NOTHING, is_parameter))
+    scale = state.scale if len(strands) == len(kept) else Scale.NOTHING
+    notes.note(call.out, Followed(strands, scale, is_parameter, is_looked_up=is_table or state.is_looked_up))
+
+
+def gather(notes: Notes, call: Call) -> None:
+    """Scores that are chosen one by one (relative positions)."""
+    state = call.state(call.args[0])
+    if state is None or state.score is None or call.args[2].is_meta and not call.args[0].is_meta:
+        return mix(notes, call)
+    dim, index = call.args[1], call.args[2]
+    places = torch.zeros(index.shape, dtype=torch.long) if index.is_meta else index.cpu()
+    notes.note(call.out, state.mapped(lambda t: t.gather(dim, places.to(t.device)), raw=call.out))
+
+
+def triangle(notes: Notes, call: Call) -> None:
+    """Scores on one side of a diagonal alone, others 0."""
+    state = call.state(call.args[0])
+    if state is None or state.score is None or state.score.problem:
+        return mix(notes, call)
+    raw = call.out if state.score.is_raw else call.func(state.score.raw, *call.args[1:])
+    notes.note(call.out, replace(state, score=replace(state.score, raw=raw)))
 
 
 def pad(notes: Notes, call: Call) -> None:
     """Entries of no parameter around a tensor."""
     state = call.state(call.args[0])
     if state is not None:
-        moved = state.mapped(lambda t: torch.constant_pad_nd(t, call.args[1], NOTHING))
         is_zero = (call.args[2] if len(call.args) > 2 else 0) == 0
-        notes.note(call.out, replace(moved, scale=state.scale if is_zero else Scale.NOTHING, score=None))
+        moved = state.mapped(lambda t: torch.constant_pad_nd(t, call.args[1], NOTHING), raw=call.out)
+        score = moved.score if is_zero and moved.score is not None and moved.score.is_raw else None
+        notes.note(call.out, replace(moved, scale=state.scale if is_zero else Scale.NOTHING, score=score))
 
 
 def as_complex(notes: Notes, call: Call) -> None:
@@ -210,6 +252,42 @@ def mix(notes: Notes, call: Call) -> None:
             notes.note(out, Followed(strands, is_parameter=is_parameter))
 
 
+def reduce(notes: Notes, call: Call) -> None:
+    """Sums, means and extremes along dimensions, which are multiplied as what they take: what labels do not differ along these stays.
+
+    Of the two places that a rotation sums both are terms.
+    """
+    state = call.state(call.args[0])
+    out = call.out if isinstance(call.out, torch.Tensor) else call.out[0]  # of extremes the places come second
+    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    ndim = call.args[0].ndim
+    if state is None or state.is_parameter or state.score is not None or given is None or not out.is_floating_point():
+        return mix(notes, call)
+    dims = [d % ndim for d in (given if isinstance(given, list | tuple) else [given])] or list(range(ndim))
+    kept: list[Strand] = []
+    for strand in state.strands:
+        terms = [term for labels in strand.labels for term in _terms(labels, dims, out.shape)]
+        if not terms or not all(term.keys() == strand.axes for term in terms):
+            notes.use(Followed((strand,)), call.name)
+            terms = []
+        kept.append(replace(strand, labels=tuple(terms)))
+    strands = tuple(s for s in kept if s.axes)
+    notes.note(out, Followed(strands, state.scale if len(strands) == len(kept) else Scale.NOTHING))
+
+
+def _terms(labels: Labels, dims: Sequence[int], shape: torch.Size) -> list[Labels]:
+    """Labels of a tensor at each of the places along dimensions, as labels of what these are reduced to; nothing if there are more than two."""
+    found = [labels]
+    for d in dims:
+        is_same = all(is_constant_along(t, d) for t in labels.values())
+        size = next(iter(labels.values())).shape[d] if labels else 0
+        places = range(min(size, 1) if is_same else size)
+        if len(places) * len(found) > 2:
+            return []
+        found = [{a: t.narrow(d, i, 1) for a, t in some.items()} for some in found for i in places]
+    return [{a: t.reshape(shape) for a, t in some.items()} for some in found]
+
+
 def ignore(notes: Notes, call: Call) -> None:
     """An operation that asks for a shape, a dtype or a device alone: what it makes is a constant."""
 
@@ -220,9 +298,12 @@ HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     **dict.fromkeys(("index", "index_select", "_unsafe_index"), look_up),
     **dict.fromkeys(("index_add", "index_copy"), put),
     "constant_pad_nd": pad,
+    "gather": gather,
+    **dict.fromkeys(("tril", "triu"), triangle),
     "view_as_complex": as_complex,
     "view_as_real": as_real,
     "copy": write,
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min"), reduce),
     **dict.fromkeys(
         (
             "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_empty new_ones "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from thunder_norm.modular.following.attentions import connected
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
 from thunder_norm.modular.following.strands import (
@@ -24,6 +26,22 @@ from thunder_norm.modular.following.strands import (
 
 Operand = tuple[torch.Tensor, Followed | None]
 
+# operation -> how many dimensions of places there are, after those of channels
+_POOLS = {
+    prefix + f"{n}d" + suffix: n
+    for n in (1, 2, 3)
+    for prefix, suffix in (
+        ("max_pool", "_with_indices"),
+        ("avg_pool", ""),
+        ("_adaptive_avg_pool", ""),
+        ("adaptive_max_pool", ""),
+        ("upsample_nearest", ""),
+        ("upsample_linear", ""),
+        ("upsample_bilinear", ""),
+        ("upsample_bicubic", ""),
+        ("upsample_trilinear", ""),
+    )
+}
 # operation -> which arguments are multiplied
 _FACTORS = {
     "mm": (0, 1),
@@ -60,17 +78,43 @@ def multiply(notes: Notes, call: Call) -> None:
 
 
 def _mixed(call: Call, a: Operand, b: Operand) -> Score | None:
-    """Scores, or their softmax, that a matrix mixes (talking heads): whose they are is known no more, but what they are."""
-    for (t, one), (_, other), summed in ((a, b, -1), (b, a, -2)):
+    """Scores, or their softmax, that a matrix mixes."""
+    for (t, one), (m, other), summed in ((a, b, -1), (b, a, -2)):
         score = None if one is None else one.score
         if score is None or other is not None and not other.is_parameter:
             continue
         # a sum over keys is one of learned values, or of what was no attention: a state that is read (Mamba)
-        is_of_heads = not is_constant_along(score.ids, t.ndim + summed) if not score.problem else t.shape == call.out.shape
-        what = "the probabilities of heads" if score.is_probability else "products of queries and keys before the softmax"
+        is_of_heads = t.shape == call.out.shape if score.problem else _is_of_heads(score, t.ndim + summed)
         if is_of_heads:
-            return replace(score, problem=f"a matrix mixes {what}")
+            by = m * call.kwargs.get("alpha", 1)
+            mixed = partial(torch.matmul, other=by) if t is a[0] else partial(torch.matmul, by)
+            return _of_mixed(score, call.out.ndim + summed, call.out.shape, mixed)
     return None
+
+
+def _is_of_heads(score: Score, dim: int) -> bool:
+    """Whether heads are along a dimension of scores: several n, or rows of one n that have nothing in common."""
+    if score.num_mixed:
+        return not is_constant_along(score.ids[0], dim)
+    for product, ids in zip(score.products, score.ids, strict=True):
+        n, tokens, _ = product.shape
+        if not is_constant_along(ids // tokens, dim):
+            return True
+        side = product.key if product.is_of_keys else product.query
+        if not is_constant_along(ids, dim) and connected(side, n) is not None:
+            return True
+    return False
+
+
+def _of_mixed(score: Score, dim: int, shape: torch.Size, mixed: Callable[[torch.Tensor], torch.Tensor]) -> Score:
+    """Scores that a matrix mixes (talking heads): each of the heads along a dimension is multiplied if all that it is made of are.
+
+    After the softmax it is not known any more whose they are, but what they are.
+    """
+    if score.problem or score.is_probability:
+        return replace(score, problem=score.problem or "a matrix mixes the probabilities of heads")
+    ids = torch.arange(shape[dim], dtype=torch.int32).view([-1 if d == dim else 1 for d in range(len(shape))]).expand(shape)
+    return replace(score, ids=(ids,) * len(score.ids), raw=mixed(score.raw), is_raw=False, num_mixed=shape[dim])
 
 
 def _product(
@@ -141,11 +185,14 @@ def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score |
         return None
     batched = (lambda t: t.unsqueeze(0)) if call.name == "mm" else (lambda t: t)
     query, key = of_a.mapped(batched), of_b.mapped(lambda t: batched(t).mT)
-    ids = torch.arange(len(batched(call.out)), dtype=torch.int32).view(-1, 1, 1).expand(batched(call.out).shape)
+    n, num_queries, num_keys = shape = batched(call.out).shape
+    is_of_keys = connected(query, n) is None and connected(key, n) is not None
+    tokens = num_keys if is_of_keys else num_queries
+    ids = torch.arange(n * tokens, dtype=torch.int32).view(n, 1 if is_of_keys else tokens, -1).expand(shape)
     is_raw = call.name != "baddbmm" or call.kwargs.get("beta", 1) == 0
     raw = call.out if is_raw else call.out - call.kwargs.get("beta", 1) * call.args[0]
-    product = Product(query, key, (uses_a, uses_b), (len(ids), a[0].shape[-1]))
-    return Score((product,), ids[0] if call.name == "mm" else ids, raw, is_raw)
+    product = Product(query, key, (uses_a, uses_b), (n, tokens, a[0].shape[-1]), is_of_keys)
+    return Score((product,), (ids[0] if call.name == "mm" else ids,), raw, is_raw)
 
 
 def _is_of_probabilities(state: Followed | None) -> bool:
@@ -186,29 +233,47 @@ def convolve(notes: Notes, call: Call) -> None:
         strands += survived(of_bias, "bias", [], lambda t: t.view(shape).expand(call.out.shape))
         scale = min(of_weight.scale, of_bias.scale)
     if of_x is not None and not of_x.is_parameter and 1 < groups == x.shape[1]:  # of each channel by itself
-        strands += _of_channels(of_x, call.out.shape)
-    notes.note(call.out, Followed(strands, scale))
+        strands += _of_channels(of_x, call.out.shape, len(others) - 1).with_strands(scales=False).strands
+    score = None
+    if of_x is not None and of_x.score is not None:  # of all places around, too: still linear in all scores
+        channel = call.out.ndim - weight.ndim + 1
+        mixed = lambda raw: call.func(raw, weight, None, *call.args[3:])  # noqa: E731
+        score = _of_mixed(of_x.score, channel, call.out.shape, mixed)
+    notes.note(call.out, Followed(strands, scale, score=score))
 
 
-def _of_channels(state: Followed, shape: torch.Size) -> tuple[Strand, ...]:
-    """The strands of what a convolution of each channel by itself takes: channels stay, and what differs within one is lost."""
+def pool(notes: Notes, call: Call) -> None:
+    """Means and extremes of windows, and interpolations: of each channel by itself, and multiplied as what they take."""
+    state = call.state(call.args[0])
+    if state is None or state.is_parameter or state.score is not None:
+        return mix(notes, call)
+    out = call.out if isinstance(call.out, torch.Tensor) else call.out[0]  # of extremes the places come second
+    found = _of_channels(state, out.shape, _POOLS[call.name])
+    if len(found.strands) < len(state.strands):
+        notes.use(state, call.name)
+    notes.note(out, replace(found, is_attended=False))
+
+
+def _of_channels(state: Followed, shape: torch.Size, num_places: int) -> Followed:
+    """What is made of each channel by itself, before the dimensions of places: channels stay, and what differs within one is lost."""
+    channel = len(shape) - num_places - 1
 
     def moved(t: torch.Tensor) -> torch.Tensor:
-        for d in range(2, t.ndim):
+        for d in range(channel + 1, t.ndim):
             t = t.narrow(d, 0, 1)
-        return t.repeat_interleave(shape[1] // t.shape[1], 1).expand(shape)
+        return t.repeat_interleave(shape[channel] // t.shape[channel], channel).expand(shape)
 
-    found = (
-        replace(
-            s, scales=False, labels=tuple({a: moved(t) for a, t in labels.items() if _is_of_channels(t)} for labels in s.labels)
-        )
+    kept = tuple(
+        replace(s, labels=tuple({a: moved(t) for a, t in of.items() if _is_of_channels(t, channel)} for of in s.labels))
         for s in state.strands
     )
-    return tuple(s for s in found if s.axes)
+    strands = tuple(s for s in kept if s.axes)
+    is_all = all(a.axes == b.axes for a, b in zip(kept, state.strands, strict=True))
+    return replace(state, strands=strands, scale=state.scale if is_all else Scale.NOTHING)
 
 
-def _is_of_channels(label: torch.Tensor) -> bool:
-    return label.numel() > 0 and all(is_constant_along(label, d) for d in range(2, label.ndim))
+def _is_of_channels(label: torch.Tensor, channel: int) -> bool:
+    return label.numel() > 0 and all(is_constant_along(label, d) for d in range(channel + 1, label.ndim))
 
 
 def embed(notes: Notes, call: Call) -> None:
@@ -218,7 +283,8 @@ def embed(notes: Notes, call: Call) -> None:
     if state is None or not state.is_parameter:
         return mix(notes, call)
     notes.meet(state, Meeting("table"))
-    notes.note(out, Followed(survived(state, "table", [0], lambda t: t[0].expand(out.shape)), state.scale))
+    strands = survived(state, "table", [0], lambda t: t[0].expand(out.shape))
+    notes.note(out, Followed(strands, state.scale, is_looked_up=True))
 
 
 def bilinear(notes: Notes, call: Call) -> None:
@@ -234,5 +300,6 @@ HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     **dict.fromkeys(_FACTORS, multiply),
     "convolution": convolve,
     "_convolution": convolve,
+    **dict.fromkeys(_POOLS, pool),
     **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"), embed),
 }

@@ -102,13 +102,15 @@ class Product:
         query: what the queries [n, tokens, d] are.
         key: what the keys [n, tokens, d] are.
         uses: those of the queries and of the keys.
-        shape: (n, d).
+        shape: (n, tokens, d), the tokens of the queries, or of the keys if rows are these.
+        is_of_keys: whether rows of scores are counted by keys, as heads are among these alone.
     """
 
     query: Followed
     key: Followed
     uses: tuple[list[Use], list[Use]]
-    shape: tuple[int, int]
+    shape: tuple[int, int, int]
+    is_of_keys: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,18 +119,20 @@ class Score:
 
     Attributes:
         products: the terms (latent attention may add two).
-        ids: for each entry its index n.
+        ids: of each term, for each entry the number of its row: ``n * tokens + token``; NOTHING where there is no such term.
         raw: their sum, times constants alone.
         is_raw: whether the tensor is that itself.
         is_probability: whether the softmax has been.
+        num_mixed: how many heads a matrix made of all that the products have (talking heads), whose numbers `ids` are then; 0 if none did.
         problem: why it is not known any more which head an entry is of, if so.
     """
 
     products: tuple[Product, ...]
-    ids: torch.Tensor
+    ids: tuple[torch.Tensor, ...]
     raw: torch.Tensor
     is_raw: bool = True
     is_probability: bool = False
+    num_mixed: int = 0
     problem: str = ""
 
 
@@ -142,6 +146,7 @@ class Followed:
         is_parameter: whether it was made from parameters and constants alone.
         score: if it is the scores of an attention.
         is_attended: whether it is what an attention returns, its probabilities times values, or that times other numbers (gates).
+        is_looked_up: whether it was made from rows of tables, parameters and constants alone: no other activation is in it.
     """
 
     strands: tuple[Strand, ...] = ()
@@ -149,13 +154,14 @@ class Followed:
     is_parameter: bool = False
     score: Score | None = None
     is_attended: bool = False
+    is_looked_up: bool = False
 
     def mapped(self, f: Callable[[torch.Tensor], torch.Tensor], raw: torch.Tensor | None = None) -> Followed:
         """The state of the tensor that `f` moves the entries into."""
         score = self.score
         if score is not None and not score.problem:
             moved = f(score.raw) if raw is None or not score.is_raw else raw
-            score = replace(score, ids=f(score.ids), raw=moved)
+            score = replace(score, ids=tuple(map(f, score.ids)), raw=moved)
         return replace(self, strands=tuple(s.mapped(f) for s in self.strands), score=score)
 
     def with_strands(self, **changes: Any) -> Followed:
