@@ -51,7 +51,6 @@ class NormTransform(SubclassTransform):
         NormMapKeyError: (when a module is jitted) a name the module does not have, given or in an annotation.
     """
 
-    keeps_thunders_program = True
     goes_inside = True
 
     def __init__(self, *, parameters: Policy = "measured", mode: Mode = "bound", sensitivity: Sensitivity = "global"):
