@@ -321,6 +321,25 @@ def test_batch_norms_in_training_are_eagers_with_their_statistics(name, twice):
     assert thunder.cache_misses(jm) == 1
 
 
+class _NormalizedTwice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        between = self.norm(x).sin() + self.norm.running_var
+        return self.norm(between) + self.norm.running_mean
+
+
+def test_statistics_are_read_between_and_after_batch_norms():
+    model = _NormalizedTwice().double()
+    jitted = copy.deepcopy(model)
+    jm, x = thunder.jit(jitted, transforms=[NormTransform()]), torch.randn(5, 3, dtype=torch.float64)
+    ours, eager = ((f(x), *torch.autograd.grad(weighted(f(x)), list(f.parameters()))) for f in (jm, model))
+    close(ours, eager)
+    close(dict(jitted.named_buffers()), dict(model.named_buffers()))
+
+
 def test_lower_precision_stays_what_it_is():
     half = X[0].bfloat16()
     gradient = grad(lambda x: F.layer_norm(x, (5,), W.bfloat16()).float().square().sum())(half)

@@ -98,6 +98,8 @@ def with_gradients(
             found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace)))
         elif (joint := _joint_of_kernels(bsym, moving)) is not None:
             found.append(_with_joint(bsym, joint, executor))
+        elif (apart := _apart_from_statistics(bsym, trace)) is not None:
+            found += with_gradients(apart, executor, trace, moving, used)
         elif _asks_for_what_may_be_unused(bsym):
             found += _with_a_dimension_between(bsym, executor, trace)
         else:
@@ -144,7 +146,7 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
         return True
     if bsym.sym.id in _WITH_KERNELS and _runs_kernels(bsym):
         return True
-    return _joint_of_kernels(bsym, moving) is not None
+    return _joint_of_kernels(bsym, moving) is not None or _keeps_statistics(bsym)
 
 
 # Torch has a kernel for the gradient, and for the result, which Thunder takes apart where it differentiates: 10 to 25 calls.
@@ -180,14 +182,32 @@ def _joint_of_kernels(bsym: BoundSymbol, moving: Set[str] | None) -> Callable | 
 
 def _with_joint(bsym: BoundSymbol, joint: Callable, executor: Any) -> BoundSymbol:
     """An operation that is differentiated by `joint`."""
-    symbol = Symbol(
-        name=bsym.sym.name,
-        meta=bsym.sym.meta,
-        id=f"{_OURS}{bsym.sym.name}.{len(executor.implmap)}",
-        _bind_postprocess=print_without_module,
-    )
-    executor.register_implementation(symbol, execution_transform=bsym.sym, grad_transform=joint)
+    name, meta = bsym.sym.name, bsym.sym
+    symbol = Symbol(name=name, meta=meta, id=f"{_OURS}{name}.{len(executor.implmap)}", _bind_postprocess=print_without_module)
+    executor.register_implementation(symbol, execution_transform=meta, grad_transform=joint)
     return bsym.from_bsym(sym=symbol, subsymbols=[bsym])
+
+
+def _keeps_statistics(bsym: BoundSymbol) -> bool:
+    is_batch_norm = bsym.sym.id == ltorch.batch_norm.id and any(b.sym.id is prims.PrimIDs.COPY_ for b in bsym.subsymbols)
+    return is_batch_norm and _runs_kernels(bsym)
+
+
+def _apart_from_statistics(bsym: BoundSymbol, trace: TraceCtx) -> list[BoundSymbol] | None:
+    """A batch norm as what its running statistics become, from the parts of the whole, and the operation without them.
+
+    The result that these parts make is used by nobody.
+    """
+    if not _keeps_statistics(bsym):
+        return None
+    with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym):
+        unused = {variableify(bsym.output): TensorProxy(like=bsym.output)}
+        with scope(trace) as made:
+            out = kernels.batch_norm_apart(*bsym.args, **bsym.kwargs)
+    if out is None:
+        return None
+    parts = [b.from_bsym_swap_proxies(unused) for b in bsym.subsymbols]
+    return [*parts, *(b.from_bsym_swap_proxies({variableify(out): bsym.output}) for b in made)]
 
 
 _NO_OPERATIONS = frozenset(

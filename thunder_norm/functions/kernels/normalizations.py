@@ -131,18 +131,6 @@ def _group_norm_rule(
 
 
 def _run_batch_norm(
-    a: torch.Tensor,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    return aten._native_batch_norm_legit_functional(a, weight, bias, running_mean, running_var, True, momentum, eps)
-
-
-def _run_batch_norm_alone(
     a: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, ...]:
     return aten._native_batch_norm_legit.no_stats(a, weight, bias, True, 0.0, eps)
@@ -159,10 +147,7 @@ def _of_channels(a: TensorProxy) -> TensorProxy:
 
 
 _batch_norm_forward = operations.register_operator(
-    "batch_norm", meta=lambda a, *rest: (like(a), *(_of_channels(a) for _ in range(4))), fn=_run_batch_norm
-)
-_batch_norm_alone = operations.register_operator(
-    "batch_norm_alone", meta=lambda a, *rest: (like(a), _of_channels(a), _of_channels(a)), fn=_run_batch_norm_alone
+    "batch_norm", meta=lambda a, *rest: (like(a), _of_channels(a), _of_channels(a)), fn=_run_batch_norm
 )
 _batch_norm_in_use = operations.register_operator(
     "batch_norm_in_use",
@@ -188,28 +173,48 @@ def _batch_norm_rule(
     momentum: float,
     eps: float,
 ) -> Joint | None:
-    """``y = (a - m) r weight + bias``, with mean m and ``r = (var + eps)^-1/2`` of each channel: the batch's, or in use the given ones."""
+    """``y = (a - m) r weight + bias``, with mean m and ``r = (var + eps)^-1/2`` of each channel: the batch's, or in use the given ones.
+
+    Those of a batch that are to be kept are another matter (`batch_norm_apart`).
+    """
     statistics = [t for t in (running_mean, running_var) if t is not None]
-    is_known = training is True or (training is False and len(statistics) == 2)
-    is_plain = a.dtype in _PRECISE and are_floats(a, *statistics, weight, bias) and len(statistics) != 1
+    is_known = (training is True and not statistics) or (training is False and len(statistics) == 2)
+    is_plain = a.dtype in _PRECISE and are_floats(a, *statistics, weight, bias)
     if not (is_known and is_plain) or any(t.requires_grad for t in statistics):
         return None
     mask = [wanted(a), wanted(weight), wanted(bias)]
 
     def joint(a: TensorProxy, *rest: Any) -> TensorProxy:
-        running_mean, running_var, weight, bias, _, momentum, eps = rest
+        running_mean, running_var, weight, bias, _, _, eps = rest
         mean = r = None
-        if not training:
-            out = _batch_norm_in_use(a, running_mean, running_var, weight, bias, eps)
-        elif running_mean is None:
-            out, mean, r = _batch_norm_alone(a, weight, bias, eps)
+        if training:
+            out, mean, r = _batch_norm_forward(a, weight, bias, eps)
         else:
-            out, mean, r, new_mean, new_var = _batch_norm_forward(a, running_mean, running_var, weight, bias, momentum, eps)
-            ltorch._copy_(running_mean, new_mean)
-            ltorch._copy_(running_var, new_var)
-        given = (None, None) if training else (running_mean, running_var)
-        g = prims.get_grad(out)
-        put((a, weight, bias), mask, _batch_norm_gradient(g, a, weight, bias, *given, mean, r, training, eps, mask))
+            out = _batch_norm_in_use(a, running_mean, running_var, weight, bias, eps)
+        statistics = running_mean, running_var, mean, r
+        found = _batch_norm_gradient(prims.get_grad(out), a, weight, bias, *statistics, training, eps, mask)
+        put((a, weight, bias), mask, found)
         return out
 
     return joint
+
+
+def batch_norm_apart(
+    a: TensorProxy,
+    running_mean: TensorProxy | None = None,
+    running_var: TensorProxy | None = None,
+    weight: TensorProxy | None = None,
+    bias: TensorProxy | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> TensorProxy | None:
+    """Write a batch norm in training without the statistics that it is to keep; None of any other.
+
+    What writes them is no part of what is differentiated: a rule's copies into inputs would be put off to the end of the program, and a
+    second derivative would ask for what they wrote over.
+    """
+    statistics = [t for t in (running_mean, running_var) if t is not None]
+    if training is not True or len(statistics) != 2 or any(t.requires_grad for t in statistics) or not are_floats(a, *statistics):
+        return None
+    return ltorch.batch_norm(a, None, None, weight, bias, True, momentum, eps)
