@@ -202,6 +202,91 @@ def test_gradients_of_convolutions_are_eagers_kernels(name, size, dtype):
         torch.testing.assert_close(ours, eager)
 
 
+IMAGES = torch.randn(2, 4, 6, 5)
+ROWS, CHANNELS = torch.rand(5) + 0.5, torch.randn(4)
+KERNEL, TRANSPOSED = torch.randn(6, 2, 3, 2), torch.randn(4, 3, 2, 2)
+SEEN = torch.rand(6, 6) > 0.6  # some rows of it see nothing
+SEEN[2] = False
+attention = F.scaled_dot_product_attention
+# of x like IMAGES, and a and b like ROWS or CHANNELS; the kernel of the gradient
+ACTIVATIONS = {
+    "hardswish": lambda x: F.hardswish(3 * x),
+    "hardsigmoid": lambda x: F.hardsigmoid(3 * x),
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, max_val=0.7) + F.relu6(6 * x),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.3) + F.leaky_relu(x),
+    "silu": lambda x: F.silu(x.sin(), inplace=True) + F.silu(x),
+    "mish": F.mish,
+    "softplus": lambda x: F.softplus(x, threshold=0.5, beta=2.0),
+    "elu": lambda x: F.elu(x, alpha=0.3) + F.celu(x, 0.3) + F.selu(x),
+    "tanh": torch.tanh,
+    "sigmoid": torch.Tensor.sigmoid,
+}
+EAGERS = {
+    "softmax": (lambda x, a, b: x.softmax(1) + torch.softmax(x, dim=-1), "_softmax_backward_data"),
+    "layer_norm": (lambda x, a, b: F.layer_norm(x, (5,), a, b), "native_layer_norm"),
+    "layer_norm, two dimensions": (lambda x, a, b: F.layer_norm(x, (6, 5), eps=0.1), "native_layer_norm"),
+    "group_norm": (lambda x, a, b: F.group_norm(x, 2, a[:4], b[:4]), "native_group_norm"),
+    "group_norm, bias": (lambda x, a, b: F.group_norm(x, 4, bias=b[:4], eps=0.1), "native_group_norm"),
+    "batch_norm, in use": (lambda x, a, b: F.batch_norm(x, CHANNELS, ROWS[:4], a[:4], b[:4]), "native_batch_norm"),
+    "conv2d": (lambda x, a, b: F.conv2d(x, KERNEL * a[:2], b.repeat(2)[:6], (2, 1), 1, groups=2), "convolution"),
+    "conv2d, of the weight": (lambda x, a, b: F.conv2d(x.detach(), KERNEL * a[:2], groups=2, dilation=2), "convolution"),
+    "conv1d": (lambda x, a, b: F.conv1d(x[0], KERNEL[:, :, 0].repeat(1, 3, 1)[..., :2], b[:1].repeat(6)), "convolution"),
+    "conv_transpose2d": (lambda x, a, b: F.conv_transpose2d(x, TRANSPOSED * a[:2], b[:3], 2, 1, (1, 0)), "convolution"),
+    "avg_pool2d": (lambda x, a, b: F.avg_pool2d(x, 2) + F.avg_pool2d(x, (2, 2), stride=2, count_include_pad=False), "avg_pool2d"),
+    "avg_pool2d, padding": (lambda x, a, b: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=4), "avg_pool2d"),
+    "attention": (lambda x, a, b: attention(x, x * b, x, is_causal=True), "flash_attention"),
+    "attention, scale": (lambda x, a, b: attention(x, x[:, :, :3] * b, x[:, :, 3:], scale=0.3), "flash_attention"),
+    "attention, mask": (lambda x, a, b: attention(x, x * b, x, SEEN), "flash_attention"),
+    "attention, added mask": (lambda x, a, b: attention(x, x * b, x, torch.where(SEEN, 0.5, -torch.inf)), "flash_attention"),
+}
+
+
+def assert_eagers(jitted, function, inputs, *expected):
+    """Results and the gradients of the first input are eager's to the bit; others may be sums in another order."""
+    found = []
+    for f in (jitted, function):
+        given = [t.clone().requires_grad_() for t in inputs]
+        with _Kernels() as kernels:
+            y = f(*given)
+            found.append((y, *torch.autograd.grad(weighted(y), given, allow_unused=True)))
+        assert all(any(kernel in n for n in kernels.names) for kernel in expected)
+    exact, eager = (tuple(t for t in ts[:2] if t is not None) for ts in found)
+    torch.testing.assert_close(exact, eager, rtol=0, atol=0)
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", EAGERS)
+def test_results_and_gradients_are_eagers(name):
+    function, kernel = EAGERS[name]
+    assert_eagers(thunder.jit(function, transforms=[NormTransform()]), function, (IMAGES, ROWS, ROWS.cos()), kernel)
+
+
+def test_activations_are_eagers():
+    def of_all(x):
+        return torch.stack([f(row) for f, row in zip(ACTIVATIONS.values(), x.unbind(0), strict=True)])
+
+    x = torch.randn(len(ACTIVATIONS), 7)
+    assert_eagers(thunder.jit(of_all, transforms=[NormTransform()]), of_all, (x,), *(f"{name}_backward" for name in ACTIVATIONS))
+
+
+@pytest.mark.parametrize("name", ["group_norm", "attention", "conv2d"])
+def test_how_inputs_lie_in_memory_changes_nothing(name):
+    """The kernels of attention go through the last dimension by themselves: elsewhere they would read what is not theirs."""
+    function, kernel = EAGERS[name]
+    jitted = thunder.jit(function, transforms=[NormTransform()])
+    for x in (IMAGES.to(memory_format=torch.channels_last), IMAGES.mT.contiguous().mT):
+        for ours, eager in zip(*(_gradients_of(f, x) for f in (jitted, function)), strict=True):
+            torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
+
+
+def _gradients_of(f, x):
+    given = [t.requires_grad_() for t in (x.detach(), ROWS.clone(), ROWS.cos())]
+    y = f(*given)
+    return [t for t in (y, *torch.autograd.grad(weighted(y), given, allow_unused=True)) if t is not None]
+
+
 BATCH_NORMS = {
     "2d": lambda: torch.nn.BatchNorm2d(3),
     "of matrices": lambda: torch.nn.BatchNorm1d(3, momentum=0.3, eps=0.1),
@@ -234,6 +319,25 @@ def test_batch_norms_in_training_are_eagers_with_their_statistics(name, twice):
         close(*reversed(found))
         close(dict(jitted.named_buffers()), dict(model.named_buffers()))
     assert thunder.cache_misses(jm) == 1
+
+
+class _NormalizedTwice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        between = self.norm(x).sin() + self.norm.running_var
+        return self.norm(between) + self.norm.running_mean
+
+
+def test_statistics_are_read_between_and_after_batch_norms():
+    model = _NormalizedTwice().double()
+    jitted = copy.deepcopy(model)
+    jm, x = thunder.jit(jitted, transforms=[NormTransform()]), torch.randn(5, 3, dtype=torch.float64)
+    ours, eager = ((f(x), *torch.autograd.grad(weighted(f(x)), list(f.parameters()))) for f in (jm, model))
+    close(ours, eager)
+    close(dict(jitted.named_buffers()), dict(model.named_buffers()))
 
 
 def test_lower_precision_stays_what_it_is():

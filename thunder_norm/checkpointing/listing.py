@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from thunder_norm.checkpointing.regions import is_region
+from thunder_norm.functions.missing_gradients import has_gradient_of_ours
 from thunder_norm.tracing.locations import location_of
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy
@@ -36,12 +37,21 @@ def _function(name: str, arguments: Sequence[Proxy], bsyms: Sequence[BoundSymbol
     yield f"def {name}({', '.join(p.name for p in arguments)}):"
     yield from (f'  # {p.name}: "{p.type_string()}"' for p in arguments if isinstance(p, TensorProxy))
     location = None
-    for bsym in bsyms:
+    for bsym in _as_written(bsyms):
         if location_of(bsym) not in (None, location):
             location = location_of(bsym)
             yield f"  # {location}"
         yield from bsym.python(indent=1, print_depth=1)
     yield f"  return {results}"
+
+
+def _as_written(bsyms: Sequence[BoundSymbol]) -> Iterator[BoundSymbol]:
+    """The operations, with those that have gradients of ours as what they consist of, which has a name in Python."""
+    for bsym in bsyms:
+        if has_gradient_of_ours(bsym):
+            yield from _as_written(bsym.subsymbols)
+        else:
+            yield bsym
 
 
 def _listed(results: Any) -> str:

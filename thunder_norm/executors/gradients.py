@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.functions.kernels.attention import attention, is_fast_attention
 from thunder_norm.functions.rules.contractions import added_product_backward
 import thunder.torch as ltorch
 from thunder.core import devices, dtypes, prims
@@ -29,7 +30,6 @@ RELU = "torch.relu"
 BATCH_NORM = "torch.batch_norm"  # so it calls torch.nn.functional.batch_norm
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 ADDED_PRODUCT = "torch.addmm"
-_ATTENTION_DTYPES = (dtypes.float64, dtypes.float32, dtypes.bfloat16, dtypes.float16)
 
 
 def register(executor: FusionExecutor) -> None:
@@ -37,7 +37,7 @@ def register(executor: FusionExecutor) -> None:
     executor.register_supported(prims.PrimIDs.CONVOLUTION, grad_transform=_convolution)
     executor.register_supported(RELU, checker=_is_out_of_place, grad_transform=_relu)
     executor.register_supported(BATCH_NORM, checker=_is_plain_batch_norm, grad_transform=_batch_norm)
-    executor.register_supported(ATTENTION, checker=_is_fast_attention, grad_transform=_attention)
+    executor.register_supported(ATTENTION, checker=is_fast_attention, grad_transform=attention)
     executor.register_supported(ADDED_PRODUCT, checker=_is_real_product, grad_transform=_added_product)
 
 
@@ -244,100 +244,6 @@ def _batch_norm(
         prims.put_grad(weight, ltorch.to(r * of_product, weight.dtype))
     if bias is not None:
         prims.put_grad(bias, ltorch.to(of_g, bias.dtype))
-    return out
-
-
-# -- attention -------------------------------------------------------------------------------------------------------------
-
-
-def _is_fast_attention(
-    query: TensorProxy,
-    key: TensorProxy,
-    value: TensorProxy,
-    attn_mask: TensorProxy | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    **others: Any,
-) -> bool:
-    """Whether torch's CPU kernel takes this; a mask that may want a gradient of its own it does not."""
-    tensors = (query, key, value)
-    return (
-        not any(others.values())
-        and all(isinstance(t, TensorProxy) and t.ndim == 4 and t.device == devices.cpu and 0 not in t.shape for t in tensors)
-        and query.dtype in _ATTENTION_DTYPES
-        and query.dtype == key.dtype == value.dtype
-        and len({t.shape[3] for t in tensors}) == len({t.shape[1] for t in tensors}) == len({t.shape[0] for t in tensors}) == 1
-        and dropout_p == 0
-        and torch.backends.cuda.flash_sdp_enabled()
-        and (attn_mask is None or (attn_mask.dtype == dtypes.bool8 and not is_causal and attn_mask.ndim in (2, 4)))
-    )
-
-
-def _attention_meta(
-    query: TensorProxy, key: TensorProxy, value: TensorProxy, mask: TensorProxy | None, is_causal: bool, scale: float | None
-) -> tuple[TensorProxy, TensorProxy]:
-    precise = dtypes.float64 if query.dtype == dtypes.float64 else dtypes.float32
-    return TensorProxy(like=query, requires_grad=False), TensorProxy(
-        like=query, shape=tuple(query.shape[:3]), dtype=precise, requires_grad=False
-    )
-
-
-def _run_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, scale: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)
-
-
-def _attention_gradient_meta(
-    g: TensorProxy, query: TensorProxy, key: TensorProxy, value: TensorProxy, *rest: Any
-) -> tuple[TensorProxy, ...]:
-    return tuple(TensorProxy(like=t, requires_grad=False) for t in (query, key, value))
-
-
-def _run_attention_gradient(
-    g: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-) -> tuple[torch.Tensor, ...]:
-    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        g, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=mask, scale=scale
-    )
-
-
-_attention_forward = operations.register_operator("attention", meta=_attention_meta, fn=_run_attention)
-_attention_gradient = operations.register_operator(
-    "attention_gradient", meta=_attention_gradient_meta, fn=_run_attention_gradient
-)
-
-
-def _attention(
-    query: TensorProxy,
-    key: TensorProxy,
-    value: TensorProxy,
-    attn_mask: TensorProxy | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> TensorProxy:
-    mask = attn_mask
-    if mask is not None:  # the kernel adds it
-        zeros = ltorch.zeros(mask.shape, dtype=query.dtype, device=query.device)
-        mask = ltorch.where(mask, zeros, float("-inf"))
-    out, logsumexp = _attention_forward(query, key, value, mask, bool(is_causal), scale)
-    g = prims.get_grad(out)
-    for t, gradient in zip(
-        (query, key, value), _attention_gradient(g, query, key, value, out, logsumexp, mask, bool(is_causal), scale), strict=True
-    ):
-        prims.put_grad(t, gradient)
     return out
 
 

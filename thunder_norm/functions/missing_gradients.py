@@ -7,10 +7,10 @@ Such an operation becomes one of our own, which consists of it, so that executor
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
+from thunder_norm.functions import kernels
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
 from thunder_norm.functions.registry import decomposed
@@ -18,24 +18,22 @@ from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
 from thunder_norm.functions.rules.dropouts import draws_noise
 from thunder_norm.functions.rules.indexing import has_mask
-from thunder_norm.functions.rules.neural import normalized_by_the_batch
 from thunder_norm.subclass.backward.differentiation import has_tape
 from thunder_norm.subclass.recording.trace import OperationId
 from thunder_norm.tracing import activity
-from thunder_norm.tracing.hooks.participants import participants
 from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder_norm.tracing.torch_functions.torch_semantics import clamp
 import thunder.torch as ltorch
-from thunder.core import dtypes, prims
+from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
-from thunder.extend import FusionExecutor
+from thunder.extend import FusionExecutor, get_always_executors
 
 _OURS = "thunder_norm.gradient_of."  # ids of symbols that have gradients of ours begin so
 
@@ -94,12 +92,14 @@ def with_gradients(
             found += with_gradients(parts, executor, trace)
         elif not _is_concerned(bsym, moving):
             found.append(bsym)
-        elif (normalized := _normalized_by_the_batch(bsym)) is not None:
-            found += with_gradients(_apart_from_statistics(bsym, normalized, trace), executor, trace, moving, used)
         elif (
             isinstance(bsym.sym.id, OperationId) and bsym.subsymbols
         ):  # of a wrapper: what it does to one inner tensor is its own
             found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace)))
+        elif (joint := _joint_of_kernels(bsym, moving)) is not None:
+            found.append(_with_joint(bsym, joint, executor))
+        elif (apart := _apart_from_statistics(bsym, trace)) is not None:
+            found += with_gradients(apart, executor, trace, moving, used)
         elif _asks_for_what_may_be_unused(bsym):
             found += _with_a_dimension_between(bsym, executor, trace)
         else:
@@ -144,7 +144,9 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
         return True
     if bsym.sym.id == ltorch.addmm.id and _get_gradfn_and_executor(bsym)[0] is None:  # Thunder has torch's autograd run it again
         return True
-    return (bsym.sym.id in _WITH_KERNELS and _runs_kernels()) or _normalized_by_the_batch(bsym) is not None
+    if bsym.sym.id in _WITH_KERNELS and _runs_kernels(bsym):
+        return True
+    return _joint_of_kernels(bsym, moving) is not None or _keeps_statistics(bsym)
 
 
 # Torch has a kernel for the gradient, and for the result, which Thunder takes apart where it differentiates: 10 to 25 calls.
@@ -158,42 +160,52 @@ _WITH_KERNELS = frozenset(
         ltorch.conv3d.id,
         ltorch.convolution.id,
         prims.PrimIDs.CONVOLUTION,
-        normalized_by_the_batch.id,
     }
 )
-_BATCH_NORM = inspect.signature(ltorch.batch_norm.meta)
 _FUSES_A_LOSS_ALONE = "torchcompile_xentropy"  # an executor in Thunder's default list
 
 
-def _runs_kernels() -> bool:
-    """Whether torch's kernels are to run: no executor makes one of what an operation is taken apart into, nobody wants Thunder's numbers."""
-    executors = get_compile_data().executors_list
-    is_fused = any(isinstance(ex, FusionExecutor) and ex.name != _FUSES_A_LOSS_ALONE for ex in executors)
-    return not is_fused and not any(t.keeps_thunders_program for t in participants())
+def _runs_kernels(bsym: BoundSymbol) -> bool:
+    """Whether torch's kernels are to run: no other executor wants the operation, nor makes a kernel of what it is taken apart into."""
+    for executor in get_compile_data().executors_list:
+        if isinstance(executor, FusionExecutor):
+            if executor.name != _FUSES_A_LOSS_ALONE:
+                return False
+        elif executor not in get_always_executors() and executor.can_execute(bsym):
+            return False
+    return True
 
 
-def _normalized_by_the_batch(bsym: BoundSymbol) -> tuple | None:
-    """Input, weight, bias and epsilon of a batch norm in training that torch's kernels are to run; None of anything else."""
-    if bsym.sym.id != ltorch.batch_norm.id or not _runs_kernels():
-        return None
-    arguments = _BATCH_NORM.bind(*bsym.args, **bsym.kwargs)
-    arguments.apply_defaults()
-    a, *statistics, weight, bias, training, _, eps = arguments.args
-    tensors = [t for t in (a, *statistics, weight, bias) if isinstance(t, TensorProxy)]
-    is_taken = training is True and a.dtype in (dtypes.float32, dtypes.float64) and 0 not in a.shape
-    is_plain = len({t.dtype for t in tensors}) == 1 and not any(t is not None and t.requires_grad for t in statistics)
-    return (a, weight, bias, eps) if is_taken and is_plain and any(map(is_differentiable, tensors)) else None
+def _joint_of_kernels(bsym: BoundSymbol, moving: Set[str] | None) -> Callable | None:
+    return kernels.joint_of(bsym, moving) if kernels.has_any(bsym) and _runs_kernels(bsym) else None
 
 
-def _apart_from_statistics(bsym: BoundSymbol, normalized: tuple, trace: TraceCtx) -> list[BoundSymbol]:
-    """A batch norm as the operation without running statistics, and what they become, from the parts of the whole.
+def _with_joint(bsym: BoundSymbol, joint: Callable, executor: Any) -> BoundSymbol:
+    """An operation that is differentiated by `joint`."""
+    name, meta = bsym.sym.name, bsym.sym
+    symbol = Symbol(name=name, meta=meta, id=f"{_OURS}{name}.{len(executor.implmap)}", _bind_postprocess=print_without_module)
+    executor.register_implementation(symbol, execution_transform=meta, grad_transform=joint)
+    return bsym.from_bsym(sym=symbol, subsymbols=[bsym])
+
+
+def _keeps_statistics(bsym: BoundSymbol) -> bool:
+    is_batch_norm = bsym.sym.id == ltorch.batch_norm.id and any(b.sym.id is prims.PrimIDs.COPY_ for b in bsym.subsymbols)
+    return is_batch_norm and _runs_kernels(bsym)
+
+
+def _apart_from_statistics(bsym: BoundSymbol, trace: TraceCtx) -> list[BoundSymbol] | None:
+    """A batch norm as what its running statistics become, from the parts of the whole, and the operation without them.
 
     The result that these parts make is used by nobody.
     """
+    if not _keeps_statistics(bsym):
+        return None
     with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym):
         unused = {variableify(bsym.output): TensorProxy(like=bsym.output)}
         with scope(trace) as made:
-            out = normalized_by_the_batch(*normalized)
+            out = kernels.batch_norm_apart(*bsym.args, **bsym.kwargs)
+    if out is None:
+        return None
     parts = [b.from_bsym_swap_proxies(unused) for b in bsym.subsymbols]
     return [*parts, *(b.from_bsym_swap_proxies({variableify(out): bsym.output}) for b in made)]
 

@@ -295,6 +295,10 @@ def is_whole(bsym: BoundSymbol) -> bool:
     return bsym.sym.id in _WHOLE or has_parts_of_real_numbers(bsym)
 
 
+# What takes long to run again for its gradient: what torch's autograd recorded of it stays.
+_LAYERS = random_numbers.RECURRENT | {"multi_head_attention_forward"}
+
+
 def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
     """The vjp rule of an operation that torch runs: torch's formula, run by ``torch.func``; None if torch is not what runs it.
 
@@ -309,7 +313,7 @@ def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
     if operation is None:
         return None
     if not operation.is_random:
-        is_layer = bsym.sym.name in random_numbers.RECURRENT
+        is_layer = bsym.sym.name in _LAYERS
         return _torchs_rule(bsym.sym, operation, active, is_recorded=is_layer)
     if operation.name in _UNWRITTEN or not flat_proxies((bsym.args, bsym.kwargs)) or _keeps_a_state(bsym):
         raise missing_rule(

@@ -34,8 +34,8 @@ from thunder.core.trace import TraceCtx
 class NormTransform(SubclassTransform):
     """Carry norms on NormedTensors; leave programs on plain tensors as they are.
 
-    ``thunder.jit(model, transforms=[NormTransform()])``: called with plain tensors the model runs exactly as without the
-    transform (real mode); called with a NormedTensor, or through `thunder_norm.normed`, every operation also gives its norm.
+    ``thunder.jit(model, transforms=[NormTransform()])``: called with plain tensors the model runs as without the
+    transform (real mode; gradients that torch has a kernel for are that kernel, where no executor fuses); called with a NormedTensor, or through `thunder_norm.normed`, every operation also gives its norm.
 
     Args:
         parameters: the size of a parameter's norm when an operation consumes it.  ``"measured"``: its exact norm, computed
@@ -51,7 +51,6 @@ class NormTransform(SubclassTransform):
         NormMapKeyError: (when a module is jitted) a name the module does not have, given or in an annotation.
     """
 
-    keeps_thunders_program = True
     goes_inside = True
 
     def __init__(self, *, parameters: Policy = "measured", mode: Mode = "bound", sensitivity: Sensitivity = "global"):

@@ -37,7 +37,6 @@ class Participant(Transform):
     """
 
     interprets_subclasses = False
-    keeps_thunders_program = False  # whether a program on plain tensors is to compute what it does without us, to the last bit
     goes_inside = False  # whether function transforms differentiate inner tensors of wrappers that do not require grad
 
     def __init__(self) -> None:

@@ -1,0 +1,12 @@
+"""Gradients that torch has a kernel for, in programs that no executor fuses: eager's numbers, each in one call.
+
+Thunder takes such an operation apart where it differentiates, into up to thirty calls forward and as many backward.  Here the operation stays
+what it is, and its gradient is the kernel that torch's own formula calls (``tools/autograd/derivatives.yaml`` in torch's source).  A rule says
+of a call whether it is for it; other calls go the way of all operations.
+"""
+
+from thunder_norm.functions.kernels import activations, attention, convolutions, normalizations  # noqa: F401 - registers the rules
+from thunder_norm.functions.kernels.normalizations import batch_norm_apart
+from thunder_norm.functions.kernels.registry import has_any, joint_of
+
+__all__ = ["batch_norm_apart", "has_any", "joint_of"]
