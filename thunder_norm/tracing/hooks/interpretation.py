@@ -16,7 +16,7 @@ from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, has_part, leader, thunders_proxy
 from thunder_norm.tracing.hooks.replaced import replaces
-from thunder_norm.tracing.provenances import member_of_module
+from thunder_norm.tracing.provenances import is_parameter_of_module, member_of_module
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
 from thunder_norm.tracing.python import callbacks, conversions, derived, patterns, special_methods
 from thunder_norm.tracing.shared_memory import aliases, replaced_memory
@@ -38,6 +38,7 @@ from thunder_norm.tracing.torch_functions import (
 )
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue
+from thunder.core.proxies import Proxy, ProxyTag
 from thunder.core.trace import TraceCtx
 
 _original_process = jit_ext.process_recorded_modifications
@@ -53,7 +54,12 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     if asked is None:
         return thunders_proxy(x, name, history)
     aliases.note(x, history)
-    return asked.proxy(x, own_name(name, x, jit_ext.get_jit_ctx().computation_trace), history)
+    found = asked.proxy(x, own_name(name, x, jit_ext.get_jit_ctx().computation_trace), history)
+    if isinstance(found, Proxy) and not isinstance(x, torch.nn.Parameter) and is_parameter_of_module(history):
+        found.tags.add(
+            ProxyTag.STATIC_MEMORY_LOCATION
+        )  # unpack_parameter_or_buffer_or_submodule asserts it; functional_call gives any tensor
+    return found
 
 
 @replaces(jit_ext, "is_proxy_name_available", "name", lines="_maybe_update_proxy_name: and is_proxy_name_available(name)")
