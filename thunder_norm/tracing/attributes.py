@@ -55,8 +55,10 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
         if type(args[1].value) is str and not isinstance(args[0].value, _HOLDS_NO_CODE):
             guards.note_attribute(args[0], args[1].value)
         return tensor_attributes.read if tensor_attributes.is_users(*args[:2]) else _read(*args[:2])
-    if fn is hasattr and len(args) == 2 and tensor_attributes.is_users(*args):
-        return tensor_attributes.has
+    if fn is hasattr and len(args) == 2:
+        if tensor_attributes.is_users(*args):
+            return tensor_attributes.has
+        return _is_there if _is_assigned(*args) else None
     if fn is object.__getattribute__ and len(args) == 2:
         return _by_object
     if (fn is setattr or fn is object.__setattr__) and len(args) == 3:
@@ -64,7 +66,7 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if (fn is delattr or fn is object.__delattr__) and len(args) == 2:
         if type(args[0].value) is TensorProxy:
             return tensor_attributes.deleted
-        _forget(*args)
+        return _deletion(*args)
     return None
 
 
@@ -110,10 +112,12 @@ def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
 
 def _forget_if_changed(obj: WrappedValue, name: str) -> None:
     """Do not take an attribute for what it was before it was changed through ``__dict__``."""
-    cached = obj.attribute_wrappers.get(name)
-    if cached is None:
-        return
     attributes = obj.attribute_wrappers.get("__dict__")
+    if attributes is not None and _is_written(attributes, name):
+        obj.attribute_wrappers[name] = attributes.item_wrappers[name]
+        return
+    if obj.attribute_wrappers.get(name) is None:
+        return
     held = getattr(obj.value, "__dict__", None) if attributes is None else attributes.value
     now = held.get(name, _nothing) if type(held) is dict else _nothing
     if now is _nothing:
@@ -121,6 +125,19 @@ def _forget_if_changed(obj: WrappedValue, name: str) -> None:
         if hasattr(type(now), "__get__"):
             return
     _forget_if_other(obj, name, now)
+
+
+def _is_written(attributes: WrappedValue, name: str) -> bool:
+    """Whether the program has put what an attribute is into a ``__dict__`` that was there before."""
+    item = attributes.item_wrappers.get(name) if isinstance(attributes.item_wrappers, dict) else None
+    if item is None or not _is_of(item, attributes.value.get(name, _nothing)):
+        return False
+    way = item.provenance
+    return way.inst is not PseudoInst.BINARY_SUBSCR or way.inputs[0] is not attributes.provenance or way.inputs[1].value != name
+
+
+def _is_of(wrapped: WrappedValue, value: Any) -> bool:
+    return wrapped.value is value or wrapped.original_value is value
 
 
 def _forget_if_assigned(obj: WrappedValue, name: str) -> None:
@@ -138,7 +155,7 @@ def _forget_if_assigned(obj: WrappedValue, name: str) -> None:
 
 def _forget_if_other(obj: WrappedValue, name: str, now: Any) -> None:
     cached = obj.attribute_wrappers.get(name)
-    if cached is None or now is _nothing or cached.value is now or cached.original_value is now:
+    if cached is None or now is _nothing or _is_of(cached, now):
         return
     del obj.attribute_wrappers[name]
 
@@ -172,7 +189,7 @@ def _computed(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> 
 
 
 def _is_same(cached: WrappedValue, result: Any) -> bool:
-    if cached.value is result or cached.original_value is result:
+    if _is_of(cached, result):
         return True
     return type(result) in (str, int, float, bool) and type(cached.value) is type(result) and cached.value == result
 
@@ -340,6 +357,28 @@ def _set(setter: WrappedValue, obj: WrappedValue, name: WrappedValue, value: Wra
     result = thunders._interpret_call(setter, *before, obj, value)
     obj.attribute_wrappers.pop(name.value, None)
     return result if result is _EXCEPTION_RAISED else wrap_const(None)
+
+
+def _is_assigned(obj: WrappedValue, name: WrappedValue) -> bool:
+    """Whether an object that was there before has an attribute for the program, which is set when the program runs, or has had it."""
+    held = (obj.attribute_wrappers.get(place) for place in ("__dict__", *_MEMBERS))
+    return any(d is not None and d.original_value is not d.nothing and name.value in d.value for d in held)
+
+
+def _is_there(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
+    """Called for `hasattr` of what `_is_assigned`."""
+    return wrap_const(True)
+
+
+def _deletion(obj: WrappedValue, name: WrappedValue) -> Callable | None:
+    """What to call for an attribute that only the program has set so far: Python deletes others."""
+    attributes, is_assigned = obj.attribute_wrappers.get("__dict__"), _is_assigned(obj, name)
+    _forget(obj, name)
+    if attributes is None or not is_assigned:
+        return None
+    changes = jit_ext.get_jit_ctx()._additional_outputs.get(attributes, [])
+    changes[:] = [c for c in changes if c[2].value != name.value]
+    return None if name.value in attributes.original_value else lambda *_: wrap_const(None)
 
 
 def _forget(obj: WrappedValue, name: WrappedValue) -> None:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.escapes import escape
-from thunder_norm.model_state.reachable import Place, Reachable, described, ways_to
+from thunder_norm.model_state.reachable import Place, Reachable, described, place_of_attributes, ways_to
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward import set_attributes
 from thunder_norm.subclass.backward.kept_values import NAME, PACKS, comes_with_call, keeping, mend_writes
@@ -77,10 +77,12 @@ def known_before() -> Container[int]:
 def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process: Callable[[], None]) -> None:
     """Write what the program has kept into the epilogue, and take it out of the user's objects; `process` is Thunder's part."""
     effects = _current.get()
-    taken = [] if effects is None else _taken_attributes(ctx)
+    if effects is None:
+        process()
+        return
+    effects.assigned, taken = _assigned_attributes(ctx), _taken_attributes(ctx)
     process()
-    if effects is not None:
-        effects.write(ctx, epilogue, acquisition, taken)
+    effects.write(ctx, epilogue, acquisition, taken)
 
 
 def result(wrapped: WrappedValue, find: Callable[[WrappedValue], Any], epilogue: TraceCtx) -> Any:
@@ -171,6 +173,17 @@ def _taken_attributes(ctx: Any) -> list[_Attribute]:
     return taken
 
 
+def _assigned_attributes(ctx: Any) -> dict[int, set[str]]:
+    """The names of the attributes that the program assigns of objects, by the identities of their ``__dict__``."""
+    found: dict[int, set[str]] = {}
+    for modified, modifications in ctx._additional_outputs.items():
+        if modified.provenance.inst is PseudoInst.LOAD_ATTR and modified.provenance.inputs[1].value == "__dict__":
+            found.setdefault(id(modified.original_value), set()).update(key.value for _, _, key, _ in modifications)
+            if not modifications:  # all deleted again: no epilogue asks for the object
+                modified.provenance.inputs[0].proxy = None
+    return found
+
+
 class SideEffects:
     """The places that a program can reach, as they were before it was interpreted."""
 
@@ -183,6 +196,7 @@ class SideEffects:
         self._with_attributes: set[int] = set()
         self._given_attributes: set[str] = set()  # whose are in the epilogue
         self._plain_attributes: dict[str, tensor_attributes.SetAttributes] = {}
+        self.assigned: dict[int, set[str]] = {}  # see `_assigned_attributes`
 
     @functools.cached_property
     def _of_function(self) -> set[int]:
@@ -215,6 +229,8 @@ class SideEffects:
             attributes = vars(self.fn)
             self._guard(acquisition, attributes.get(name), functools.partial(attributes.get, name))
         for place in self.before.places:
+            if place.is_changed and place.at is place_of_attributes:
+                self._put_back_deleted(place)
             if place.is_changed:
                 self._write_place(ctx, epilogue, acquisition, place)
         self._plain_attributes = tensor_attributes.those_set(ctx)
@@ -264,6 +280,12 @@ class SideEffects:
             is_dict = origin.inst is PseudoInst.LOAD_ATTR and origin.inputs[1].value == "__dict__"
             if is_dict and origin.inputs[0].inst is PseudoInst.INPUT_FN:
                 yield from {key.value: value.value for _, _, key, value in modifications}.items()
+
+    def _put_back_deleted(self, place: Place) -> None:
+        """Let an object have again what the program has deleted and then assigned: a prologue reads it, the epilogue sets it."""
+        assigned, now = self.assigned.get(id(vars(place.owner)), set()), place.read()
+        if not assigned.isdisjoint(place.held.keys() - now.keys()):
+            place.write({name: now.get(name, v) for name, v in place.held.items() if name in now or name in assigned} | now)
 
     def _write_place(self, ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, place: Place) -> None:
         held, now = place.held, place.read()

@@ -146,6 +146,9 @@ def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     if asked is not None:
         own_changes.let_be(ctx, guards.roots())
+        epilogue.names.update(
+            ctx.computation_trace.names
+        )  # Thunder names what comes next as what stands for the owner of a written attribute
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
     if has_part():
         drop_names_of_operations(ctx.computation_trace, ctx._proxy_swapmap)
