@@ -127,6 +127,9 @@ _SETITEM = {dict: dict.__setitem__, list: list.__setitem__}
 def _store_subscr(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     setitem = _SETITEM.get(type(stack.getitem_wrapped(-2).value))
     if setitem is None:
+        kind = type(stack.getitem_wrapped(-2).value)
+        if not hasattr(kind, "__setitem__"):
+            return thunders.do_raise(TypeError(f"{kind.__name__!r} object does not support item assignment"))
         return _original_store_subscr(inst, stack=stack, **state)
     key, container, value = stack.pop_wrapped(), stack.pop_wrapped(), stack.pop_wrapped()
     return thunders.check_signal(thunders._interpret_call(setitem, container, key, value))
