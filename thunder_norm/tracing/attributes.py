@@ -130,10 +130,12 @@ def _forget_if_changed(obj: WrappedValue, name: str) -> None:
 def _is_written(attributes: WrappedValue, name: str) -> bool:
     """Whether the program has put what an attribute is into a ``__dict__`` that was there before."""
     item = attributes.item_wrappers.get(name) if isinstance(attributes.item_wrappers, dict) else None
-    if item is None or not _is_of(item, attributes.value.get(name, _nothing)):
+    now = attributes.value.get(name, _nothing)
+    if item is None or not _is_of(item, now):
         return False
-    way = item.provenance
-    return way.inst is not PseudoInst.BINARY_SUBSCR or way.inputs[0] is not attributes.provenance or way.inputs[1].value != name
+    if attributes.original_value is not attributes.nothing:  # the program works with a copy
+        return attributes.original_value.get(name, _nothing) is not now
+    return not jit_ext.should_register_for_prologue(item.provenance)  # what was there before may stand at two places
 
 
 def _is_of(wrapped: WrappedValue, value: Any) -> bool:
