@@ -96,3 +96,10 @@ def test_plain_thunder_differentiates_a_transformed_function_of_what_it_computed
     found, expected = thunder.jit(mine)(x), torchs(x)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x) for y in (found, expected)))
+
+
+def test_anomaly_detection_of_a_first_call() -> None:
+    model, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    with torch.autograd.set_detect_anomaly(True):
+        found = torch.autograd.grad(thunder.jit(model, transforms=[T.NormTransform()])(x).square().sum(), model.weight)
+    torch.testing.assert_close(found, torch.autograd.grad(model(x).square().sum(), model.weight))

@@ -271,3 +271,16 @@ def test_a_norm_is_computed_by_l1_l2_and_operators_alike():
     for kind in (L1Tensor, L2Tensor, LinfTensor):
         arguments = (RMSTensor.of(t), kind.of(t), RMSToRMSTensor.of(torch.randn(5, 4)))
         assert_same_normed(jit(f)(*arguments), f(*arguments))
+
+
+def test_dropout_draws_what_eager_mode_draws_where_parameters_require_grad():
+    torch.manual_seed(seeded(0))
+    linear, x = torch.nn.Linear(3, 3), torch.randn(2, 3)
+    f = lambda x: F.dropout(linear(x), 0.5)  # noqa: E731
+    jitted = thunder.jit(f, transforms=[NormTransform()])
+    found = []
+    for run in (lambda: f(x), lambda: jitted(RMSTensor.of(x)).backing):
+        torch.manual_seed(seeded(1))
+        out = run()
+        found.append((out, torch.autograd.grad(out.square().sum(), linear.weight), torch.get_rng_state()))
+    torch.testing.assert_close(*found)

@@ -16,6 +16,8 @@ from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, norm_
 from thunder_norm.audit import Ball, Case
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.rules.layers.recurrent import _blocks, geometric, gru_layer, lstm_layer, rnn_relu_layer, rnn_tanh_layer
+from thunder_norm.transforms import NormTransform
+import thunder
 
 D = torch.float64
 GATES = {lstm_layer: 4, gru_layer: 3, rnn_tanh_layer: 1, rnn_relu_layer: 1}
@@ -73,6 +75,20 @@ def test_values_are_torchs_and_within_their_norms(name):
     for normed, t in pairs:
         torch.testing.assert_close(normed.backing, t)
         assert actual_norm(normed) <= normed.norm_size * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("is_jitted", [False, True], ids=["eager", "jitted"])
+def test_dropout_between_layers_draws_what_torch_draws(is_jitted):
+    torch.manual_seed(seeded(0))
+    module, x = nn.GRU(3, 2, 2, bidirectional=True, batch_first=True, dropout=0.5), torch.randn(2, 3, 3)
+    found = []
+    for run, given in (
+        (module, x),
+        (thunder.jit(module, transforms=[NormTransform()]) if is_jitted else module, RMSTensor.of(x)),
+    ):
+        torch.manual_seed(seeded(1))
+        found.append(run(given)[0])
+    torch.testing.assert_close(found[1].backing, found[0])
 
 
 # Nearby, layers above each other and projections take seconds, and tests/rules/movement/test_composed_gates.py has an adversary for each.

@@ -271,6 +271,19 @@ class AdaptsItself(nn.Module):
         return loss(parameters)
 
 
+@pytest.mark.parametrize("kind", [torch.Tensor, nn.Parameter])
+@pytest.mark.parametrize("is_called_before", [False, True])
+def test_functional_call_of_a_jitted_module(kind, is_called_before):
+    torch.manual_seed(seeded(1))
+    model, x = nn.Sequential(nn.Linear(3, 2)), random(4, 3)
+    jm = jit(model)
+    if is_called_before:
+        jm(x)
+    given = {name: kind(2 * p.detach()) for name, p in model.named_parameters()}
+    torch.testing.assert_close(torch.func.functional_call(jm, given, (x,)), torch.func.functional_call(model, given, (x,)))
+    torch.testing.assert_close(jm(x), model(x))
+
+
 def test_a_report_of_gradient_steps_in_the_program_is_refused():
     torch.manual_seed(seeded(1))
     model, x, y = AdaptsItself(), random(5, 3), random(5, 1)

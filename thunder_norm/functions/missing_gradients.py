@@ -86,6 +86,8 @@ def with_gradients(
     for bsym in bsyms:
         if bsym.sym.id in _bodies:
             found.append(_with_gradients_inside(bsym, executor, trace, moving))
+        elif isinstance(bsym.sym.id, OperationId) and has_tape(bsym) is None and draws_noise(bsym):
+            found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace)))
         elif not isinstance(bsym.sym.id, OperationId) and draws_noise(bsym):
             with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym):
                 parts = decomposed(bsym) or bsym.subsymbols

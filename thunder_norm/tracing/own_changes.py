@@ -43,6 +43,8 @@ def let_be(ctx: Any, roots: dict[str, Any]) -> None:
     if changed:
         name = path_of(changed[0][1].history)[-1][1]  # type: ignore[index]
         _acquire_anew("a variable of a closure" if name == "cell_contents" else str(name))
+    if guards.has_changed_array():
+        _acquire_anew("a numpy array")
     is_changing = guards.is_of_one_call()
     used = {p.name for b in ctx.computation_trace.bound_symbols for p in b.flat_proxy_args}
     ctx._constraints[:] = [c for c in ctx._constraints if not _is_outdated(c, ways, used, is_changing)]

@@ -76,6 +76,12 @@ def member_of_module(provenance: ProvenanceRecord) -> Member | None:
     return Member(table, names, root)
 
 
+def is_parameter_of_module(provenance: ProvenanceRecord | None) -> bool:
+    """Whether a value is what a module has for one of its parameters."""
+    member = None if provenance is None else member_of_module(provenance)
+    return member is not None and member.table == "_parameters"
+
+
 def _step(provenance: ProvenanceRecord) -> tuple[str, str, ProvenanceRecord] | None:
     """The table and the name that a value has in a module, and that module."""
     if provenance.inst is not PseudoInst.BINARY_SUBSCR:

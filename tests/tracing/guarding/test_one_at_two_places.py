@@ -135,3 +135,22 @@ def test_an_argument_that_is_a_memory_format_or_an_operator_is_guarded():
             got, want = jitted(x, m, f), f(x.contiguous(memory_format=m))
             assert got.stride() == want.stride() and torch.equal(got, want)
     assert thunder.cache_misses(jitted) == 6
+
+
+def test_one_list_as_two_attributes_of_a_module():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+            self.first = [1, 2]
+            self.second = self.first
+
+        def forward(self, x):
+            second = self.second
+            return x * self.weight * (2 if second is self.first else 3)
+
+    model, x = Model(), torch.arange(3.0)
+    jitted = thunder.jit(model, transforms=[SubclassTransform()])
+    torch.testing.assert_close(jitted(x), model(x))
+    model.second = list(model.first)
+    torch.testing.assert_close(jitted(x), model(x))

@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -216,6 +217,25 @@ def test_each_call_moves_on(make, way):
         results = [jitted(x) for _ in range(3)]
     for result in results:
         torch.testing.assert_close(result, eager(x))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda a: a.__iadd__(1), lambda a: np.multiply(a, 2, out=a), lambda a: a[1:].fill(a[0] + 1)],
+    ids=["all", "out=", "a view"],
+)
+def test_arrays_of_numpy_are_changed_in_each_call(change):
+    def f(x, o):
+        change(o.array)
+        return x * o.array[-1] + torch.from_numpy(o.array)
+
+    ours, theirs, x = SimpleNamespace(array=np.ones(3)), SimpleNamespace(array=np.ones(3)), torch.arange(3.0)
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for _ in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AcquiredAnewWarning)
+            torch.testing.assert_close(jitted(x, ours), f(x, theirs))
+        assert (ours.array == theirs.array).all()
 
 
 def test_what_changes_nothing_any_more_is_acquired_once_more():

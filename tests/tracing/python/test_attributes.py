@@ -1,6 +1,7 @@
 """Attributes that Python code computes, assigns or looks up are in traces what they are in eager mode."""
 
 import contextlib
+import copy
 import functools
 from types import SimpleNamespace
 
@@ -352,6 +353,79 @@ def test_attributes_of_an_input_object_are_set():
     torch.testing.assert_close(thunder.jit(f, transforms=[SubclassTransform()])(o, x), x * 2 + 10)
     assert (o.a, o.b) == (1, 10)
     torch.testing.assert_close(o.c, x * 2)
+
+
+def asked_after_setting(o, x):
+    before = hasattr(o, "sum")
+    o.sum = x.sum()
+    return before, hasattr(o, "sum"), getattr(o, "sum", 0.0)
+
+
+def deleted_and_set(o, x):
+    if hasattr(o, "sum"):
+        del o.sum
+    del o.n
+    o.sum, o.n = x.sum(), 3
+    return o.n
+
+
+def set_and_deleted(o, x):
+    o.late = x.sum()
+    is_there = hasattr(o, "late")
+    del o.late
+    return is_there, hasattr(o, "late"), getattr(o, "late", 5)
+
+
+def set_deleted_and_set(o, x):
+    o.n, o.late = 1, 2
+    del o.n, o.late
+    o.late = x * 2
+    return hasattr(o, "n")
+
+
+def set_in_several_ways(o, x):
+    object.__setattr__(o, "a", 1)
+    o.__dict__["b"] = x * 2
+    vars(o).update(n=8)
+    return o.a, o.b, o.n, hasattr(o, "b")
+
+
+def copied_after_setting(o, x):
+    o.late = 3
+    made = copy.copy(o)
+    made.n = 9
+    return o.n, made.n, made.late
+
+
+def two_of_one_object(o, x):
+    o.again = o.n
+    return o.n, o.again, o.items
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        asked_after_setting,
+        deleted_and_set,
+        set_and_deleted,
+        set_deleted_and_set,
+        set_in_several_ways,
+        copied_after_setting,
+        two_of_one_object,
+    ],
+)
+@pytest.mark.parametrize("is_module", [False, True], ids=["object", "module"])
+def test_attributes_that_are_set_asked_for_and_deleted(f, is_module):
+    def made():
+        o = nn.Identity() if is_module else SimpleNamespace()
+        vars(o).update(n=0, items=[1, "a"])
+        return o
+
+    ours, theirs, x = made(), made(), torch.tensor([1.0, -2.0])
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for _ in range(2):
+        assert repr(jitted(ours, x)) == repr(f(theirs, x))
+        assert repr(sorted(vars(ours).items())) == repr(sorted(vars(theirs).items()))
 
 
 class Config:

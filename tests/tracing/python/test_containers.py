@@ -160,6 +160,31 @@ class Features(list):
     """A list by another name."""
 
 
+def errors_of_assignments(x, y):
+    errors = []
+    for put in (
+        lambda: [].__setitem__(-1, x),
+        lambda: [1].__setitem__("a", x),
+        lambda: [1].__setitem__(slice(None, None, 2), [1, 2]),
+        lambda: {}.__setitem__([1], x),
+        lambda: {}.setdefault([1], x),
+    ):
+        try:
+            put()
+        except (IndexError, TypeError, ValueError) as error:
+            errors.append(str(error))
+    empty, fixed = [], (1,)
+    try:
+        empty[0] = x
+    except IndexError:
+        empty.append(x * 2)
+    try:
+        fixed[0] = x
+    except TypeError as error:
+        errors.append(str(error))
+    return empty[0] * sum(map(len, errors))
+
+
 def derived_sequences(x, y):
     """The state of a recurrence, as a whole."""
     state = State(x, y)
@@ -170,6 +195,7 @@ def derived_sequences(x, y):
 
 PROGRAMS = [
     derived_sequences,
+    errors_of_assignments,
     own_deletions,
     attributes_of_dicts,
     first_fields,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ _WRITES: dict[str, Callable] = {
     "view": lambda x, y: y[1:].neg_(),
     "function": lambda x, y: torch.nn.functional.relu(y, inplace=True),
     "both": lambda x, y: (x.zero_(), y.clamp_(min=0.0)),
+    "beside an array": lambda x, y: x.mul_(torch.as_tensor(np.full(3, 2.0, np.float32))),
     "fill": lambda x, y: y.diagonal().fill_(1.0),
     "index": lambda x, y: x.index_add_(0, torch.tensor([0, 2]), y[:2]),
     "out of place": lambda x, y: x.mul(y).relu() + y.index_add(0, torch.tensor([0, 2]), x[:2]),

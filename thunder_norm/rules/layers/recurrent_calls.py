@@ -173,6 +173,13 @@ def _cell_of(layer: Callable) -> Callable:
     return lambda input, hx, w_ih, w_hh, b_ih=None, b_hh=None: _cell(layer, input, (hx,), (w_ih, w_hh, b_ih, b_hh))[0]
 
 
+def _dropped(x: torch.Tensor, dropout: float, time: int) -> torch.Tensor:
+    """Dropout between layers, drawn in the order of torch's kernels: step by step, whichever dimension the caller has first."""
+    steps = x.transpose(0, time).contiguous() if time else x
+    dropped = F.dropout(steps, dropout, training=True)
+    return dropped.transpose(0, time) if time else dropped
+
+
 def _stack(
     layer: Callable,
     x: torch.Tensor,
@@ -202,7 +209,7 @@ def _stack(
                 kept.append(state)
         x = results[0] if len(results) == 1 else torch.cat(results, -1)
         if dropout and train and i < num_layers - 1:
-            x = F.dropout(x, dropout, training=True)
+            x = _dropped(x, dropout, int(batch_first))
     return x, *(torch.stack(states) for states in last)
 
 

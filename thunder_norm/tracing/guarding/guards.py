@@ -34,6 +34,7 @@ from types import (
 )
 from typing import Any
 
+import numpy as np
 import torch
 
 from thunder_norm.tracing.compiled import given_to_compiler
@@ -423,6 +424,20 @@ def use_for_one_call() -> None:
     """Let no other call use the trace that is being acquired."""
     if (guards := _current.get()) is not None:
         guards.surroundings.is_of_one_call = True
+
+
+def has_changed_array() -> bool:
+    """Whether a numpy array is another after the acquisition than when the program read it: C code writes into the user's own."""
+    guards = _current.get()
+    if guards is None:
+        return False
+    looked_at = [(path, is_same) for (path, kind, _), is_same in guards.conditions.items() if kind == "same"]
+    ways = Ways(guards.roots)
+    return any(snapshots.is_of_array(is_same) and _is_other_array(ways.end(path), is_same) for path, is_same in looked_at)
+
+
+def _is_other_array(found: Any, is_same: Callable[[Any], bool]) -> bool:
+    return isinstance(found, np.ndarray) and not is_same(found)
 
 
 def check_in_prologue(ctx: Any, check: Callable) -> None:

@@ -94,6 +94,11 @@ def same_as(value: Any) -> Callable[[Any], bool]:
     return functools.partial(_is, value)
 
 
+def is_of_array(is_same: Any) -> bool:
+    """Whether a function that `same_as` has made is about a numpy array, or one of its numbers."""
+    return isinstance(is_same, functools.partial) and is_same.func in (_has_bytes, _has_objects)
+
+
 def _is(then: Any, now: Any) -> bool:
     return now is then
 

@@ -16,7 +16,7 @@ from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, has_part, leader, thunders_proxy
 from thunder_norm.tracing.hooks.replaced import replaces
-from thunder_norm.tracing.provenances import member_of_module
+from thunder_norm.tracing.provenances import is_parameter_of_module, member_of_module
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
 from thunder_norm.tracing.python import callbacks, conversions, derived, patterns, special_methods
 from thunder_norm.tracing.python import constructors as constructors_of_python
@@ -39,6 +39,7 @@ from thunder_norm.tracing.torch_functions import (
 )
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue
+from thunder.core.proxies import Proxy, ProxyTag
 from thunder.core.trace import TraceCtx
 
 _original_process = jit_ext.process_recorded_modifications
@@ -54,7 +55,11 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     if asked is None:
         return thunders_proxy(x, name, history)
     aliases.note(x, history)
-    return asked.proxy(x, own_name(name, x, jit_ext.get_jit_ctx().computation_trace), history)
+    found = asked.proxy(x, own_name(name, x, jit_ext.get_jit_ctx().computation_trace), history)
+    if isinstance(found, Proxy) and not isinstance(x, torch.nn.Parameter) and is_parameter_of_module(history):
+        # unpack_parameter_or_buffer_or_submodule asserts it; functional_call gives any tensor
+        found.tags.add(ProxyTag.STATIC_MEMORY_LOCATION)
+    return found
 
 
 @replaces(jit_ext, "is_proxy_name_available", "name", lines="_maybe_update_proxy_name: and is_proxy_name_available(name)")
@@ -144,6 +149,7 @@ def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     if asked is not None:
         own_changes.let_be(ctx, guards.roots())
+        epilogue.names |= ctx.computation_trace.names  # what stands for the owner of an attribute by now
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
     if has_part():
         drop_names_of_operations(ctx.computation_trace, ctx._proxy_swapmap)

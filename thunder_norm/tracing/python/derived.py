@@ -50,6 +50,8 @@ def _register(method: Callable, own: Callable, also: Callable[[WrappedValue], bo
     tables = (jit_ext._general_jit_lookaside_map, thunders._default_provenance_tracking_lookaside_map)
     before = lookasides.of_others(method) or next((t[method] for t in tables if method in t), None)
     before = before or thunders.interpreter_needs_wrap(method)
+    if method.__name__ in ("__setitem__", "setdefault"):  # Thunder's set a key as it is: an index out of range, what has no hash
+        before = functools.partial(done, before)
 
     @lookasides.instead_of(method)
     def choose(*args: WrappedValue, **kwargs: WrappedValue) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
-from thunder_norm.tracing.provenances import member_of_module
+from thunder_norm.tracing.provenances import is_parameter_of_module
 from thunder_norm.tracing.recording import declare_arguments
 from thunder_norm.tracing.shared_memory import aliases
 from thunder.core import prims
@@ -41,17 +41,13 @@ def joined(prologue: TraceCtx, computation: TraceCtx, *, parameters: bool) -> tu
     same = {  # the input that each of the others is
         p.name: inputs[0]
         for inputs in tied
-        if (parameters and all(map(_is_parameter_of_module, inputs))) or not written.isdisjoint(p.name for p in inputs)
+        if (parameters and all(is_parameter_of_module(p.history) for p in inputs))
+        or not written.isdisjoint(p.name for p in inputs)
         for p in inputs[1:]
     }
     if not same:
         return prologue, computation
     return _sent_once(prologue, same), _received_once(computation, same)
-
-
-def _is_parameter_of_module(p: TensorProxy) -> bool:
-    member = None if p.history is None else member_of_module(p.history)
-    return member is not None and member.table == "_parameters"
 
 
 def _sent_once(prologue: TraceCtx, same: dict[str, TensorProxy]) -> TraceCtx:

@@ -62,8 +62,8 @@ def _drops(name: str, bsym: BoundSymbol) -> bool:
 
 
 def _may_be_given(bsym: BoundSymbol, name: str) -> bool:
-    """Of what returns the very tensor where there is nothing to do, whether there was nothing to do."""
+    """Whether an operation has a tensor to give a view of; of one that returns the very tensor where there is nothing to do, whether there was."""
     if name not in RETURNING_SELF:
-        return True
+        return any(isinstance(p, TensorProxy) for p in bsym.flat_proxy_args)  # none: ``as_tensor`` of a numpy array
     given, made = ([p for p in proxies if isinstance(p, TensorProxy)] for proxies in (bsym.flat_proxy_args, bsym.flat_proxy_outs))
     return bool(given) and any((p.dtype, p.device) == (given[0].dtype, given[0].device) for p in made)
