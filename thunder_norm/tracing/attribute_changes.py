@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,6 +29,9 @@ _SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Te
 _PLAIN = (str, int, float, tuple, list, dict)  # where no subclass has attributes of its own
 _CONTAINERS = (list, dict, set, deque)
 _HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute of what was there before it
+# what Python does where a class says nothing
+SETTING = (object.__setattr__, SimpleNamespace.__setattr__)
+DELETING = (object.__delattr__, SimpleNamespace.__delattr__)
 MEMBERS = ("_parameters", "_buffers", "_modules")
 
 
@@ -163,11 +166,7 @@ def deletion(obj: WrappedValue, name: WrappedValue) -> Callable | None:
     obj.attribute_wrappers.pop(name.value, None)
     owner = obj.value
     kind = next((k for k in (*MEMBERS, "__dict__") if name.value in _held(obj, k)), None)
-    if (
-        kind not in ("__dict__", "_buffers")
-        or isinstance(type(owner).__delattr__, FunctionType)
-        and not isinstance(owner, torch.nn.Module)
-    ):
+    if kind not in ("__dict__", "_buffers") or not (isinstance(owner, torch.nn.Module) or type(owner).__delattr__ in DELETING):
         return None
     if is_simple(owner) or is_new(obj):
         attributes = obj.attribute_wrappers.get("__dict__")

@@ -11,12 +11,22 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 import torch
 
-from thunder_norm.tracing.attribute_changes import MEMBERS, assignment, deletion, has_written, is_new, is_simple, of_class
+from thunder_norm.tracing.attribute_changes import (
+    DELETING,
+    MEMBERS,
+    SETTING,
+    assignment,
+    deletion,
+    has_written,
+    is_new,
+    is_simple,
+    of_class,
+)
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes
@@ -57,9 +67,10 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
         return _has if has_written() and not is_simple(args[0].value) and type(args[1].value) is str else None
     if fn is object.__getattribute__ and len(args) == 2:
         return _by_object
-    if (fn is setattr or fn is object.__setattr__) and len(args) == 3:
+    is_of_c = type(fn) is WrapperDescriptorType
+    if (fn is setattr or (is_of_c and fn in SETTING)) and len(args) == 3:
         return assignment(fn, *args)
-    if (fn is delattr or fn is object.__delattr__) and len(args) == 2:
+    if (fn is delattr or (is_of_c and fn in DELETING)) and len(args) == 2:
         return tensor_attributes.deleted if type(args[0].value) is TensorProxy else deletion(*args)
     return None
 
