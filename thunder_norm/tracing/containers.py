@@ -68,7 +68,7 @@ def take_proxies(*args: WrappedValue, **kwargs: WrappedValue) -> None:
 
 def _take_proxies(v: WrappedValue) -> bool:
     """Whether one stands for it now."""
-    is_container = isinstance(v.value, Sequence | dict) and not isinstance(v.value, (str, *OF_NUMBERS))
+    is_container = isinstance(v.value, Sequence | dict) and not isinstance(v.value, (str, range, *OF_NUMBERS))
     if is_container:
         v.track_items()
         items = v.item_wrappers.values() if isinstance(v.item_wrappers, dict) else v.item_wrappers
