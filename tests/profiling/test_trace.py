@@ -81,13 +81,11 @@ def test_saved_bytes_are_those_of_the_saved_tuple(name):
     assert sum(r.saved_bytes for r in found.rows) == found.saved_bytes - found.saved_input_bytes
 
 
-def test_both_programs_take_the_same_flops_forward_and_save_different_bytes():
+def test_both_programs_take_the_same_flops_and_keep_the_same():
     jm, inputs, found, _ = compiled("tied")
     eager = profile(jm, **inputs, backward=True, target="eager")
-    assert eager.forward_flops == found.forward_flops
-    assert found.saved_bytes > eager.saved_bytes
-    # the kernel for attention computes q k^T anew in the backward; Thunder keeps what it is made of
-    assert eager.backward_flops - found.backward_flops == 2 * 2 * 4 * 8 * 8 * 8
+    assert (eager.forward_flops, eager.backward_flops) == (found.forward_flops, found.backward_flops)
+    assert found.saved_bytes == pytest.approx(eager.saved_bytes, abs=8)  # the same kernels keep the same tensors
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

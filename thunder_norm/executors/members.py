@@ -21,8 +21,8 @@ from thunder.core.symbol import BoundSymbol, Symbol, has_tags
 from thunder.distributed import prims as dist_prims
 from thunder.executors.torchex import ex as torch_ex
 
-# Executors that run an operation by calling torch: Thunder's, ours for what Thunder has no symbol for, and that of `gradients`.
-_RUN_BY_TORCH = ("torch", "thunder_norm_aten", "thunder_norm_gradients")
+# Executors that run an operation by calling torch: Thunder's, ours for what Thunder has no symbol for, and those of gradients.
+_RUN_BY_TORCH = ("torch", "thunder_norm_aten", "thunder_norm_gradients", "thunder_norm_kernels")
 _RUN_BY_TORCH_FUNC = "thunder_norm_opaque"  # transforms of what Thunder has no rule for: of these gradients may be in a region
 _GRADIENT = "vjp_"
 

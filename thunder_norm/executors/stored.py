@@ -24,7 +24,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
 
 # Executors whose operations do what their name and their arguments say.  An operation for a function of aten carries that function.
-_TOLD = ("torch", "thunder_norm_gradients")
+_TOLD = ("torch", "thunder_norm_gradients", "thunder_norm_kernels")
 _LITERALS = (int, float, bool, str, type(None), type(...))
 _NAMED = (dtypes.dtype, devices.Device, torch.dtype, torch.device, torch.memory_format, torch.layout)
 

@@ -251,11 +251,11 @@ def test_what_is_put_there_anew_with_the_same_in_it_is_no_change():
         def __init__(self, size):
             self.size, self.scale, self.itself = size, [2.0, {"a": (1, lambda: size)}], self
 
-    kept = SimpleNamespace(config=None)
+    kept = {}
 
     def f(x):
-        kept.config = Config(3)
-        return x * kept.config.scale[0]
+        kept["config"] = Config(3)
+        return x * kept["config"].scale[0]
 
     jitted, x = thunder.jit(f, transforms=[NormTransform()]), torch.arange(3.0)
     with pytest.warns(AcquiredAnewWarning):

@@ -13,6 +13,7 @@ import torch
 
 from thunder_norm.core.measuring import operator_norm
 from thunder_norm.errors import SavedFileError, with_details
+from thunder_norm.functions.kernels import KERNELS
 from thunder_norm.subclass.acquiring import fallback
 from thunder_norm.subclass.recording.aten import WRITTEN
 from thunder_norm.tracing.guarding.bindable import executor as boundary_executor
@@ -85,7 +86,7 @@ def _name(symbol: Symbol) -> list | None:
     return ["thunder", symbol.id] if isinstance(symbol.id, str) else None
 
 
-_EXECUTORS = {"torch": torch_executor, "python": python_executor, "boundary": boundary_executor}
+_EXECUTORS = {"torch": torch_executor, "python": python_executor, "boundary": boundary_executor, "kernels": KERNELS}
 
 
 def symbol_named(name: list) -> Symbol:
@@ -134,6 +135,7 @@ _FIND: dict[Any, Callable[..., Symbol | None]] = {
     "torch": lambda name: torch_executor.opmap.get(name),
     "python": lambda name: python_executor.opmap.get(name) if name in _IN_PYTHON else None,
     "boundary": lambda name: boundary_executor.opmap.get(name) if name == "release_saved" else None,
+    "kernels": lambda name: KERNELS.opmap.get(name),
     "prim": _prim,
     "thunder": lambda name: _thunder().get(name),
     "function": _function,
