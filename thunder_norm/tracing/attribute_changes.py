@@ -65,7 +65,7 @@ def assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrapp
     if not was_made:
         setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
     if fn is setattr and isinstance(owner, torch.nn.Module):
-        held = [_held(obj, members) for members in MEMBERS if members in vars(owner)]
+        held = [held_in(obj, members) for members in MEMBERS if members in vars(owner)]
         if not held:  # before ``nn.Module.__init__``, in a module that the program makes
             return _on_new
         if held[-1].get(name.value, _nothing) is value.value or (
@@ -165,7 +165,7 @@ def deletion(obj: WrappedValue, name: WrappedValue) -> Callable | None:
     """What to call instead of deleting an attribute of what was there before, or a buffer: the epilogue deletes it, in each call."""
     obj.attribute_wrappers.pop(name.value, None)
     owner = obj.value
-    kind = next((k for k in (*MEMBERS, "__dict__") if name.value in _held(obj, k)), None)
+    kind = next((k for k in (*MEMBERS, "__dict__") if name.value in held_in(obj, k)), None)
     if kind not in ("__dict__", "_buffers") or not (isinstance(owner, torch.nn.Module) or type(owner).__delattr__ in DELETING):
         return None
     if is_simple(owner) or is_new(obj):
@@ -177,21 +177,15 @@ def deletion(obj: WrappedValue, name: WrappedValue) -> Callable | None:
     return functools.partial(_deleted_from, kind)
 
 
-def _held(obj: WrappedValue, kind: str) -> Any:
+def held_in(obj: WrappedValue, kind: str) -> Any:
     """What is in a dict of an object by now, `__dict__` or one of the members of a module."""
     known = obj.attribute_wrappers.get(kind)
     if known is not None:
         return known.value
     own = getattr(obj.value, "__dict__", None)
-    return (
-        ()
-        if type(own) is not dict
-        else own
-        if kind == "__dict__"
-        else own.get(kind, ())
-        if isinstance(obj.value, torch.nn.Module)
-        else ()
-    )
+    if type(own) is not dict:
+        return {}
+    return own if kind == "__dict__" else own.get(kind, {}) if isinstance(obj.value, torch.nn.Module) else {}
 
 
 def _deleted_from(kind: str, obj: WrappedValue, name: WrappedValue) -> Any:

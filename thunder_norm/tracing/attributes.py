@@ -23,6 +23,7 @@ from thunder_norm.tracing.attribute_changes import (
     assignment,
     deletion,
     has_written,
+    held_in,
     is_new,
     is_simple,
     of_class,
@@ -119,32 +120,21 @@ def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
 def _forget_if_changed(obj: WrappedValue, name: str) -> None:
     """Do not take an attribute for what it was before it was changed through ``__dict__``."""
     attributes, cached = obj.attribute_wrappers.get("__dict__"), obj.attribute_wrappers.get(name)
-    if attributes is not None and is_copy(attributes) and name in attributes.value:
-        stored = attributes.item_wrappers.get(name)
-        if stored is not None and (cached is None or cached.value is not stored.value):
-            obj.attribute_wrappers[name] = stored  # by ``vars(obj)[name] = value``
+    own = held_in(obj, "__dict__")
+    now = own.get(name, _nothing) if type(own) is dict else _nothing
+    if is_copy(attributes) and now is not _nothing and attributes.original_value.get(name, _nothing) is not now:
+        if (stored := attributes.item_wrappers.get(name)) is not None:  # by ``vars(obj)[name] = value``
+            obj.attribute_wrappers[name] = stored
         return
     if cached is None:
         return
-    held = getattr(obj.value, "__dict__", None) if attributes is None else attributes.value
-    now = held.get(name, _nothing) if type(held) is dict else _nothing
-    if now is _nothing and isinstance(obj.value, torch.nn.Module):
-        now = _member(obj, held, name)
+    if now is _nothing:  # `register_buffer` puts a member there without an assignment
+        now = next((members[name] for kind in MEMBERS if name in (members := held_in(obj, kind))), _nothing)
     if now is _nothing:
         now = of_class(obj.value, name)  # a class attribute that was assigned since
         if hasattr(type(now), "__get__"):
             return
     _forget_if_other(obj, name, now)
-
-
-def _member(module: WrappedValue, attributes: Any, name: str) -> Any:
-    """What a module holds by now as a parameter, buffer or module of its own, `register_buffer` puts it there without an assignment."""
-    for kind in MEMBERS:
-        known = module.attribute_wrappers.get(kind)
-        members = attributes.get(kind, ()) if known is None else known.value
-        if name in members:
-            return members[name]
-    return _nothing
 
 
 def _forget_if_assigned(obj: WrappedValue, name: str) -> None:

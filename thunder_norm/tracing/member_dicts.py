@@ -5,6 +5,8 @@ The epilogue of each call then does to the objects what the program did to the c
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from thunder.core.interpreter import PseudoInst, WrappedValue
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE_MEMBER_DICT, get_jit_ctx
 
@@ -16,7 +18,7 @@ def note_member_dict(held: WrappedValue) -> None:
     held.provenance.ext_flag |= EXT_FLAG_IS_MODULE_MEMBER_DICT
 
 
-def is_copy(held: WrappedValue | None) -> bool:
+def is_copy(held: WrappedValue | None) -> TypeGuard[WrappedValue]:
     """Whether the program works on a copy of a dict."""
     return held is not None and held.original_value is not held.nothing
 
