@@ -43,6 +43,32 @@ def test_batch_norms_have_eagers_gradients_and_statistics(how: str, shape: tuple
         assert_close(b, c, rtol=tolerance, atol=tolerance, msg=name)
 
 
+class _NormalizedTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        between = self.linear(self.norm(x)) + self.norm.running_var
+        return self.norm(between) + self.norm.running_mean
+
+
+def test_statistics_are_read_between_and_after_batch_norms() -> None:
+    mine = _NormalizedTwice().double()
+    theirs, x = copy.deepcopy(mine), torch.randn(5, 3, dtype=torch.float64)
+    jitted = jit(mine)
+    for _ in range(2):
+        with OneByOne():
+            found = [f(x) for f in (jitted, theirs)]
+            gradients = [
+                torch.autograd.grad(y.tanh().square().sum(), list(m.parameters()))
+                for y, m in zip(found, (mine, theirs), strict=True)
+            ]
+        assert_close(*found)
+        assert_close(*gradients)
+    assert_close(dict(mine.named_buffers()), dict(theirs.named_buffers()))
+
+
 def test_both_gradients_of_a_convolution_are_one_operation_where_both_are_wanted() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3))
     jitted = jit(model)

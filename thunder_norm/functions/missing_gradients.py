@@ -7,6 +7,7 @@ Such an operation becomes one of our own, which consists of it, so that executor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
@@ -62,10 +63,11 @@ def with_missing_gradients(trace: TraceCtx, executor: Any, moving: Set[str] | No
     """
     new = from_trace(trace)
     with tracectx(new):  # executors say what they have a gradient for, and may ask for sizes, a symbol (cuDNN's)
-        if not any(_is_concerned(b, moving) or draws_noise(b) for b in trace.bound_symbols):
+        bsyms = _with_statistics_in_order(trace.bound_symbols, new)
+        if bsyms is trace.bound_symbols and not any(_is_concerned(b, moving) or draws_noise(b) for b in bsyms):
             return trace
-        used = {p.name for b in trace.bound_symbols for p in b.flat_proxy_args}
-        found = with_gradients(trace.bound_symbols, executor, new, moving, used)
+        used = {p.name for b in bsyms for p in b.flat_proxy_args}
+        found = with_gradients(bsyms, executor, new, moving, used)
     new.bound_symbols = found
     return new
 
@@ -190,18 +192,33 @@ def _with_joint(bsym: BoundSymbol, joint: Callable, executor: Any) -> BoundSymbo
     return bsym.from_bsym(sym=symbol, subsymbols=[bsym])
 
 
+def _with_statistics_in_order(bsyms: list[BoundSymbol], trace: TraceCtx) -> list[BoundSymbol]:
+    """The operations, with batch norms apart from statistics that the program meets again: a fusing executor's rule would write them late."""
+    written = [b for b in bsyms if _writes_statistics(b)]
+    if not written:
+        return bsyms
+    met = Counter(name for b in bsyms if b.sym.id not in _NO_OPERATIONS for name in {p.name for p in b.flat_proxy_args})
+    again = {id(b) for b in written if any(met[s.args[1].name] > 1 for s in b.subsymbols if s.sym.id is prims.PrimIDs.COPY_)}
+    return [part for b in bsyms for part in (_apart(b, trace) or [b] if id(b) in again else [b])] if again else bsyms
+
+
+def _writes_statistics(bsym: BoundSymbol) -> bool:
+    return bsym.sym.id == ltorch.batch_norm.id and any(b.sym.id is prims.PrimIDs.COPY_ for b in bsym.subsymbols)
+
+
 def _keeps_statistics(bsym: BoundSymbol) -> bool:
-    is_batch_norm = bsym.sym.id == ltorch.batch_norm.id and any(b.sym.id is prims.PrimIDs.COPY_ for b in bsym.subsymbols)
-    return is_batch_norm and _runs_kernels(bsym)
+    return _writes_statistics(bsym) and _runs_kernels(bsym)
 
 
 def _apart_from_statistics(bsym: BoundSymbol, trace: TraceCtx) -> list[BoundSymbol] | None:
+    return _apart(bsym, trace) if _keeps_statistics(bsym) else None
+
+
+def _apart(bsym: BoundSymbol, trace: TraceCtx) -> list[BoundSymbol] | None:
     """A batch norm as what its running statistics become, from the parts of the whole, and the operation without them.
 
     The result that these parts make is used by nobody.
     """
-    if not _keeps_statistics(bsym):
-        return None
     with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym):
         unused = {variableify(bsym.output): TensorProxy(like=bsym.output)}
         with scope(trace) as made:

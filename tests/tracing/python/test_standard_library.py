@@ -58,7 +58,9 @@ PROGRAMS = {
         functools.partial(torch.mul, x)(x.cos()) + functools.partial(functools.partial(torch.add, x, alpha=2), x)()
     ),
     "chain": lambda x: sum(itertools.chain([x], [x * 2])),
-    "product": lambda x: sum(a * b for a, b in itertools.product([x, x + 1], range(1, 3))) + len([*itertools.chain(b"ab", range(2))]),
+    "product": lambda x: (
+        sum(a * b for a, b in itertools.product([x, x + 1], range(1, 3))) + len([*itertools.chain(b"ab", range(2))])
+    ),
     "map and filter": lambda x: sum(map(lambda a: a * 2, [x, x])) + list(filter(lambda a: True, [x]))[0],
     "itemgetter": lambda x: operator.itemgetter(1)([1, x]) * 2,
     "accumulate": lambda x: list(itertools.islice(itertools.count(1), 3))[2] * x + list(itertools.accumulate([x, x * x]))[-1],
