@@ -23,6 +23,13 @@ def test_a_slice_of_the_networks(index: int):
     assert result.kind in ("right", "refused", "no oracle"), f"{result.detail}\n{result.source}"
 
 
+@pytest.mark.parametrize("parts", [(("residual", 368443), ("residual attention", 77708)), (("residual attention", 77708),)])
+def test_weights_that_are_nothing_in_floating_point_may_grow(parts):
+    """Scores are apart by 1e8 here, and move as far: the softmax of the data is one key's, that of others near it is not."""
+    network = Network(parts, (2, 3, 4), "RMSTensor", (-2, -1), "plain", "within", 10000.0, 0.3, torch.float64, 146875)
+    assert network.run().kind == "right"
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

@@ -12,6 +12,8 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.tensors import NORM_DTYPE
 
 _TINY = 1e-30
+_MASKED = -1e30  # scores that no move reaches
+_LEAST_WEIGHT = 1e-300
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,7 @@ def _covariance(p: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 
 def weights_of(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, is_causal: bool, scale: float) -> torch.Tensor:
+    """The weights, 0 of keys that a query does not see alone: others have the least that is left of them, which scores may outgrow."""
     scores = scale * (query @ key.transpose(-1, -2))
     if bias is not None:
         scores = torch.where(bias, scores, -math.inf) if bias.dtype == torch.bool else scores + bias
@@ -199,7 +202,8 @@ def weights_of(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = torch.where(seen, scores, -math.inf)
     # a row that sees nothing has no weights
-    return scores.softmax(-1).nan_to_num(nan=0.0)
+    weights = scores.softmax(-1).nan_to_num(nan=0.0)
+    return torch.where(scores > _MASKED, weights.clamp(min=_LEAST_WEIGHT), weights)
 
 
 def _largest_over(t: torch.Tensor, dims: ed.Dims) -> torch.Tensor:
