@@ -15,7 +15,7 @@ import torch
 
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes
-from thunder_norm.tracing.member_dicts import note_member_dict
+from thunder_norm.tracing.member_dicts import note_member_dict, note_written
 from thunder_norm.tracing.shared_memory import aliases
 from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder.core import interpreter as thunders
@@ -28,7 +28,6 @@ _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor)
 _PLAIN = (str, int, float, tuple, list, dict)  # where no subclass has attributes of its own
 _CONTAINERS = (list, dict, set, deque)
-_HAS_ASSIGNED = "_thunder_norm_has_assigned"  # the program has set an attribute of what was there before it
 # what Python does where a class says nothing
 SETTING = (object.__setattr__, SimpleNamespace.__setattr__)
 DELETING = (object.__delattr__, SimpleNamespace.__delattr__)
@@ -45,12 +44,6 @@ def of_class(value: Any, name: str) -> Any:
     return in_classes(type(value).__mro__, name)
 
 
-def has_written() -> bool:
-    """Whether the program has set or deleted an attribute of what was there before it."""
-    ctx = jit_ext.get_jit_ctx()
-    return getattr(ctx, _HAS_ASSIGNED, False) or bool(ctx._additional_outputs)
-
-
 # -- setting ------------------------------------------------------------------------------------------------------------------
 
 
@@ -63,7 +56,7 @@ def assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrapp
         return None
     was_made = is_new(obj)
     if not was_made:
-        setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
+        note_written()
     if fn is setattr and isinstance(owner, torch.nn.Module):
         held = [held_in(obj, members) for members in MEMBERS if members in vars(owner)]
         if not held:  # before ``nn.Module.__init__``, in a module that the program makes
@@ -191,5 +184,5 @@ def held_in(obj: WrappedValue, kind: str) -> Any:
 def _deleted_from(kind: str, obj: WrappedValue, name: WrappedValue) -> Any:
     held = thunders._interpret_call(getattr, obj, wrap_const(kind))
     note_member_dict(held)
-    setattr(jit_ext.get_jit_ctx(), _HAS_ASSIGNED, True)
+    note_written()
     return thunders._interpret_call(dict.__delitem__, held, name)

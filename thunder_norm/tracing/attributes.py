@@ -22,7 +22,6 @@ from thunder_norm.tracing.attribute_changes import (
     SETTING,
     assignment,
     deletion,
-    has_written,
     held_in,
     is_new,
     is_simple,
@@ -32,7 +31,7 @@ from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.snapshots import same_as
-from thunder_norm.tracing.member_dicts import is_copy, note_member_dict
+from thunder_norm.tracing.member_dicts import has_written, is_copy, note_member_dict
 from thunder_norm.tracing.torch_functions import tensor_attributes, tensor_classes
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext

@@ -11,6 +11,18 @@ from thunder.core.interpreter import PseudoInst, WrappedValue
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE_MEMBER_DICT, get_jit_ctx
 
 _OF_COPIES = ("__dict__", "_buffers")  # what becomes of parameters and modules an epilogue does not do
+_HAS_WRITTEN = "_thunder_norm_has_written"
+
+
+def note_written() -> None:
+    """Note that the program sets or deletes an attribute of what was there before it."""
+    setattr(get_jit_ctx(), _HAS_WRITTEN, True)
+
+
+def has_written() -> bool:
+    """Whether it has set or deleted one by now, or stored something in such a dict."""
+    ctx = get_jit_ctx()
+    return getattr(ctx, _HAS_WRITTEN, False) or bool(ctx._additional_outputs)
 
 
 def note_member_dict(held: WrappedValue) -> None:

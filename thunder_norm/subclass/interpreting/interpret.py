@@ -102,9 +102,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     if fn is setattr and isinstance(first, torch.nn.Module) and len(args) == 3 and _is_held(acquisition, *args):
         return lambda *_: wrap_const(None)
     if fn is one_hot and (body := _ONE_HOT.get(_num_classes(args, kwargs))) is not None:
-        return lambda tensor, *num_classes, **named: _interpret_call(
-            body, tensor, *(() if body is not _one_hot_of_so_many else (*num_classes, *named.values()))
-        )
+        return functools.partial(_interpret_call, body)
     if fn is torch._dynamo.is_compiling and acquisition.watches:  # asked where Inductor's kernels differ from eager's
         return lambda: wrap_const(False)
     if type(fn) in _FUNCTIONS and fn in jagged_makers.MAKERS:
@@ -167,7 +165,7 @@ def _is_held(acquisition: Acquisition, module: WrappedValue, name: WrappedValue,
     return known is not None and is_tensor and acquisition.fakes.known(held.value) is known
 
 
-def _one_hot_of_all_classes(tensor: torch.Tensor) -> torch.Tensor:
+def _one_hot_of_all_classes(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     """Without a number of classes torch looks at the values, and leaves it to those of its tensors that have none to refuse negative ones."""
     num_classes = int(tensor.max()) + 1
     if num_classes < 1:
@@ -175,7 +173,7 @@ def _one_hot_of_all_classes(tensor: torch.Tensor) -> torch.Tensor:
     return one_hot(tensor, num_classes)
 
 
-def _one_hot_of_no_class(tensor: torch.Tensor) -> torch.Tensor:
+def _one_hot_of_no_class(tensor: torch.Tensor, num_classes: int) -> torch.Tensor:
     """Torch refuses all tensors, those that have no values excepted."""
     raise RuntimeError("Class values must be smaller than num_classes.")
 

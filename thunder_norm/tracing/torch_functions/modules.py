@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.member_dicts import has_written
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -88,11 +89,18 @@ def _named_members(module: WrappedValue, method: str, table: str, args: tuple, k
     given.apply_defaults()
     _, prefix, recurse, remove_duplicate = given.args
     names = frozenset(name for name, _ in getattr(module.value, method)(*given.args[1:]))
-    return _interpret_call(_members, module, *map(wrap_const, (table, prefix, recurse, remove_duplicate, names)))
+    may_have_joined = remove_duplicate and has_written()
+    return _interpret_call(_members, module, *map(wrap_const, (table, prefix, recurse, remove_duplicate, names, may_have_joined)))
 
 
 def _members(
-    module: torch.nn.Module, table: str, prefix: str, recurse: bool, remove_duplicate: bool, names: frozenset[str]
+    module: torch.nn.Module,
+    table: str,
+    prefix: str,
+    recurse: bool,
+    remove_duplicate: bool,
+    names: frozenset[str],
+    may_have_joined: bool,
 ) -> Iterator[tuple[str, Any]]:
     """``Module._named_members``, interpreted; which members are there twice is in `names`: torch keeps a set of tensors."""
     modules = module.named_modules(prefix=prefix, remove_duplicate=remove_duplicate) if recurse else [(prefix, module)]
@@ -100,7 +108,7 @@ def _members(
     for before, inner in modules:
         for key, value in getattr(inner, table).items():
             name = before + ("." if before else "") + key
-            if name in names and not (remove_duplicate and any(value is v for v in seen)):
+            if name in names and not (may_have_joined and any(value is v for v in seen)):
                 seen.append(value)
                 yield name, value
 
