@@ -26,7 +26,6 @@ from thunder_norm.user_code import is_installed
 _LIBRARIES = (sys.stdlib_module_names | {"torch", "torchvision", "thunder", "thunder_norm", "numpy"}) - {"__main__"}
 ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range)
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
-_ATOMS = frozenset(ATOMS)
 _MAKING = ("__new__", "__init__", "__post_init__")
 _WITHOUT_ATTRIBUTES = (dict, list, set, collections.deque)
 _UNBOUND = object()
@@ -125,6 +124,7 @@ class Reachable:
         self.tensors: list[torch.Tensor] = []
         self.generators: list[Any] = []
         self.caches: list[Any] = []
+        self._entering: dict[type, _Enter | None] = {}  # what `_way_into` says of the classes it met
         self._seen: dict[int, Any] = {}  # kept alive: an id stays its object's
         self._made: set[int] = set()  # classes that code may make objects of
         self._inner: set[types.CodeType] = set()  # of functions that followed code makes
@@ -143,16 +143,20 @@ class Reachable:
     def _follow(self, pending: list[Any]) -> None:
         while pending:
             value = pending.pop()
-            if type(value) in _ATOMS or isinstance(value, ATOMS):
+            cls = type(value)
+            if cls not in self._entering:
+                self._entering[cls] = self._way_into(cls)
+            enter = self._entering[cls]
+            if enter is None:
                 continue
-            if isinstance(value, type):
+            if issubclass(cls, type):
                 pending.extend(self._making(value))
             if id(value) in self._seen:
                 continue
             if self.skips_empty and _is_empty(value):
                 continue
             self._seen[id(value)] = value
-            pending.extend(self._enter(value))
+            pending.extend(enter(self, value))
 
     @property
     def known(self) -> Iterable[int]:
@@ -164,34 +168,29 @@ class Reachable:
         if id(fn) not in self._seen and fn.__code__ not in self._inner:
             self._follow_first([fn])
 
-    def _enter(self, value: Any) -> Iterable[Any]:
-        """Note the places in one value; returns what they hold."""
-        if isinstance(value, torch.Tensor):
-            self.tensors.append(value)
-            return [v for v in getattr(value, "__dict__", {}).values() if not isinstance(v, torch.Tensor)]
-        if isinstance(value, dict | list | set | collections.deque):
-            return self._enter_container(value)
-        if isinstance(value, tuple | frozenset):
-            return tuple.__iter__(value) if isinstance(value, tuple) else frozenset.__iter__(value)
-        if isinstance(value, types.FunctionType):
-            return self._enter_function(value) if self.follows_code else ()
-        if isinstance(value, type):
-            return self._enter_class(value)
-        if isinstance(value, types.MethodType):
-            return value.__self__, value.__func__
-        if isinstance(value, staticmethod | classmethod):
-            return (value.__func__,)
-        if isinstance(value, property | functools.cached_property):
-            return [f for f in (getattr(value, n, None) for n in ("fget", "fset", "func")) if f is not None]
-        if isinstance(value, functools.partial):
-            return value.func, value.args, value.keywords
-        if isinstance(value, functools._lru_cache_wrapper):
-            self.caches.append(value)
-            return (value.__wrapped__,)
-        if _is_generator(value):
-            self.generators.append(value)
-            return ()
-        return self._enter_object(value)
+    def _way_into(self, cls: type) -> _Enter | None:
+        """What notes the places in a value of a class and returns what they hold; None if there is nothing in it."""
+        if issubclass(cls, ATOMS):
+            return None
+        for base, enter in _WAYS:
+            if issubclass(cls, base):
+                return enter
+        if cls.__module__.startswith("numpy.random") and hasattr(cls, "bit_generator"):
+            return Reachable._enter_generator
+        is_librarys = cls is not types.SimpleNamespace and is_of_library(cls)
+        return _enter_nothing if is_librarys or issubclass(cls, types.ModuleType) else Reachable._enter_object
+
+    def _enter_tensor(self, value: torch.Tensor) -> Iterable[Any]:
+        self.tensors.append(value)
+        return [v for v in getattr(value, "__dict__", {}).values() if not isinstance(v, torch.Tensor)]
+
+    def _enter_cache(self, value: Any) -> Iterable[Any]:
+        self.caches.append(value)
+        return (value.__wrapped__,)
+
+    def _enter_generator(self, value: Any) -> Iterable[Any]:
+        self.generators.append(value)
+        return ()
 
     def _note(self, owner: Any, held: Any, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
         self._add(Place(owner, held, read, write, is_of_others=_is_installed(owner)))
@@ -205,11 +204,7 @@ class Reachable:
         return held if type(value) in _WITHOUT_ATTRIBUTES else [*held, *self._attributes(value)]
 
     def _enter_object(self, value: Any) -> Iterable[Any]:
-        cls = type(value)
-        is_module = isinstance(value, torch.nn.Module)
-        if isinstance(value, types.ModuleType) or (is_of_library(cls) and not is_module and cls is not types.SimpleNamespace):
-            return ()
-        return [*self._attributes(value), *self._enter_type(cls)]
+        return [*self._attributes(value), *self._enter_type(type(value))]
 
     def _attributes(self, value: Any) -> Iterable[Any]:
         own = getattr(value, "__dict__", None)
@@ -259,7 +254,7 @@ class Reachable:
 
     def _enter_function(self, fn: types.FunctionType) -> Iterable[Any]:
         """Global variables it mentions, variables it closes over, default arguments and attributes."""
-        if is_of_library(fn):
+        if not self.follows_code or is_of_library(fn):
             return ()
         self._inner.update(c for c in _codes(fn.__code__) if c is not fn.__code__)
         named = [n for n in _names(fn.__code__) if n not in self._named]
@@ -310,9 +305,39 @@ def _is_installed(value: Any) -> bool:
     return is_installed(getattr(module, "__file__", None))
 
 
-def _is_generator(value: Any) -> bool:
-    is_numpys = type(value).__module__.startswith("numpy.random") and hasattr(value, "bit_generator")
-    return is_numpys or isinstance(value, torch.Generator | random.Random)
+def _functions_of_property(value: Any) -> Iterable[Any]:
+    return [f for f in (getattr(value, n, None) for n in ("fget", "fset", "func")) if f is not None]
+
+
+def _referent(proxy: Any) -> Iterable[Any]:
+    try:
+        return (proxy.__repr__.__self__,)
+    except ReferenceError:
+        return ()
+
+
+_Enter = Callable[[Reachable, Any], Iterable[Any]]
+
+_WAYS: tuple[tuple[type | tuple[type, ...], _Enter], ...] = (
+    (torch.Tensor, Reachable._enter_tensor),
+    ((dict, list, set, collections.deque), Reachable._enter_container),
+    (tuple, lambda found, value: tuple.__iter__(value)),
+    (frozenset, lambda found, value: frozenset.__iter__(value)),
+    (types.FunctionType, Reachable._enter_function),
+    (torch.nn.Module, Reachable._enter_object),
+    (type, Reachable._enter_class),
+    (types.MethodType, lambda found, method: (method.__self__, method.__func__)),
+    ((staticmethod, classmethod), lambda found, method: (method.__func__,)),
+    ((property, functools.cached_property), lambda found, value: _functions_of_property(value)),
+    (functools.partial, lambda found, partial: (partial.func, partial.args, partial.keywords)),
+    (functools._lru_cache_wrapper, Reachable._enter_cache),
+    ((torch.Generator, random.Random), Reachable._enter_generator),
+    (weakref.ProxyTypes, lambda found, proxy: _referent(proxy)),
+)
+
+
+def _enter_nothing(found: Reachable, value: Any) -> Iterable[Any]:
+    return ()
 
 
 def contents(container: Any) -> Any:

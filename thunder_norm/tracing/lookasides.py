@@ -16,6 +16,7 @@ from thunder.core.interpreter import WrappedValue
 _of_thunder_norm: dict[Any, Callable] = {}
 _of_others: dict[Any, Callable] = {}
 _of_libraries: dict[tuple[str, str], Callable] = {}
+_WITH_NAMES = (types.FunctionType, type)
 
 
 def for_our(fn: Callable) -> Callable[[Callable], Callable]:
@@ -49,7 +50,7 @@ def of_thunder_norm(fn: Callable) -> Callable | None:
 def of_others(fn: Callable) -> Callable | None:
     """What to call for a function of torch, Python or a library where a transform of ours has a part."""
     found = look_up(_of_others, fn)
-    if found is None and isinstance(fn, types.FunctionType | type):
+    if found is None and isinstance(fn, _WITH_NAMES):
         return _of_libraries.get((fn.__module__, fn.__qualname__))
     return found
 

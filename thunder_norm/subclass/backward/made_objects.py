@@ -273,13 +273,16 @@ class _Proxies(Reachable):
         self.found: list[Any] = []
         super().__init__(roots)
 
-    def _enter(self, value: Any) -> Any:
-        if isinstance(value, ProxyInterface | FakeTensor | OfEachCall):
-            self.found.append(value)
-            return ()
-        if type(value).__module__ == "thunder.core.interpreter":  # what stands for an iterator
-            return [*getattr(value, "__dict__", {}).values()]
-        return super()._enter(value)
+    def _way_into(self, cls: type) -> Any:
+        if issubclass(cls, (ProxyInterface, FakeTensor, OfEachCall)):
+            return _Proxies._enter_found
+        if cls.__module__ == "thunder.core.interpreter":  # what stands for an iterator
+            return lambda found, value: [*getattr(value, "__dict__", {}).values()]
+        return super()._way_into(cls)
+
+    def _enter_found(self, value: Any) -> Any:
+        self.found.append(value)
+        return ()
 
 
 def holds_proxies(value: Any) -> bool:

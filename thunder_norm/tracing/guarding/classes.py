@@ -17,7 +17,10 @@ LIBRARIES = frozenset({"thunder_norm", "thunder", "torch", *sys.stdlib_module_na
 
 def in_classes(mro: Sequence[type], name: str, default: Any = MISSING) -> Any:
     """What the first of some classes that has `name` has under it, unbound."""
-    return next((vars(base)[name] for base in mro if name in vars(base)), default)
+    for base in mro:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return default
 
 
 def saying_themselves(classes: Any, check: str) -> Iterator[type]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import sys
 from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from thunder_norm.tracing.guarding import stored
+from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.user_code import is_installed
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 
@@ -117,10 +117,10 @@ def _attribute(value: Any, key: str, length: int, *, is_last: bool, is_code: boo
         or (length > 2 and isinstance(value, FunctionType) and is_of_others(value.__globals__))
     ):
         return LEFT_OUT  # what is read of a __dict__ has a shorter way; code that others wrote stays as it is
-    found = inspect.getattr_static(type(value), key, None)
-    is_of_class = key not in getattr(value, "__dict__", ()) and not key.startswith("__") and hasattr(type(found), "__get__")
-    if is_of_class and (not isinstance(found, _METHODS) or (is_code and is_last)):
-        return LEFT_OUT  # a property, which runs code; or a method
+    if key not in getattr(value, "__dict__", ()) and not key.startswith("__"):
+        found = in_classes(type(value).__mro__, key, None)
+        if hasattr(type(found), "__get__") and (not isinstance(found, _METHODS) or (is_code and is_last)):
+            return LEFT_OUT  # a property, which runs code; or a method
     try:
         return getattr(value, key)
     except Exception:  # noqa: BLE001 - user code
