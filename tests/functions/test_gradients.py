@@ -13,6 +13,7 @@ from torch.func import functional_call
 import thunder_norm.transforms as T
 from tests.seeds import seeded
 from tests.transform_oracles import assert_same, float64
+from thunder_norm import RMSTensor
 import thunder
 
 
@@ -109,6 +110,40 @@ def _of_trees(params: dict, batch: tuple, scale: float = 1.0) -> Any:
 def _trees() -> tuple[dict, tuple]:
     params = {"layers": [float64(3, 4), float64(4, 2)], "bias": float64(4)}
     return params, (float64(5, 3), float64(5, 2))
+
+
+# What is written may have more dimensions than the part, of length 1: they count for none.
+WRITTEN = {
+    "a row": ((0,), (1, 2, 3)),
+    "a row, two dimensions more": ((0,), (1, 1, 2, 3)),
+    "an entry": ((0, 1, 2), (1,)),
+    "an entry, two dimensions": ((0, 1, 2), (1, 1)),
+    "a slice": ((slice(0, 1), 0), (1, 1, 3)),
+    "rows": ((torch.tensor([0, 2]),), (1, 1, 2, 3)),
+    "columns": ((slice(None), torch.tensor([0, 1])), (1, 4, 2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_values_written_with_more_dimensions(name: str) -> None:
+    index, shape = WRITTEN[name]
+
+    def f(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y[index] = v * v
+        return (y * y).sum()
+
+    x, v = float64(4, 2, 3), float64(*shape)
+    assert_same(T.grad(f, argnums=(0, 1))(x, v), torch.func.grad(f, argnums=(0, 1))(x, v))
+    assert_same(T.hessian(f, argnums=1)(x, v), torch.func.hessian(f, argnums=1)(x, v))
+    assert_same(T.jvp(f, (x, v), (v.sum() * x, v)), torch.func.jvp(f, (x, v), (v.sum() * x, v)))
+    many = torch.stack([x, x.sin()]), torch.stack([v, v.cos()])
+    assert_same(T.vmap(f)(*many), torch.stack([f(*given) for given in zip(*many, strict=True)]))
+    recorded = [t.clone().requires_grad_() for t in (x, v)]
+    thunder.jit(f, transforms=[T.NormTransform()])(*recorded).backward()
+    assert_same(tuple(t.grad for t in recorded), torch.func.grad(f, argnums=(0, 1))(x, v))
+    normed = thunder.jit(f, transforms=[T.NormTransform()])(RMSTensor.of(x), RMSTensor.of(v))
+    assert_same(normed.backing, f(x, v))
 
 
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0,), (1, 0)])

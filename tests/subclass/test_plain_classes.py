@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.bias import CausalBias, CausalVariant, causal_lower_right, causal_upper_left
+from torchvision import tv_tensors
 
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedSubclassError
@@ -77,10 +78,21 @@ def test_operators_written_anew_are_refused(cls, transform):
             thunder.jit(program, transforms=[transform()])(torch.ones(2).as_subclass(cls))
 
 
-def test_as_subclass_is_refused():
+_MADE = {
+    "method": lambda x: x.as_subclass(_Doubling).double(),
+    "method, by its class": lambda x: torch.Tensor.as_subclass(x * 1, _Doubling).double(),
+    "class": lambda x: _Doubling(x).double(),
+    "of another library": lambda x: tv_tensors.Image(x) * 2,
+    "_make_subclass": lambda x: torch.Tensor._make_subclass(_Doubling, x).double(),
+}
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize("name", _MADE)
+def test_tensors_of_such_a_class_are_not_made(name, transform):
     with pytest.raises(UnsupportedSubclassError, match="as_subclass") as error:
-        thunder.jit(lambda x: x.as_subclass(_Doubling).double(), transforms=[SubclassTransform()])(torch.ones(2))
-    assert "test_plain_classes.py:" in str(error.value)
+        thunder.jit(_MADE[name], transforms=[transform()])(torch.ones(2, 2))
+    assert "test_plain_classes.py:" in str(error.value) or "tv_tensors" in str(error.value)
 
 
 _GIVEN = causal_lower_right(4, 6)

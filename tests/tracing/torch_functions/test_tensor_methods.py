@@ -137,6 +137,44 @@ def _restarted(x):
     return x.sin() + y * 2 + torch.zeros_like(x).requires_grad_(True) + torch.ones(3).requires_grad_(False)
 
 
+def _imag_multiplied(z):
+    z.imag *= -2
+    return z
+
+
+def _real_of_row(z):
+    row = z[0]
+    row.real = z[1].imag
+    return z
+
+
+def _by_setattr(z):
+    setattr(z, "imag", torch.tensor(2.0))  # noqa: B010 - as programs do whose name is computed
+    return z
+
+
+def _with_number(z):
+    z.real = 2.0
+    return z
+
+
+@pytest.mark.parametrize("program", [_imag_multiplied, _real_of_row, _by_setattr, _with_number])
+def test_parts_of_complex_numbers_are_written(program):
+    z = torch.complex(A, B)
+    jf = thunder.jit(program, transforms=[NormTransform()])
+    given, wanted = z.clone(), z.clone()
+    torch.testing.assert_close(jf(given), program(wanted))
+    torch.testing.assert_close(given, wanted)
+
+    def of_made(x):
+        return program(torch.complex(x * x, x)).abs().sum()
+
+    found, want = A.clone().requires_grad_(), A.clone().requires_grad_()
+    thunder.jit(of_made, transforms=[NormTransform()])(found).backward()
+    of_made(want).backward()
+    torch.testing.assert_close(found.grad, want.grad)
+
+
 @pytest.mark.parametrize("mode", ["real", "normed"])
 def test_requires_grad_of_what_the_program_makes(mode):
     x = torch.randn(2, 3)

@@ -48,6 +48,26 @@ def test_types_as_dtypes(name):
         torch.testing.assert_close(found.backing if isinstance(found, NormedTensor) else found, wanted)
 
 
+CONDITIONS = {
+    "function": lambda x, m: torch.where(m, x, -x),
+    "function, by name": lambda x, m: torch.where(input=x, condition=m, other=x * 2),
+    "with a number": lambda x, m: torch.where(m, x, 0.5),
+    "method": lambda x, m: x.where(m, x * 2),
+    "method, by name": lambda x, m: x.where(condition=m, other=x * 2),
+    "of the program": lambda x, m: torch.where((x > 0).byte() * 2, x, -x) + m,
+}
+
+
+@pytest.mark.filterwarnings("ignore:where received a uint8 condition")
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_conditions_of_bytes(name):
+    torch.manual_seed(seeded(0))
+    x, m = torch.randn(4), torch.tensor([0, 1, 2, 255], dtype=torch.uint8)
+    for given in (x, RMSTensor.of(x)):
+        found = thunder.jit(CONDITIONS[name], transforms=[NormTransform()])(given, m)
+        torch.testing.assert_close(found.backing if isinstance(found, NormedTensor) else found, CONDITIONS[name](x, m))
+
+
 def test_types_are_no_dtypes_elsewhere():
     def f(x):
         return x * (2 if isinstance(x.shape[0], int) and float("2") == 2 and int is not float else 3)

@@ -95,7 +95,7 @@ def _index_put_backward(saved: tuple, g: TensorProxy) -> tuple:
     """What is overwritten gets nothing."""
     indices, values, accumulate = saved
     to_a = g if accumulate else prims.index_put(g, indices, clang.full_like(values, 0), False)
-    return to_a, None, ltorch.getitem(g, tuple(indices)), None
+    return to_a, None, _summed_to(ltorch.getitem(g, tuple(indices)), values), None
 
 
 register_vjp(prims.index_put)(_index_put, _index_put_backward)
@@ -136,8 +136,16 @@ def _setitem_backward(saved: tuple, g: TensorProxy) -> tuple:
         return to_a, None, None
     if has_mask(index):
         return to_a, None, _taken()(g, index, value)
-    taken = ltorch.getitem(g, index)
-    return to_a, None, taken if tuple(taken.shape) == tuple(value.shape) else sum_to(taken, value.shape)
+    return to_a, None, _summed_to(ltorch.getitem(g, index), value)
+
+
+def _summed_to(taken: TensorProxy, like: TensorProxy) -> TensorProxy:
+    """What entries that `like` was broadcast to get, for each entry of `like`, whose first dimensions of length 1 count for none."""
+    if tuple(taken.shape) == tuple(like.shape):
+        return taken
+    shape = tuple(like.shape)[max(0, like.ndim - taken.ndim) :]
+    summed = taken if tuple(taken.shape) == shape else sum_to(taken, shape)
+    return summed if shape == tuple(like.shape) else ltorch.reshape(summed, tuple(like.shape))
 
 
 register_vjp(prims.copy_with_setitem)(_setitem, _setitem_backward)
@@ -280,10 +288,9 @@ def copy_with_setitem(axis_size: int, in_dims: tuple, a: TensorProxy, index: Any
     a = with_batch(axis_size, a, a_dim)
     if isinstance(value, TensorProxy) and value_dim is not None:
         ndim = _selected_ndim(positions, a.ndim - 1)
-        missing = ndim - sample_ndim(value, value_dim)
-        if missing < 0:
-            return NotImplemented
-        value = prims.reshape(value, (axis_size, *(1,) * missing, *sample_shape(value, value_dim)))
+        shape = sample_shape(value, value_dim)
+        missing = ndim - len(shape)  # fewer than none: first dimensions of length 1, which count for none
+        value = prims.reshape(value, (axis_size, *(1,) * missing, *shape[max(0, -missing) :]))
     return prims.copy_with_setitem(a, (slice(None), *positions), value), 0
 
 

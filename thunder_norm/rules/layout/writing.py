@@ -55,6 +55,8 @@ def with_entries(input: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
         shape = [1 if d is None else len(range(*cast(slice, items[d]).indices(input.shape[d]))) for d in layout]
         whole = value.reshape(value.shape[-len(shape) :] if shape else ()).expand(shape)
         return _put(input, items, whole.squeeze(new) if new else whole)
+    while value.ndim and value.shape[0] == 1:  # as torch: more dimensions than the part has may be of length 1
+        value = value.squeeze(0)
     given = index if isinstance(index, tuple) else (index,)
     tensors = [torch.as_tensor(i, device=input.device) for i in given if isinstance(i, torch.Tensor | list)]
     if len(tensors) != len(given):  # tensors beside slices, numbers or None

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of, look_up
+from thunder_norm.tracing.torch_functions import tensor_classes
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     ProvenanceRecord,
@@ -35,9 +36,11 @@ from thunder.core.symbol import Symbol
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
-    """What to call instead of `fn`, if it makes a tensor of a sequence that Thunder does not read as torch does; None for all others."""
+    """What to call instead of `fn`, if it makes a tensor, of a sequence say, as Thunder does not; None for all others."""
     if fn is torch.Tensor._make_subclass and args and issubclass(args[0].value, torch.nn.Parameter):
         return _refuse_parameter
+    if tensor_classes.makes_one(fn, args):
+        return tensor_classes.refused
     if fn is torch.Tensor.new and args and type(args[0].value) is TensorProxy:
         return _new
     place: Any = 1 if isinstance(fn, Symbol) and fn.name == "new_tensor" else look_up(_OF_SEQUENCES, fn)

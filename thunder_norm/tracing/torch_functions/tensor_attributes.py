@@ -120,6 +120,8 @@ def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Ca
         return _keep
     if name.value == "requires_grad" and not guards.is_guarded(obj):
         return _set_flag
+    if name.value in _WRITE_PART:
+        return _written_into_part
     return replaced_memory.data_assigned if name.value == "data" else _refuse
 
 
@@ -200,6 +202,22 @@ def _set_flag(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any
     """Called for ``y.requires_grad = True`` of what the program has made: the same as a call of the method."""
     result = thunders._interpret_call(torch.Tensor.requires_grad_, obj, value)
     return result if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrap_const(None)
+
+
+def _write_real(z: torch.Tensor, value: Any) -> None:
+    z.real[...] = value
+
+
+def _write_imag(z: torch.Tensor, value: Any) -> None:
+    z.imag[...] = value
+
+
+_WRITE_PART = {"real": _write_real, "imag": _write_imag}
+
+
+def _written_into_part(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for ``z.real = value`` and ``z.imag = value``, which write into the tensor."""
+    return thunders._interpret_call(_WRITE_PART[name.value], obj, value)
 
 
 def _keep(*_: WrappedValue) -> WrappedValue:

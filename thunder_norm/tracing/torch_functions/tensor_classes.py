@@ -6,7 +6,7 @@ Operations are torch's: a ``__torch_function__`` of the class sees them when the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -29,7 +29,7 @@ _AS_TORCHS = frozenset(
 def method(obj: WrappedValue, name: Any) -> Callable | None:
     """What to call for `getattr` of an input whose class has a method or property of its own under `name`; None otherwise."""
     if name == "as_subclass" and type(obj.value) is TensorProxy:
-        return _refused
+        return refused
     cls = type(obj.original_value)
     if cls in _PLAIN or type(obj.value) is not TensorProxy or not _is_plain_class(cls) or name in _AS_TORCHS:
         return None
@@ -39,6 +39,17 @@ def method(obj: WrappedValue, name: Any) -> Callable | None:
     if isinstance(found, property) and found.fget is not None:
         return functools.partial(_computed, found.fget)
     return None if found is MISSING else functools.partial(_of_class, cls)
+
+
+def makes_one(fn: Callable, args: Sequence[WrappedValue]) -> bool:
+    """Whether a call makes a tensor of such a class of one that a trace has: a method of torch's that is called by its name, or the class."""
+    if fn is torch.Tensor.as_subclass:
+        return any(type(a.value) is TensorProxy for a in args[:1])
+    if fn is torch.Tensor._make_subclass:
+        return len(args) > 1 and type(args[1].value) is TensorProxy and _is_plain_class(args[0].value)
+    if not isinstance(fn, type(torch.Tensor)) or fn in _PLAIN or not _is_plain_class(fn):
+        return False
+    return in_classes(_own(fn), "__new__") is MISSING and any(type(a.value) is TensorProxy for a in args)
 
 
 def operators_of(cls: type) -> list[str]:
@@ -54,11 +65,12 @@ def _own(cls: type) -> tuple[type, ...]:
     return tuple(base for base in cls.__mro__ if base not in _OF_TENSORS)
 
 
-def _refused(*_: WrappedValue) -> Any:
+def refused(*_: WrappedValue, **__: WrappedValue) -> Any:
+    """Called for what makes a tensor of such a class in a program."""
     return do_raise(
         UnsupportedSubclassError(
             with_details(
-                "as_subclass of a tensor in a jitted function",
+                "as_subclass of a tensor in a jitted function: one of a class without __torch_dispatch__ is made",
                 at=location_of_user(),
                 why="a trace has plain tensors and those that classes with a __torch_dispatch__ hold",
                 instead="x.as_subclass(torch.Tensor) of what the function is given, or of what it returns",

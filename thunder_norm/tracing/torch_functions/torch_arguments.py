@@ -1,4 +1,4 @@
-"""What torch takes for an argument of an operation, and Thunder does not: numbers of NumPy, types of Python as dtypes, torch's names."""
+"""What torch takes for an argument of an operation, and Thunder does not: NumPy's numbers, Python's types as dtypes, bytes, torch's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from torch.overrides import get_testing_overrides
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.op_names import PYTHONS_DTYPES
 from thunder_norm.tracing.lookasides import look_up
+from thunder.core import dtypes
 from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
     ProvenanceRecord,
     PseudoInst,
     WrappedValue,
@@ -29,6 +31,7 @@ from thunder.core.symbol import Symbol
 from thunder.torch import _torch_to_thunder_function_map
 
 _STORE = "_store_subscr_handler"  # what Thunder calls for ``given[1][given[0]] = given[2]``
+_CONDITIONS = {torch.where: 0, torch.Tensor.where: 1}  # and where each has its condition
 _METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
 
 
@@ -39,6 +42,9 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         return lambda *args, **kwargs: _interpret_call(
             fn, *map(_as_torchs, args), **{k: _as_torchs(v) for k, v in kwargs.items()}
         )
+    place: Any = look_up(_CONDITIONS, fn)
+    if place is not None and _is_of_bytes(args[place] if place < len(args) else kwargs.get("condition")):
+        return functools.partial(_where, place)
     if not any(map(holds_number, given)):
         return None
     if isinstance(fn, _METHODS) and isinstance(args[0].value, np.generic):
@@ -101,6 +107,21 @@ def _as_torchs(value: WrappedValue) -> WrappedValue:
     if not _is_dtype(value):
         return value
     return wrap(PYTHONS_DTYPES[value.value], provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[value.provenance]))
+
+
+def _where(place: int, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for ``torch.where`` and the method, where the condition is of bytes: all but 0 are true."""
+    condition = args[place] if place < len(args) else kwargs["condition"]
+    rest = {name: v for name, v in kwargs.items() if v is not condition}
+    truth = _interpret_call(lambda bytes_: bytes_ != 0, condition)
+    if truth is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return truth
+    before, after = args[:place], args[place + 1 :]
+    return _interpret_call(list(_CONDITIONS)[place], *before, truth, *after, **rest)
+
+
+def _is_of_bytes(value: WrappedValue | None) -> bool:
+    return value is not None and isinstance(value.value, TensorProxy) and value.value.dtype is dtypes.uint8
 
 
 def _left_to_the_tensor(*_: WrappedValue) -> WrappedValue:
