@@ -48,6 +48,24 @@ def test_types_as_dtypes(name):
         torch.testing.assert_close(found.backing if isinstance(found, NormedTensor) else found, wanted)
 
 
+NAMED_TYPES = {
+    "its own": lambda x: x.sin().type(x.type()),
+    "of fewer bits": lambda x: x.type("torch.HalfTensor"),
+    "by name": lambda x: x.type(dtype="torch.DoubleTensor"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED_TYPES)
+def test_types_of_tensors_by_their_names(name):
+    torch.manual_seed(seeded(0))
+    x, program = torch.randn(3), NAMED_TYPES[name]
+    jf, wanted = thunder.jit(program, transforms=[NormTransform()]), program(x)
+    torch.testing.assert_close(jf(x), wanted)
+    for result in (jf(RMSTensor.of(x)), program(RMSTensor.of(x))):
+        torch.testing.assert_close(result.backing, wanted)
+        assert wanted.double().square().mean().sqrt() <= result.norm_size * (1 + 1e-6)
+
+
 CONDITIONS = {
     "function": lambda x, m: torch.where(m, x, -x),
     "function, by name": lambda x, m: torch.where(input=x, condition=m, other=x * 2),

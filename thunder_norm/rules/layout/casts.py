@@ -93,11 +93,11 @@ for _op in (torch.Tensor.to, torch.Tensor.type_as, torch.Tensor.expand_as, torch
 
 
 @normed_op(torch.Tensor.type).register_norm
-def type_of(input: NormedTensor, dtype: torch.dtype | str | None = None, **kwargs: Any) -> NormedTensor | None:
-    """x in another dtype: `to`; without one, the name of its type."""
+def type_of(input: NormedTensor, dtype: torch.dtype | str | type | None = None, **kwargs: Any) -> NormedTensor | None:
+    """x in another dtype, which may be that of a type of tensors, ``"torch.HalfTensor"``: `to`; without one, the name of its type."""
     if isinstance(dtype, str):
-        raise NormMismatchError("name the dtype as a torch.dtype")
-    return None if dtype is None else cast(input, dtype)
+        dtype = getattr(torch, dtype.rpartition(".")[2])
+    return None if dtype is None else cast(input, getattr(dtype, "dtype", dtype))
 
 
 def _register_cast(name: str, dtype: torch.dtype) -> None:
