@@ -196,18 +196,21 @@ class Pooled(ByHand):
 
 
 class Channels(nn.Module):
-    """Channels attend to each other, over all tokens (DaViT); normalized, with a temperature of each head (XCiT, EdgeNeXt)."""
+    """Channels attend to each other, over all tokens (DaViT); normalized, with a temperature of each head (XCiT, EdgeNeXt).
 
-    def __init__(self, is_normalized=False):
+    `made` makes temperatures of a parameter: of its exponential, often with a cap (Swin v2).
+    """
+
+    def __init__(self, is_normalized=False, made=None):
         super().__init__()
-        self.qkv, self.is_normalized = nn.Linear(6, 36), is_normalized
-        self.temperature = nn.Parameter(torch.ones(3, 1, 1)) if is_normalized else 0.3
+        self.qkv, self.is_normalized, self.made = nn.Linear(6, 36), is_normalized, made or (lambda t: t)
+        self.temperature = nn.Parameter(torch.tensor([1.0, 0.5, 2.5]).view(3, 1, 1)) if is_normalized else 0.3
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 4, 1)
         if self.is_normalized:
             q, k = (nn.functional.normalize(t, dim=-1) for t in (q, k))
-        return (q @ k.mT * self.temperature).softmax(-1) @ v
+        return (q @ k.mT * self.made(self.temperature)).softmax(-1) @ v
 
 
 class Grouped(ByHand):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as fwAD
 from scipy.optimize import linprog
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,10 +44,17 @@ def test_newton_schulz_on_singular_values_of_all_sizes(rows, least):
     assert (orthogonalize(torch.diag_embed(s)) - torch.diag_embed(out)).abs().max() <= (0 if rows == 2 else 1e-12)
 
 
-@pytest.mark.parametrize("steps", [orthogonal._QUINTICS, orthogonal._WITH_INVERSE], ids=["polynomials", "an inverse first"])
-def test_each_step_is_the_best_of_its_degree(steps):
+FOUR = (orthogonal._FOUR_QUINTICS[0].of_multiples(1 / orthogonal._ALIKE), *orthogonal._FOUR_QUINTICS[1:])
+
+
+@pytest.mark.parametrize(
+    "steps, low",
+    [(orthogonal._QUINTICS, 0.004), (FOUR, 0.01 * orthogonal._ALIKE), (orthogonal._WITH_INVERSE, 0.004)],
+    ids=["polynomials", "four polynomials", "an inverse first"],
+)
+def test_each_step_is_the_best_of_its_degree(steps, low):
     """Found anew as a linear program: |1 - (a x + b x^3 + c x^5)| at most t on a grid of the interval that the steps before leave."""
-    low, high = 0.004, 1.0
+    high = 1.0
     for k, step in enumerate(steps):
         is_last = k == len(steps) - 1
         x = np.linspace(low, high, 20_001)
@@ -65,7 +74,7 @@ def test_each_step_is_the_best_of_its_degree(steps):
         bounds = [(None, None)] * len(degrees) + [(0, 1)]
         best = linprog([0] * len(degrees) + [1], sides, np.r_[np.ones(len(x)), -np.ones(len(x))], bounds=bounds)
         *coefficients, error = best.x
-        larger = 1.02 if steps is orthogonal._QUINTICS else 1.0
+        larger = 1.0 if steps is orthogonal._WITH_INVERSE else 1.02
         taken = [0.9995 / (1 + error) if is_last else larger**-degree for degree in degrees]
         np.testing.assert_allclose(step[: len(degrees)], np.array(coefficients) * taken, rtol=1e-4)
         y = powers @ np.array(step[: len(degrees)])
@@ -181,7 +190,7 @@ def test_where_products_of_float32_are_rounded_no_gram_matrix_is_relied_on(spect
     assert torch.get_float32_matmul_precision() == "highest"  # as it was
 
 
-@pytest.mark.parametrize("spectrum", ["gaussian", "one large", "half small", "equal"])
+@pytest.mark.parametrize("spectrum", ["gaussian", "one large", "half small", "equal", "one that the first step makes small"])
 @pytest.mark.parametrize("shape", [(80, 96), (72, 300), (300, 72), (512, 512)])
 def test_products_in_bfloat16_are_within_one_per_cent(spectrum, shape):
     m = min(shape)
@@ -191,6 +200,35 @@ def test_products_in_bfloat16_are_within_one_per_cent(spectrum, shape):
     found = torch.linalg.svdvals(orthogonalize(g.float(), "newton_schulz_bf16").to(D))
     assert found[-1 if (s / s.norm()).min() >= 0.01 else 0] >= 0.99 and found[0] <= 1.01
     assert (orthogonalize(g.float(), "newton_schulz_bf16") - orthogonalize(g.float())).norm() > 0  # it is another way
+
+
+def test_in_bfloat16_a_batch_takes_as_many_steps_as_its_worst_matrix_needs():
+    """Beside one whose singular values differ, one where they are alike takes five steps as well, and ends no worse."""
+    u, v = semi_orthogonal(80, 80), semi_orthogonal(80, 80)
+    alike, not_alike = ((u * (s / s.norm()) @ v.mT).float() for s in (SPECTRA["equal"](80), SPECTRA["one large"](80)))
+    sizes = torch.tensor([1e-30, 1.0, 1e12])[:, None, None]  # and of sizes whose squares float32 does not have
+    for some in (torch.stack([alike, alike, alike]), torch.stack([alike, not_alike, alike]), torch.stack([alike] * 3) * sizes):
+        found = orthogonalize(some, "newton_schulz_bf16").to(D)
+        s = torch.linalg.svdvals(found)
+        assert s[:, 0].max() <= 1.01 and s[[0, 2], -1].min() >= 0.99
+        torch.testing.assert_close(found[0], found[2], atol=1e-2, rtol=0)
+
+
+def test_derivatives_of_steps_in_bfloat16_in_both_modes():
+    """Numbers of x are read on a CPU, and memory is given to operations, which derivatives cannot follow: then nothing is read."""
+    x, along = torch.randn(66, 70), torch.randn(66, 70)
+    f = functools.partial(orthogonalize, method="newton_schulz_bf16")
+    _, moved = torch.func.jvp(f, (x,), (along,))
+    weights = torch.randn(66, 70)
+    gradient = torch.func.grad(lambda t: (f(t) * weights).sum())(x)
+    with fwAD.dual_level():
+        by_duals = fwAD.unpack_dual(f(fwAD.make_dual(x, along))).tangent
+    exact, in_64 = torch.func.jvp(functools.partial(orthogonalize, method="svd"), (x.to(D),), (along.to(D),))
+    scale = in_64.norm()
+    for found in (moved, by_duals):
+        assert (found.to(D) - in_64).norm() <= 0.3 * scale
+    a, b = (gradient * along).sum().item(), (moved * weights).sum().item()
+    assert abs(a - b) <= 0.1 * scale * weights.norm()
 
 
 def test_small_matrices_on_a_cpu_are_no_coarser_in_bfloat16_than_without():

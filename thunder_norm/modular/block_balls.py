@@ -47,11 +47,11 @@ class BlockBall(Ball):
     def norm(self, t: torch.Tensor) -> torch.Tensor:
         return torch.stack([self.of_each.norm(part) for part in self.parts(t)]).amax()
 
-    def goes_alone(self, t: torch.Tensor) -> bool:
-        return self.of_each.goes_alone(t)
+    def goes_alone(self, t: torch.Tensor, method: Method = "newton_schulz") -> bool:
+        return self.of_each.goes_alone(t, method)
 
     def lmo(self, g: torch.Tensor, method: Method = "newton_schulz", size: float = 1.0) -> torch.Tensor:
-        return self._each(lambda part: self.of_each.lmo(part, method, size), g)
+        return self._each(lambda part: self.of_each.lmo(part, method, size), g, method)
 
     def project(self, t: torch.Tensor) -> torch.Tensor:
         return self._each(self.of_each.project, t)
@@ -60,7 +60,7 @@ class BlockBall(Ball):
         drawn = [self.of_each.draw(part.shape, generator, is_complex) for part in self.parts(torch.empty(shape, device="meta"))]
         return self._together(drawn, drawn[0].new_empty(shape))
 
-    def _each(self, f: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor) -> torch.Tensor:
+    def _each(self, f: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor, method: Method = "newton_schulz") -> torch.Tensor:
         """`f` of every block, put together; small ones of one shape in one batch."""
         parts = self.parts(t)
         by_shape: dict[torch.Size, list[int]] = {}
@@ -68,7 +68,7 @@ class BlockBall(Ball):
             by_shape.setdefault(part.shape, []).append(i)
         found: dict[int, torch.Tensor] = {}
         for positions in by_shape.values():
-            if len(positions) == 1 or self.of_each.goes_alone(parts[positions[0]]):
+            if len(positions) == 1 or self.of_each.goes_alone(parts[positions[0]], method):
                 found |= {i: f(parts[i]) for i in positions}
             else:
                 found |= zip(positions, f(torch.stack([parts[i] for i in positions])).unbind(), strict=True)

@@ -59,7 +59,7 @@ class Ball:
         """
         raise NotImplementedError
 
-    def goes_alone(self, t: torch.Tensor) -> bool:
+    def goes_alone(self, t: torch.Tensor, method: Method = "newton_schulz") -> bool:
         """Whether one such tensor is mapped as fast as one of a stack of them, and need not be copied into a stack."""
         return t.numel() > _LARGE
 
@@ -206,8 +206,8 @@ class OperatorBall(Ball):
         matrices = self._matrices(g)
         return self._back(orthogonalize(matrices, method, size * self._largest(matrices)))
 
-    def goes_alone(self, t: torch.Tensor) -> bool:
-        return goes_alone(self._matrices(t))
+    def goes_alone(self, t: torch.Tensor, method: Method = "newton_schulz") -> bool:
+        return goes_alone(self._matrices(t), method)
 
     def project(self, t: torch.Tensor) -> torch.Tensor:
         matrices = self._matrices(at_least_float32(t))

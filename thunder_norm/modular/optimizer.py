@@ -183,7 +183,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                 _ = self.norm.roles  # found now, with its errors, rather than in the first step
         super().add_param_group(param_group)
         self._spread: Spread | None = None
-        self._batches = Batches()
+        self._batches = Batches(self.method)
         self._is_spread = self.norm.process_group is not None or any(is_spread(p) for g in self.param_groups for p in g["params"])
 
     def _named(self, given: Any) -> Any:
@@ -381,5 +381,5 @@ class ModularOptimizer(torch.optim.Optimizer):
             group.setdefault("noise_adaptation", None)  # pickled before there was any
         self.__dict__.setdefault("_frozen", [])  # the same
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
-        self._spread, self._batches = None, Batches()
+        self._spread, self._batches = None, Batches(self.method)
         self._is_spread = any(is_spread(p) for group in self.param_groups for p in group["params"])

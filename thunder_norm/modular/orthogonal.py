@@ -7,6 +7,9 @@ of the first Gram matrix, so they commute: the Gram matrix after a step is ``P^2
 matrix has the squares of singular values; those of the smallest that count, 0.004 of the Frobenius norm, stand well above its rounding in
 float32, and drown where products of float32 are rounded to fewer bits: then, and of few rows, all steps are taken on x itself.
 
+In bfloat16 on a CPU the number of steps follows from the matrix: its first Gram matrix says more of the largest singular value than the Frobenius
+norm of x does, and where it is at most 1 / 1.6 of that, four polynomials do for five.
+
 A CPU inverts ``1 + c G`` of more than a few rows in the time of about two products in float32, and that stands for three of five polynomials.
 """
 
@@ -36,6 +39,10 @@ class _Polynomial(NamedTuple):
         """What of P is a multiple of 1."""
         return self.a
 
+    def of_multiples(self, times: float) -> _Polynomial:
+        """The polynomial of `times` singular values x."""
+        return _Polynomial(self.a * times, self.b * times**3, self.c * times**5)
+
     def rest(self, gram: torch.Tensor, is_exact: bool = False) -> torch.Tensor:
         """What of P is not: ``b G + c G^2``."""
         return _symmetric(gram, gram, gram, self.b, self.c, is_exact) if self.c else gram * self.b
@@ -63,9 +70,7 @@ class _Rational(NamedTuple):
         shifted = gram * self.c
         shifted.diagonal(dim1=-2, dim2=-1).add_(1)
         factor, _ = torch.linalg.cholesky_ex(shifted)
-        if (
-            is_functorch_wrapped_tensor(gram) or unpack_dual(gram).tangent is not None
-        ):  # forward mode of cholesky_inverse is wrong (docs/upstream.md)
+        if _is_transformed(gram):  # forward mode of cholesky_inverse is wrong (docs/upstream.md)
             inverse = torch.cholesky_solve(torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device), factor)
         else:
             inverse = torch.cholesky_inverse(factor)
@@ -88,6 +93,14 @@ _QUINTICS = (
     _Polynomial(2.30846941, -1.62969428, 0.391071522),
     _Polynomial(1.90558185, -1.29680374, 0.388660776),
 )
+# Four of [0.016, 1], above which they end within 0.54 % of 1, for 1.6 times matrices none of whose singular values exceed 1 / 1.6.
+_ALIKE = 1.6
+_FOUR_QUINTICS = (
+    _Polynomial(7.70550363, -21.3898732, 15.1382308).of_multiples(_ALIKE),
+    _Polynomial(3.31646594, -2.39594735, 0.469439089),
+    _Polynomial(2.33151172, -1.64907957, 0.392963806),
+    _Polynomial(1.90800438, -1.2998896, 0.388941704),
+)
 # The same with a first step of QDWH (Nakatsukasa, Bai and Gygi 2010, equation 3.12, of l = 0.004), of which 1 is the maximum and what [0.004, 1] becomes is [0.3845, 1];
 # a quintic; a cubic, flat at 1.  Above 0.004 they end within 0.57 % of 1.
 _WITH_INVERSE = (
@@ -97,12 +110,14 @@ _WITH_INVERSE = (
 )
 _Steps = tuple[_Polynomial | _Rational, ...]
 
+_LARGE_IN_BFLOAT16 = 2**16  # entries of a matrix whose products take so long that the calls do not matter
 _FEW = 64  # rows up to which calls take longer than the products that are saved, and in which what a step makes small would drown
 _SMALL = 128  # rows up to which a batch is faster than one matrix after another, on a CPU too
 _LARGE = 2**15  # entries of a matrix of which several leave a CPU's cache before they are multiplied again
 # rows of a block that is worth a product of its own, on a CPU, where there are as many: of fewer the calls take longer than the products that are saved
 _BLOCKS = {torch.bfloat16: (256, 2)}
 _BLOCKS_OF_OTHERS = 64, 4
+_HAVE_SQUARES = 1e-8, 1e8  # Frobenius norms of matrices whose Gram matrices float32 has, and their squares
 
 
 def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size: float = 1.0) -> torch.Tensor:
@@ -113,7 +128,8 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
         method: "newton_schulz": matrix products, on a CPU one inverse for most of them where there are more than 64 rows and columns; singular values come out up to 0.6 % too small,
             more if they were below 0.004 of the Frobenius norm (as "newton_schulz_bf16" where torch may round products of float32);
             differentiable.  "newton_schulz_bf16": the same with products in bfloat16, many times faster on
-            devices with instructions for it (and slower on others); within 1 %, for those that were above 0.01; complex matrices, which
+            devices with instructions for it (and slower on others); within 1 %, for those that were above 0.01 (on a CPU with four polynomials
+            where that does, else five, for all of a batch); complex matrices, which
             bfloat16 has none of, and on a CPU those of at most 64 rows or columns as "newton_schulz".  "svd": exact.
         size: the singular values of the result.
 
@@ -124,28 +140,49 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
         raise NormMismatchError(f"method must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}")
     if not matrices.numel():
         return matrices.clone()
-    x = scaled(at_least_float32(matrices), (-2, -1))
+    x = at_least_float32(matrices)
     if method == "svd":
-        return (_polar(x) * size).to(matrices.dtype)
+        return (_polar(scaled(x, (-2, -1))) * size).to(matrices.dtype)
     is_turned = x.stride(-2) == 1  # by rows in memory, and so is the result
     x = x.mT if is_turned else x
     shape, x = x.shape, x.flatten(0, -3) if x.ndim > 2 else x
-    dtype = torch.bfloat16 if method == "newton_schulz_bf16" and _is_faster_in_bfloat16(x) else x.dtype
-    steps = _WITH_INVERSE if dtype == x.dtype and _has_fast_inverse(x) else _QUINTICS
-    is_on_itself = dtype != x.dtype or (torch.is_grad_enabled() and x.requires_grad) or _is_on_itself(x, steps)
-    moved = functools.partial(_on_itself, dtype=dtype) if is_on_itself else _on_gram
-    if x.ndim > 2 and dtype == x.dtype and goes_alone(x):
-        x = torch.stack([moved(one, steps, size) for one in x])
+    if x.ndim > 2 and goes_alone(x, method):
+        x = torch.stack([_moved(one, method, size) for one in x])
     else:
-        x = moved(x, steps, size)
+        x = _moved(x, method, size)
     x = x.view(shape)
     return (x.mT if is_turned else x).to(matrices.dtype)
 
 
-def goes_alone(matrices: torch.Tensor) -> bool:
+def goes_alone(matrices: torch.Tensor, method: Method = "newton_schulz") -> bool:
     """Whether matrices are orthogonalized one by one: on a CPU, unless they are small, a batch is no faster, and must be copied."""
     m, n = matrices.shape[-2:]
-    return matrices.device.type == "cpu" and (min(m, n) > _SMALL or m * n >= _LARGE)
+    if matrices.device.type != "cpu":
+        return False
+    if method == "newton_schulz_bf16" and _is_faster_in_bfloat16(matrices):
+        return m * n > _LARGE_IN_BFLOAT16
+    return min(m, n) > _SMALL or m * n >= _LARGE
+
+
+def _moved(x: torch.Tensor, method: Method, size: float) -> torch.Tensor:
+    """A matrix, or a batch of them, by products."""
+    has_derivatives = (torch.is_grad_enabled() and x.requires_grad) or _is_transformed(x)
+    is_read = x.device.type == "cpu" and not has_derivatives  # numbers of it, while it is moved
+    length = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) if is_read else None
+    if length is None or not _HAVE_SQUARES[0] <= length.min().item() <= length.max().item() <= _HAVE_SQUARES[1]:
+        x = scaled(x, (-2, -1))
+        length = _length(x)
+    if method == "newton_schulz_bf16" and _is_faster_in_bfloat16(x):
+        return _as_often_as_needed(x, length, size) if is_read else _on_itself(x, length, _QUINTICS, size, torch.bfloat16)
+    steps = _WITH_INVERSE if _has_fast_inverse(x) else _QUINTICS
+    if has_derivatives or _is_on_itself(x, steps):
+        return _on_itself(x, length, steps, size, x.dtype)
+    return _on_gram(x, length, steps, size)
+
+
+def _is_transformed(x: torch.Tensor) -> bool:
+    """Whether x is a function transform's, or has a tangent."""
+    return is_functorch_wrapped_tensor(x) or unpack_dual(x).tangent is not None
 
 
 def scaled(t: torch.Tensor, dims: int | tuple[int, ...]) -> torch.Tensor:
@@ -183,14 +220,32 @@ def _is_rounded(x: torch.Tensor) -> bool:
     return x.dtype in (torch.float32, torch.complex64) and backend.fp32_precision not in ("ieee", "none")
 
 
-def _on_itself(x: torch.Tensor, steps: _Steps, size: float, dtype: torch.dtype) -> torch.Tensor:
-    """Each step on x; differentiable, and in the memory of x where nobody wants derivatives."""
+def _as_often_as_needed(x: torch.Tensor, length: torch.Tensor, size: float) -> torch.Tensor:
+    """Steps on x itself in bfloat16, as few as it needs, and no derivatives.
+
+    Scalars that products are multiplied by are always the same: kernels are made for them, and kept.
+    """
+    whole = x.dtype
+    x = torch.mul(x, length.reciprocal(), out=torch.empty_like(x, dtype=torch.bfloat16))
+    gram = _symmetric(*_of_gram(x))
+    # at least the largest singular value, also of rounded products, squared; at most 1
+    largest = torch.linalg.vector_norm(gram, dim=(-2, -1), dtype=torch.float32).max().item() * (1 + 2**-7)
+    *before, last = _QUINTICS if largest > _ALIKE**-2 else _FOUR_QUINTICS
+    for step in before:
+        p = step.rest(gram)
+        p.diagonal(dim1=-2, dim2=-1).add_(step.constant)  # a product without a sum takes a quarter less
+        x = _product(*_in_order(p, x))
+        gram = _symmetric(*_of_gram(x))
+    return _sum(x, *_in_order(last.rest(gram), x), beta=last.constant * size, alpha=size).to(whole)  # not rounded with what p has
+
+
+def _on_itself(x: torch.Tensor, length: torch.Tensor, steps: _Steps, size: float, dtype: torch.dtype) -> torch.Tensor:
+    """Each step on x; differentiable."""
     whole = x.dtype
     if steps is _QUINTICS:
-        length = _length(x)
-        x = (x / length if torch.is_grad_enabled() and x.requires_grad else x.div_(length)).to(dtype)
+        x = (x / length).to(dtype)
     else:
-        gram, length = _scaled_gram(x, steps)
+        gram, length = _scaled_gram(x, length, steps)
         p = steps[0].rest(gram)
         p.diagonal(dim1=-2, dim2=-1).add_(steps[0].constant)
         x, steps = _product(*_in_order(p / length, x)), steps[1:]
@@ -200,9 +255,9 @@ def _on_itself(x: torch.Tensor, steps: _Steps, size: float, dtype: torch.dtype) 
     return x.to(whole)
 
 
-def _on_gram(x: torch.Tensor, steps: _Steps, size: float) -> torch.Tensor:
+def _on_gram(x: torch.Tensor, length: torch.Tensor, steps: _Steps, size: float) -> torch.Tensor:
     """The steps as one matrix of the Gram matrix alone, in the dtype of x; nobody wants derivatives."""
-    gram, length = _scaled_gram(x, steps)
+    gram, length = _scaled_gram(x, length, steps)
     q = None
     for k, step in enumerate(steps):
         p = step.rest(gram, is_exact=True)
@@ -218,13 +273,13 @@ def _on_gram(x: torch.Tensor, steps: _Steps, size: float) -> torch.Tensor:
     return _product(*_in_order(q.mul_(size).div_(length), x))
 
 
-def _scaled_gram(x: torch.Tensor, steps: _Steps) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smaller Gram matrix of ``x / length``, and length, at least the largest singular value: 1 of zeros, else the Frobenius norm.
+def _scaled_gram(x: torch.Tensor, length: torch.Tensor, steps: _Steps) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smaller Gram matrix of ``x / length``, and length, at least the largest singular value: the one given, 1 of zeros, else the Frobenius norm.
 
     Before an inverse it is the root of the Gram matrix' Frobenius norm, which is at most that, and much less where singular values are alike.
     """
     gram = _symmetric(*_of_gram(x), is_exact=True)
-    square = _length(x).square() if steps is _QUINTICS else _length(gram)
+    square = length.square() if steps is _QUINTICS else _length(gram)
     return gram / square, square.sqrt()
 
 
@@ -272,7 +327,8 @@ def _symmetric(
     m = x.shape[-2]
     rows, least = _BLOCKS.get(x.dtype, _BLOCKS_OF_OTHERS)
     blocks = m // rows
-    if blocks < least or x.device.type != "cpu" or x.ndim > 2 or x.requires_grad:
+    is_whole = x.device.type != "cpu" or x.ndim > 2 or x.requires_grad or (x.dtype == torch.bfloat16 and _has_tiles())
+    if blocks < least or is_whole:
         return _product(x, y) if plus is None else _sum(plus, x, y, beta, alpha)
     found = x.new_empty(m, m) if plus is None else plus.clone()
     edges = [round(m * i / blocks) for i in range(blocks + 1)]
@@ -284,6 +340,12 @@ def _symmetric(
             on_diagonal = found[start:end, start:end]
             on_diagonal.copy_((on_diagonal + on_diagonal.mH) / 2)
     return found
+
+
+@functools.cache
+def _has_tiles() -> bool:
+    """Whether this CPU multiplies tiles of bfloat16 (Intel's AMX), so fast that blocks take longer to copy than they save."""
+    return torch.cpu._is_amx_tile_supported()
 
 
 def _polar(x: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ class QKClip:
     Normalized queries and keys are as large as their gains (and the biases beside them), which are multiplied instead: of gains for each
     head as above, and gains that several heads share by the least gamma of these, which then holds for all of them.  Which entries of
     which parameters those are is found by following the program (see `find_roles`): rotary embeddings, fused projections of any layout,
-    biases, gains that are ``1 + w``, weight normalization and written-out softmaxes are understood.  Parameters that are frozen while others
+    biases, gains that are ``1 + w``, temperatures that are ``exp(min(w, cap))``, weight normalization and written-out softmaxes are understood.  Parameters that are frozen while others
     train stay what they are: the queries of frozen keys take all of gamma, and a sum with a frozen term (LoRA's) is not scaled.
 
     >>> attention = torch.nn.MultiheadAttention(8, 2)
@@ -245,5 +245,4 @@ def _multiply(parameters: Mapping[str, torch.Tensor], factors: Mapping[Entry, fl
         flat = torch.ones(math.prod(shape), dtype=torch.float64)
         flat[list(entries)] = torch.tensor(list(entries.values()), dtype=torch.float64)
         factor = flat.view(shape).to(p.device)
-        offset = scaled.offsets[name]
-        p.copy_(torch.where(factor == 1, p, (p.double() + offset) * factor - offset if offset else p * factor))
+        p.copy_(torch.where(factor == 1, p, scaled.made[name].multiplied(p, factor)))

@@ -17,7 +17,7 @@ def steepest_steps(parts: Sequence[tuple[Ball, torch.Tensor, float]], method: Me
     Tensors of one ball and shape go through it together (see `batches`).
     """
     found: dict[int, torch.Tensor] = {}
-    for positions in batches([(of_kind, g) for of_kind, g, _ in parts]):
+    for positions in batches([(of_kind, g) for of_kind, g, _ in parts], method=method):
         together = steepest_batch(
             parts[positions[0]][0], [parts[i][1] for i in positions], [parts[i][2] for i in positions], method
         )
@@ -46,7 +46,9 @@ def nearest(parts: Sequence[tuple[Ball, torch.Tensor]]) -> list[torch.Tensor]:
     return [found[i] for i in range(len(parts))]
 
 
-def batches(tensors: Sequence[tuple[Ball, torch.Tensor]], apart: Sequence[Hashable] | None = None) -> list[list[int]]:
+def batches(
+    tensors: Sequence[tuple[Ball, torch.Tensor]], apart: Sequence[Hashable] | None = None, method: Method = "newton_schulz"
+) -> list[list[int]]:
     """Positions of the tensors that go through a duality map together: of one ball and shape, and equal in `apart`.
 
     On a GPU all matrices of one shape: as many matrix products as for one of them.  Those that are mapped one by one as fast, large
@@ -54,7 +56,7 @@ def batches(tensors: Sequence[tuple[Ball, torch.Tensor]], apart: Sequence[Hashab
     """
     groups: dict[Any, list[int]] = {}
     for i, (of_kind, t) in enumerate(tensors):
-        alone = i if of_kind.goes_alone(t) else None
+        alone = i if of_kind.goes_alone(t, method) else None
         groups.setdefault((of_kind, t.shape, t.dtype, t.device, alone, apart and apart[i]), []).append(i)
     return list(groups.values())
 
@@ -62,7 +64,8 @@ def batches(tensors: Sequence[tuple[Ball, torch.Tensor]], apart: Sequence[Hashab
 class Batches:
     """`batches`, found anew only when other tensors come than the last time."""
 
-    def __init__(self) -> None:
+    def __init__(self, method: Method) -> None:
+        self._method: Method = method
         self._of: list[tuple] = []
         self._found: list[list[int]] = []
 
@@ -70,7 +73,7 @@ class Batches:
         """As `batches`, which looks at nothing of a tensor but these."""
         key = [(of_kind, t.shape, t.dtype, t.device, by) for (of_kind, t), by in zip(tensors, apart, strict=True)]
         if key != self._of:
-            self._of, self._found = key, batches(tensors, apart)
+            self._of, self._found = key, batches(tensors, apart, self._method)
         return self._found
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from thunder_norm.modular.following.strands import NOTHING, Followed, Kind, Product, Scale, Score, is_constant_along
+from thunder_norm.modular.following.strands import NOTHING, Followed, Kind, Made, Product, Scale, Score, is_constant_along
 
 _MASKED = -9000.0  # what is added to a logit that counts for nothing; positions' own biases are not that large
 
@@ -23,7 +23,7 @@ class Part:
         axes: of the parameter.
         at: [heads, entries of a head, axes], the indices; -1 where an entry has no such term.
         scales: whether the side is multiplied by c if this and the others of which it is said are.
-        offset: what the program adds to the parameter before all else.
+        made: what the program makes of the parameter before all else.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Part:
     axes: tuple[int, ...]
     at: torch.Tensor
     scales: bool = True
-    offset: float = 0.0
+    made: Made = Made()
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +241,7 @@ def _side(states: Sequence[Followed], widths: Sequence[int], rows: Sequence[torc
                 else:  # one for all
                     patterns = [torch.zeros(len(rows[i]), widths[i], 0, dtype=torch.int32)]
                 padded = [torch.nn.functional.pad(t, (0, 0, before, after, 0, 1), value=NOTHING) for t in patterns]
-                parts += [Part(strand.name, strand.kind, axes, t[terms[:, i]], strand.scales, strand.offset) for t in padded]
+                parts += [Part(strand.name, strand.kind, axes, t[terms[:, i]], strand.scales, strand.made) for t in padded]
     is_scaled = all(state.scale is not Scale.NOTHING for state in states)
     return Side(tuple(parts), is_scaled and bool(parts))
 

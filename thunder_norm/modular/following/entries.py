@@ -20,6 +20,7 @@ Operand = tuple[torch.Tensor, Followed]
 SUMS = frozenset(["add", "sub", "rsub", "where", "masked_fill"])
 _PRODUCTS = frozenset(["mul", "div"])
 _LINEAR = frozenset(["neg", "positive", "conj_physical", "real", "imag"])
+_OF_TEMPERATURES = frozenset(["exp", "clamp", "clamp_max"])
 _OVER_LAST = ("native_layer_norm", "_fused_rms_norm")
 _NORMALIZATIONS = (
     *_OVER_LAST,
@@ -142,7 +143,37 @@ def _scaled(call: Call, operands: Sequence[Operand], spread: list[Followed]) -> 
         return _of_sum(call, operands, spread)
     if call.name in _PRODUCTS:
         return _of_product(call, operands, spread)
-    return spread, operands[0][1].scale if call.name in _LINEAR else Scale.NOTHING
+    if call.name in _LINEAR:
+        times = -1.0 if call.name == "neg" else 1.0
+        return [_times(of, times) for of in spread], operands[0][1].scale
+    if call.name in _OF_TEMPERATURES and operands[0][1].is_parameter and len(operands) == len(call.tensors) == 1:
+        return _of_temperature(call, operands[0][1], spread[0])
+    return spread, Scale.NOTHING
+
+
+def _times(of: Followed, times: float) -> Followed:
+    return replace(of, strands=tuple(replace(s, multiple=s.multiple * times) for s in of.strands))
+
+
+def _of_temperature(call: Call, state: Followed, spread: Followed) -> tuple[list[Followed], Scale]:
+    """The exponential of a parameter, or one that is capped: by a number that is not negative, smaller multiples are below the cap as well."""
+    terms = [s for s in state.strands for _ in s.labels]
+    cap = None
+    if call.name == "clamp_max":
+        cap = call.args[1]
+    elif call.name == "clamp":
+        low, cap = (call.args[i] if i < len(call.args) else call.kwargs.get(name) for i, name in ((1, "min"), (2, "max")))
+        if low is not None:
+            return [spread], Scale.NOTHING
+    is_known = state.scale is not Scale.NOTHING and len(terms) == 1 and terms[0].kind == "itself" and terms[0].multiple == 1
+    if not is_known or terms[0].made.is_exponential:
+        return [spread], Scale.NOTHING
+    made = terms[0].made
+    if call.name == "exp":
+        return [spread.with_strands(made=replace(made, is_exponential=True))], state.scale
+    if not isinstance(cap, int | float) or not 0 <= cap < math.inf:
+        return [spread], Scale.NOTHING
+    return [spread.with_strands(made=replace(made, cap=min(made.cap, float(cap))))], state.scale
 
 
 def _of_sum(call: Call, operands: Sequence[Operand], spread: list[Followed]) -> tuple[list[Followed], Scale]:
@@ -151,8 +182,9 @@ def _of_sum(call: Call, operands: Sequence[Operand], spread: list[Followed]) -> 
     if isinstance(number, int | float) and len(terms) == 1:  # a parameter and a number, as of gains that are started at 0
         (strand,) = terms
         more = number * call.kwargs.get("alpha", 1) * (1 if call.name == "add" else -1)
-        offset = strand.offset + more / strand.multiple if strand.multiple else math.nan
-        return [spread[0].with_strands(offset=offset)], operands[0][1].scale if math.isfinite(offset) else Scale.NOTHING
+        made = replace(strand.made, offset=strand.made.offset + more / strand.multiple if strand.multiple else math.nan)
+        is_known = made.is_sum and strand.made.is_sum
+        return [spread[0].with_strands(made=made)], operands[0][1].scale if is_known else Scale.NOTHING
     floating = [t for t, _ in call.tensors if t.dtype != torch.bool]
     addends = len(call.args) if call.name in ("add", "sub", "rsub") else 3
     is_all = len(floating) == len(operands) == (addends - 1 if call.name == "where" else 2)
@@ -171,8 +203,7 @@ def _of_product(call: Call, operands: Sequence[Operand], spread: list[Followed])
         number = call.args[1] if len(call.args) > 1 else None
         times = number if isinstance(number, int | float) and number else math.nan
         times = 1 / times if call.name == "div" else times
-        strands = tuple(replace(s, multiple=s.multiple * times) for s in spread[0].strands)
-        return [replace(spread[0], strands=strands)], operands[0][1].scale
+        return [_times(spread[0], times)], operands[0][1].scale
     names = {s.name for s in operands[main][1].strands}
     is_own = not any(s.name in names for i in others for s in operands[i][1].strands)  # not of the factor itself: its length
     scale = operands[main][1].scale if is_own else Scale.NOTHING

@@ -18,6 +18,7 @@ import torch
 from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.modular.following.attentions import Attention, Part, Side
 from thunder_norm.modular.following.notes import Notes
+from thunder_norm.modular.following.strands import Made
 
 Entry = tuple[str, int]  # a parameter, and an index into those of its axes that queries or keys have
 
@@ -116,11 +117,11 @@ class Scaled:
 
     Attributes:
         axes: name -> the axes that its entries are counted along.
-        offsets: name -> what the program adds to it before all else.
+        made: name -> what the program makes of it before all else, and they multiply.
     """
 
     axes: dict[str, tuple[int, ...]]
-    offsets: dict[str, float]
+    made: dict[str, Made]
 
     @staticmethod
     def of(notes: Notes) -> Scaled:
@@ -130,17 +131,17 @@ class Scaled:
             NormMismatchError: those of two attentions are different.
         """
         axes: dict[str, tuple[int, ...]] = {}
-        offsets: dict[str, float] = {}
+        made: dict[str, Made] = {}
         for attention in notes.attentions:
             for part in (*attention.query.parts, *attention.key.parts):
                 if part.scales and part.kind != "itself":
                     if axes.setdefault(part.name, part.axes) != part.axes:
                         raise NormMismatchError(f"attentions take {part.name!r} along different axes")
-                    if offsets.setdefault(part.name, part.offset) != part.offset:
+                    if made.setdefault(part.name, part.made) != part.made:
                         raise NormMismatchError(
-                            f"different numbers are added to {part.name!r} before it multiplies queries or keys"
+                            f"different things are made of {part.name!r} before it multiplies queries or keys"
                         )
-        return Scaled(axes, offsets)
+        return Scaled(axes, made)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,30 @@ class Scale(IntEnum):
     PRODUCTS = 2  # weights, tables and biases
 
 
+@dataclass(frozen=True)
+class Made:
+    """What a program makes of a parameter w, entry by entry, before all else: ``min(w + offset, cap)``, or the exponential of that.
+
+    A temperature is often the exponential of a parameter, with a cap (Swin v2).
+    """
+
+    offset: float = 0.0
+    cap: float = math.inf
+    is_exponential: bool = False
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether there is nothing but a number added."""
+        return math.isfinite(self.offset) and self.cap == math.inf and not self.is_exponential
+
+    def multiplied(self, w: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """The parameter of which what is made is `factor` times as large, 0 < factor <= 1: no cap, which is not negative, is in the way."""
+        if not self.offset and self.cap == math.inf and not self.is_exponential:
+            return w * factor
+        made = (w.double() + self.offset).clamp(max=self.cap)
+        return (made + factor.log() if self.is_exponential else made * factor) - self.offset
+
+
 @dataclass(frozen=True, eq=False)
 class Strand:
     """One parameter in a tensor.
@@ -39,21 +63,21 @@ class Strand:
         kind: how it came in: multiplied with activations, looked up, added to them, multiplied entry by entry, or it is the tensor.
         labels: for each term of an entry, axis of the parameter -> index.
         scales: whether it is one of those that multiply the tensor if they are multiplied (see `Scale`).
-        offset: what the program adds to the parameter before all else (``1 + w``): that sum is what is multiplied.
-        multiple: of kind itself, how many times that sum the tensor is; NaN if it is not known.
+        made: what the program makes of the parameter before all else (``1 + w``): that is what is multiplied.
+        multiple: of kind itself, how many times that the tensor is; NaN if it is not known.
     """
 
     name: str
     kind: Kind
     labels: tuple[Labels, ...]
     scales: bool = True
-    offset: float = 0.0
+    made: Made = Made()
     multiple: float = 1.0
 
     @property
-    def identity(self) -> tuple[str, Kind, bool, float]:
+    def identity(self) -> tuple[str, Kind, bool, Made]:
         """What strands that are one in a sum of tensors, or in tensors put beside each other, have in common."""
-        return self.name, self.kind, self.scales, self.offset
+        return self.name, self.kind, self.scales, self.made
 
     @property
     def axes(self) -> frozenset[int]:
@@ -308,8 +332,8 @@ def assembled(t: torch.Tensor, written: Sequence[Written]) -> Followed:
         label = whole.as_strided(t.shape, t.stride(), t.storage_offset())
         terms.setdefault(identity, {}).setdefault(term, {})[axis] = label
     strands = tuple(
-        Strand(name, kind, tuple(of_terms.values()), scales, offset, math.nan)
-        for (name, kind, scales, offset), of_terms in terms.items()
+        Strand(name, kind, tuple(of_terms.values()), scales, made, math.nan)
+        for (name, kind, scales, made), of_terms in terms.items()
     )
     is_all = sum(shape.numel() for _, shape, _, _ in written) >= t.numel()
     states = [state for *_, state in written]

@@ -110,7 +110,8 @@ def _watched(layers: Any) -> Iterator[None]:
 
 def _noting(seen: list[tuple[str, Any]], path: str) -> Callable[..., None]:
     def note(module: torch.nn.Module, args: Any, result: Any) -> None:
-        seen.append((path, result))
+        # as it is now: the program may change it in place (`nn.ReLU(inplace=True)`)
+        seen.append((path, tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, result)))
 
     return note
 
