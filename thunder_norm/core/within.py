@@ -44,10 +44,8 @@ def by_sides(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tenso
     hand, as in a local bound.
     """
     rows = values(x.backing.detach()).reshape(-1, spread.parts[0].size)
-    down = up = torch.zeros(rows.shape[1], dtype=torch.float64)
-    for part in away_from_data(x, spread).parts:
-        by_part = linear_bounds.moved(part)
-        down, up = down + by_part[0], up + by_part[1]
+    parts = away_from_data(x, spread).parts
+    down, up = (functools.reduce(torch.add, sides) for sides in zip(*map(linear_bounds.moved, parts), strict=True))
     largest = rows.abs().amax() if rows.numel() else torch.zeros((), dtype=torch.float64)
     slack = 1000 * torch.finfo(x.backing.dtype).eps * largest if down.any() or up.any() else 0.0
     return rows, torch.maximum(down, up) * 1e-9 + slack, down, up

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -138,15 +138,15 @@ def certified_radii(model: torch.nn.Module, x: torch.Tensor, target: torch.Tenso
 
     For a radius r the constants of pairs of classes hold for inputs within r of x alone (``norm_sensitivity("within")``), and for movements away
     from x alone: relus that cannot switch there are linear, and those that can have the slopes of chords from where they are.  They are the lesser of
-    those by ellipsoids and those by linear bounds (`linear_bounds`).  The largest r with ``z_c - z_j > r K_cj(r)`` for all other classes j is found by bisection, input
-    by input; every number it returns is a radius that was checked.  The model is taken in eval mode; what floating point adds to the
+    those by ellipsoids and those by linear bounds (`linear_bounds`).  The largest r with ``z_c - z_j > r K_cj(r)`` for all other classes j is found by lines
+    through those that were tried, or halves, input by input; every number it returns is a radius that was checked.  The model is taken in eval mode; what floating point adds to the
     logits is not in the bounds.
 
     Args:
         model: from inputs [batch, ...] to logits [batch, classes].
         x: inputs [batch, ...].
         target: the class of each, [batch].
-        steps: how often the interval is halved.
+        steps: how many radii are tried at most, until the interval is halved as often.
 
     Returns:
         [batch] float64; 0 where the label is another already.
@@ -181,18 +181,53 @@ def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, step
     if not (margins > 0).all():
         return 0.0
 
-    def holds(radius: float) -> bool:
-        return bool((margins > radius * bounds(radius, "within")).all())
+    def reached(radius: float) -> float:
+        """How far inputs may move by the constants within a radius, which grow with it; it is certified if that is further."""
+        return torch.nan_to_num(margins / bounds(radius, "within"), nan=0.0).amin().item()
 
-    high = (margins / bounds(0.0, "within")).amin().item()  # what grows as at the data reaches no further
+    high = reached(0.0)  # what grows as at the data reaches no further
+    known = [(0.0, high)]
     if not math.isfinite(high):
         high = _FAR
     low = min((margins / bounds(high, "composed")).amin().item(), high) * (1 - 1e-9)  # what holds for all inputs holds here
-    while high < _FAR and holds(high):  # and what grows less does
-        low, high = high, 2 * high
+    while (further := reached(high)) > high and high < _FAR:  # and what grows less does
+        known[0], low, high = (high, further), high, 2 * high
+    known.append((high, further))
+    return _where_they_meet(reached, known, low, high, steps)
+
+
+def _where_they_meet(
+    reached: Callable[[float], float], known: Sequence[tuple[float, float]], low: float, high: float, steps: int
+) -> float:
+    """The largest r found below `reached`, which falls as r grows, or `low`: by lines through what is known, or halves.
+
+    Args:
+        reached: of a radius.
+        known: two radii, the first not above the last, and `reached` there.
+        low: a radius that is known to be below.
+        high: one that is not.
+        steps: how many radii are tried at most, until `high - low` is halved as often.
+    """
+    (a, above), (b, below) = ((r, at - r) for r, at in known)
+    enough, last = (high - low) * 0.5**steps, None
     for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        if high - low <= enough:
+            break
+        meeting = b - below * (b - a) / (below - above)
+        # a little towards the end that is further from it, so that both get near
+        tried = meeting + 0.4 * (enough if high - meeting > meeting - low else -enough)
+        if not low < tried < high:
+            tried = (low + high) / 2
+        found = reached(tried) - tried
+        if (
+            found > 0
+        ) == last:  # of the end that stays twice only half counts (the Illinois algorithm; Dowell and Jarratt, BIT 11, 1971)
+            above, below = (above, below / 2) if last else (above / 2, below)
+        last = found > 0
+        if last:
+            low, a, above = tried, tried, found
+        else:
+            high, b, below = tried, tried, found
     return low
 
 
