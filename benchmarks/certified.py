@@ -27,7 +27,7 @@ def run(options: models.Options) -> list[dict[str, Any]]:
     """All rows of the suite."""
     count = 3 if options.rounds < 10 else 30
     x, y, x_test, y_test = margins.digits()
-    perceptron = bounds.trained(_perceptron(), x, y)
+    perceptron, deep = (bounds.trained(_perceptron(hidden), x, y) for hidden in (2, 4))
     safe = margins.trained("LipschitzMargin, composed", 20 if options.rounds < 10 else 300)
     convolutions = bounds.trained(_convolutions(), x.unflatten(1, (1, 8, 8)), y)
     transformer = bounds.trained(_Transformer(), x, y)
@@ -35,6 +35,7 @@ def run(options: models.Options) -> list[dict[str, Any]]:
     for name, model, shape, images in (
         ("64-64-64-10", perceptron, (64,), count),
         ("64-64-64-10, LipschitzMargin", safe, (64,), count),
+        ("64-64-64-64-64-10", deep, (64,), count),
         ("2 convolutions", convolutions, (1, 8, 8), max(count // 10, 1)),
         ("transformer block", transformer, (64,), max(count // 3, 1)),
     ):
@@ -73,11 +74,10 @@ def _ratios(row: dict[str, Any], peer: dict[str, Any]) -> dict[str, float]:
     return {"ratio": row["median_us"] / peer["median_us"], "ratio_of_minima": row["median_us"] / peer["median_us"]}
 
 
-def _perceptron() -> torch.nn.Module:
+def _perceptron(hidden: int) -> torch.nn.Module:
     torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
-    )
+    layers = [m for _ in range(hidden) for m in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(64, 10))
 
 
 def _convolutions() -> torch.nn.Module:

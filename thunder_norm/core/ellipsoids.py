@@ -16,7 +16,7 @@ import torch
 
 EPSILON = 2.0**-52
 # Relative to the largest entry of 1: below it squares of entries vanish.
-_FLOOR = 1e-280
+FLOOR = 1e-280
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +143,14 @@ def above(cov: torch.Tensor, magnitudes: torch.Tensor, inner: int) -> torch.Tens
     """
     if not magnitudes.any():
         return cov
-    margin = 16 * EPSILON * (inner + 4) * cov.shape[0]
     cov = cov.clone()
-    cov.diagonal().add_(margin * magnitudes.detach().square() + _FLOOR)
+    cov.diagonal().add_(margin_of(inner, cov.shape[0]) * magnitudes.detach().square() + FLOOR)
     return cov
+
+
+def margin_of(inner: int, size: int) -> float:
+    """What `above` adds to the diagonal of so many rows, sums having so many terms, for magnitudes of 1."""
+    return 16 * EPSILON * (inner + 4) * size
 
 
 def sum_of(a: Ellipsoid, b: Ellipsoid) -> Ellipsoid:

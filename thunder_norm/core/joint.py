@@ -114,7 +114,7 @@ def _smallest_of_one(base: Ellipsoid, steps: Sequence[Step]) -> Ellipsoid | None
     scale = base.scale * alone[1].scale
     relative = chosen.length.item() / scale if scale else 0.0  # its square may be no number otherwise
     with torch.no_grad():
-        if best.multipliers is alone[0].first or relative * relative <= alone[0].least_by_first(best):
+        if best.multipliers is alone[0].first or alone[0].is_no_longer_by_first(best, relative * relative):
             return chosen
     first = _ellipsoid(base, steps, *again, alone[0].first)
     return first if first is not None and first.length.item() < chosen.length.item() else chosen

@@ -20,11 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 
-from thunder_norm.core.ellipsoids import EPSILON, above
+from thunder_norm.core.ellipsoids import EPSILON, FLOOR, margin_of
 from thunder_norm.core.slopes import Slopes
 
 # H stays below it, so that I - H can be inverted.
@@ -32,8 +32,8 @@ TOP = 1 - 1e-4
 # Steps of Newton's method, shorter than whole ones as A is not fixed, and parts of one that are tried until one leads somewhere better.
 _STEPS = (0.6, 0.8)
 _PARTS = (1.0, 1 / 3, 0.08, 0.016)
-# Powers of H whose sum is below (I - H)^-1.
-_POWERS = 5
+# Powers of H whose sum is below (I - H)^-1, and after how many of them it is looked at.
+_POWERS, _COMPARED = 5, (2, 5)
 # How many multiples of the first multipliers are tried, up to this eigenvalue of H.
 _TRIED, _MOST = 9, 0.9
 # Of squares of the sizes of a bend's entries: beyond that they are scaled to equal sizes as well.
@@ -44,13 +44,19 @@ _UNEVEN = 1e4
 _GAPS = (0.25, 0.02, 0.002, 1 - TOP)
 
 
-def gap(h: torch.Tensor) -> float | None:
-    """A number that 1 is above the largest eigenvalue of a symmetric matrix by, one of a few; None if it is not below `TOP`."""
-    eye = torch.eye(len(h), dtype=h.dtype)
-    for found in _GAPS:
-        if not torch.linalg.cholesky_ex((1 - found) * eye - h)[1].item():
+def gap(h: torch.Tensor, most: float = _GAPS[0]) -> float | None:
+    """A number that 1 is above the largest eigenvalue of a symmetric matrix by, one of a few up to `most`; None if it is not below `TOP`."""
+    for found in (g for g in _GAPS if g <= most):
+        free = -h
+        free.diagonal().add_(1 - found)
+        if not torch.linalg.cholesky_ex(free)[1].item():
             return found
     return None
+
+
+@lru_cache(maxsize=64)
+def _eye(size: int) -> torch.Tensor:
+    return torch.eye(size, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -127,22 +133,18 @@ class OneBend:
     def at(self, multipliers: torch.Tensor) -> Tried | None:
         """With these multipliers; None if H is not below 1."""
         root = multipliers.sqrt()
-        free = self.bent * root[:, None] * -root
-        free.diagonal().add_(1)  # I - H
+        free = torch.addcmul(_eye(len(root)), self.bent, torch.outer(root, root), value=-1)  # I - H
         factor, info = torch.linalg.cholesky_ex(free)
         if info.item():
             return None
+        own = self.own / root
         if self.straight is None or self.across is None:
-            v = torch.linalg.solve_triangular(factor, (self.own / root).mT, upper=False)
-            return Tried(multipliers, factor, v, v.mT @ v)
+            v = torch.linalg.solve_triangular(factor, own.mT, upper=False)
+            return Tried(multipliers, own, factor, v, v.mT @ v)
         v = torch.linalg.solve_triangular(factor, root[:, None] * self.across.mT, upper=False)
         cov = self.straight + v.mT @ v
-        if self.own.ndim == 1:
-            cov = cov + torch.diag(self.own.square() / multipliers)
-        else:
-            scaled = self.own / root
-            cov = cov + scaled @ scaled.mT
-        return Tried(multipliers, factor, v, cov)
+        cov = cov + (torch.diag(own.square()) if own.ndim == 1 else own @ own.mT)
+        return Tried(multipliers, own, factor, v, cov)
 
     def covariance(self, tried: Tried, terms: torch.Tensor) -> torch.Tensor | None:
         """Of y, above the exact one, its terms being of the sizes `terms` [m] together; None if H is too near 1 for that.
@@ -159,10 +161,10 @@ class OneBend:
         # what rounding does to C P F^T, or to G, and to the factor: of columns of V in units of their lengths
         given = terms if self.across is None else (root * self.given).amax().item() * self.sizes
         lengths = torch.linalg.vector_norm(tried.v.detach(), dim=0)
-        off = unit * math.sqrt(n / free) * (given + n * lengths)
-        off = off.square() * len(off) * 1e9
-        cov = above((tried.cov + tried.cov.mT) / 2, terms + lengths, self.inner + n) * (1 + 1e-9 + unit * n / free)
-        cov.diagonal().add_(off * 2)
+        off = (given + n * lengths).square() * (2e9 * len(lengths) * unit**2 * n / free)
+        margin = off + (terms + lengths).square() * margin_of(self.inner + n, len(lengths)) + FLOOR
+        cov = (tried.cov + tried.cov.mT) * ((1 + 1e-9 + unit * n / free) / 2)
+        cov.diagonal().add_(margin)
         return cov
 
     def _gap(self, t: torch.Tensor, root: torch.Tensor) -> float | None:
@@ -171,7 +173,9 @@ class OneBend:
             most = (t.amax() * self.eigenvalues[-1]).item() * (1 + 1e-10)
             if (free := next((g for g in _GAPS[:-1] if most <= 1 - g), None)) is not None:
                 return free
-        return gap(root[:, None] * self.bent.detach() * root)
+        return gap(
+            self.bent.detach() * torch.outer(root, root), _GAPS[1]
+        )  # where the largest is not known to be less, it rarely is
 
     def best(self, steps: int) -> Tried | None:
         """The best of the multipliers that are tried, after at most that many steps from the first ones; None if there are none."""
@@ -211,22 +215,22 @@ class OneBend:
         if self.slopes.is_steep and (tried := self.at(first_multipliers(self.bent, self.slopes, Start(0.5, False)))) is not None:
             yield tried
 
-    def least_by_first(self, near: Tried) -> float:
-        """A number that the largest eigenvalue of y's covariance with the first multipliers is not below: at a vector near the longest one.
+    def is_no_longer_by_first(self, near: Tried, squared: float) -> bool:
+        """Whether y's longest vector is known to be as long with the first multipliers, by its square: at a vector near that of others.
 
         ``(I - H)^-1`` is at least the sum of the first powers of H.
         """
         v, root = near.longest, self.first.sqrt()
-        own = (self.own if self.own.ndim == 2 else torch.diag(self.own)).mT @ v / root
+        own = (self.own.mT @ v if self.own.ndim == 2 else self.own * v) / root
         g = own if self.across is None else root * (self.across.mT @ v)
+        straight = torch.zeros((), dtype=v.dtype) if self.straight is None else v @ (self.straight @ v) + own @ own
         total = power = g
-        for _ in range(_POWERS):
+        for i in range(1, _POWERS + 1):
             power = root * (self.bent @ (root * power))
             total = total + power
-        terms = g @ total
-        if self.straight is not None:
-            terms = terms + v @ (self.straight @ v) + own @ own
-        return terms.item() * (1 - 1e-9)
+            if i in _COMPARED and squared <= (straight + g @ total).item() * (1 - 1e-9):
+                return True
+        return False
 
     def _larger(self, h: torch.Tensor) -> float:
         """How many times the first multipliers there should be, given the eigenvalues of their H."""
@@ -242,25 +246,23 @@ class OneBend:
         """A step from there; None if it leads nowhere better."""
         if not math.isfinite(at.value):
             return None
-        a = at.square @ at.scaled
+        a, own = at.square @ at.scaled, at.own
         y = torch.linalg.solve_triangular(at.factor.mT, at.v, upper=True)
         if self.across is None:
-            y = y - (self.own / at.multipliers.sqrt()).mT
+            y = y - own.mT
         ya = y @ a
         growing = (ya * y).sum(1)
-        own = self.own.square() * a.diagonal() if self.own.ndim == 1 else ((a @ self.own) * self.own).sum(0)
-        shrinking = own / at.multipliers
-        both = growing + shrinking
-        inverse = torch.cholesky_inverse(at.factor)
-        second = 2 * (ya @ y.mT) * inverse
-        # of inverse - I, and a diagonal that is not 0
-        second.diagonal().add_(both - 2 * growing + 1e-9 * both.amax())
+        shrinking = own.square() * a.diagonal() if own.ndim == 1 else ((a @ own) * own).sum(0)
+        down = (shrinking - growing) / 2
+        second = (ya @ y.mT).mul_(torch.cholesky_inverse(at.factor))
+        # half of it: of inverse - I, and a diagonal that is not 0
+        second.diagonal().add_(down + 5e-10 * (growing + shrinking).amax())
         factor, info = torch.linalg.cholesky_ex(second)
         if info.item():
             return None
-        move = torch.cholesky_solve((shrinking - growing)[:, None], factor)[:, 0].clamp(-4, 4)
+        move = step * torch.cholesky_solve(down[:, None], factor)[:, 0].clamp_(-4, 4)
         for part in _PARTS:
-            tried = self.at(at.multipliers * (part * step * move).exp())
+            tried = self.at(at.multipliers * (move if part == 1 else part * move).exp())
             if tried is not None and tried.value < at.value:
                 return tried
         return None
@@ -268,9 +270,10 @@ class OneBend:
 
 @dataclass(frozen=True, eq=False)
 class Tried:
-    """What some multipliers make: the factor R of I - H, V and Q."""
+    """What some multipliers make: ``G T^-1/2``, the factor R of I - H, V and Q."""
 
     multipliers: torch.Tensor
+    own: torch.Tensor
     factor: torch.Tensor
     v: torch.Tensor
     cov: torch.Tensor
@@ -293,8 +296,8 @@ class Tried:
     @cached_property
     def value(self) -> float:
         """``tr Q^4``, its logarithm."""
-        found = self.square.square().sum().item()
-        return math.log(found) + 4 * math.log(self.size) if self.size > 0 and found > 0 else -math.inf
+        found = self.square.norm().item()
+        return 2 * math.log(found) + 4 * math.log(self.size) if self.size > 0 and found > 0 else -math.inf
 
     @property
     def longest(self) -> torch.Tensor:

@@ -14,11 +14,51 @@ _ONE, _NARROW = 1e-9, 0.5
 
 
 @dataclass(frozen=True, eq=False)
+class Away:
+    """A function g of how far each entry moves away from where it is, constants [n].
+
+    Attributes:
+        down: how far down they move.
+        up: how far up.
+        slopes: the least and the largest slope in between.
+        below: the least and the largest ``g(d) / d`` for d < 0.
+        above: the same for d > 0.
+        first: between which numbers it is at the lower end.
+        last: the same at the upper end.
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+    slopes: tuple[torch.Tensor, torch.Tensor]
+    below: tuple[torch.Tensor, torch.Tensor]
+    above: tuple[torch.Tensor, torch.Tensor]
+    first: tuple[torch.Tensor, torch.Tensor]
+    last: tuple[torch.Tensor, torch.Tensor]
+
+    @property
+    def negative(self) -> Away:
+        """Of ``-g``."""
+        return Away(self.down, self.up, *((-high, -low) for low, high in self._pairs))
+
+    def of_row(self, i: int) -> Away:
+        """One of several, [rows, n] each."""
+        return Away(self.down[i], self.up[i], *((low[i], high[i]) for low, high in self._pairs))
+
+    @property
+    def _pairs(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        return self.slopes, self.below, self.above, self.first, self.last
+
+
+@dataclass(frozen=True, eq=False)
 class Slopes:
-    """Each entry is multiplied by a number between its `low` and its `high`, [n] each, float64; they may require grad."""
+    """Each entry is multiplied by a number between its `low` and its `high`, [n] each, float64; they may require grad.
+
+    Of the movements of one row away from the data alone more is known, `away`.
+    """
 
     low: torch.Tensor
     high: torch.Tensor
+    away: Away | None = None
 
     def __len__(self) -> int:
         return self.low.shape[0]

@@ -54,6 +54,7 @@ class Vertex:
         number: later ones have larger numbers.
         matrix: what it is of `first`, where that was asked for.
         columns: of the first of a root: how many such matrices have so far.
+        moves: how far its entries move down and up, where that was asked for (`linear_bounds`).
     """
 
     root: Root
@@ -65,6 +66,7 @@ class Vertex:
     number: int = field(default_factory=lambda: next(_numbers))
     matrix: Matrix | None = field(init=False, default=None)
     columns: int = field(init=False, default=0)
+    moves: tuple[torch.Tensor, torch.Tensor] | None = field(init=False, default=None)
     _first: Vertex | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from thunder_norm.core import linear_bounds
 from thunder_norm.core.composed import Spread, is_composed, spread_of, values
 from thunder_norm.core.conversions import factor
 from thunder_norm.core.kinds import LinfTensor
@@ -23,26 +24,31 @@ from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, is_complex
 
 def reach(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor]:
     """Between which numbers each feature of x stays, in all rows, for inputs within their perturbation_size of the data."""
-    rows, slack, moved = around(x, spread)
+    rows, slack, down, up = by_sides(x, spread)
     if not len(rows):
-        return -moved, moved
-    low, high = rows.amin(0) - moved - slack, rows.amax(0) + moved + slack
+        return -down, up
+    low, high = rows.amin(0) - down - slack, rows.amax(0) + up + slack
     return torch.nan_to_num(low, nan=-math.inf), torch.nan_to_num(high, nan=math.inf)
 
 
 def around(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The rows of x [rows, features], what rounding may have done to them, and how far each feature moves.
+    """The rows of x [rows, features], what rounding may have done to them, and how far each feature moves."""
+    rows, slack, down, up = by_sides(x, spread)
+    return rows, slack, torch.maximum(down, up)
+
+
+def by_sides(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same, with how far each feature moves down, and how far up.
 
     What rounding does to entries is allowed for by a thousand units in the last place of the largest one; where nothing moves they are those at
     hand, as in a local bound.
     """
     rows = values(x.backing.detach()).reshape(-1, spread.parts[0].size)
-    moved = torch.zeros(rows.shape[1], dtype=torch.float64)
-    for part in away_from_data(x, spread).parts:
-        moved = moved + part.ellipsoid.entries * values(part.root.size.detach())
+    parts = away_from_data(x, spread).parts
+    down, up = (functools.reduce(torch.add, sides) for sides in zip(*map(linear_bounds.moved, parts), strict=True))
     largest = rows.abs().amax() if rows.numel() else torch.zeros((), dtype=torch.float64)
-    slack = 1000 * torch.finfo(x.backing.dtype).eps * largest if moved.any() else 0.0
-    return rows, moved * 1e-9 + slack, moved
+    slack = 1000 * torch.finfo(x.backing.dtype).eps * largest if down.any() or up.any() else 0.0
+    return rows, torch.maximum(down, up) * 1e-9 + slack, down, up
 
 
 def away_from_data(x: NormedTensor, spread: Spread) -> Spread:

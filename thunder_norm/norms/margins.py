@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core import conversions
+from thunder_norm.core import conversions, linear_bounds
 from thunder_norm.core.composed import spread_of
 from thunder_norm.core.context import norm_mode, norm_sensitivity, perturbations_recorded
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
@@ -136,15 +137,16 @@ def certified_radii(model: torch.nn.Module, x: torch.Tensor, target: torch.Tenso
     """How far each input may move before a classifier's label may be another than the target: certified radii, Euclidean.
 
     For a radius r the constants of pairs of classes hold for inputs within r of x alone (``norm_sensitivity("within")``), and for movements away
-    from x alone: relus that cannot switch there are linear, and those that can have the slopes of chords from where they are.  The largest r with ``z_c - z_j > r K_cj(r)`` for all other classes j is found by bisection, input
-    by input; every number it returns is a radius that was checked.  The model is taken in eval mode; what floating point adds to the
+    from x alone: relus that cannot switch there are linear, and those that can have the slopes of chords from where they are.  They are the lesser of
+    those by ellipsoids and those by linear bounds (`linear_bounds`).  The largest r with ``z_c - z_j > r K_cj(r)`` for all other classes j is found by lines
+    through those that were tried, or halves, input by input; every number it returns is a radius that was checked.  The model is taken in eval mode; what floating point adds to the
     logits is not in the bounds.
 
     Args:
         model: from inputs [batch, ...] to logits [batch, classes].
         x: inputs [batch, ...].
         target: the class of each, [batch].
-        steps: how often the interval is halved.
+        steps: how many radii are tried at most, until the interval is halved as often.
 
     Returns:
         [batch] float64; 0 where the label is another already.
@@ -172,20 +174,60 @@ def _certified_radius(model: torch.nn.Module, x: torch.Tensor, target: int, step
 
     def bounds(radius: float, sensitivity: str) -> torch.Tensor:
         with from_data():
-            found = _constants(model, x, rms, radius, sensitivity, around)
+            found = _constants(model, x, rms, radius, sensitivity, around, target)
         return found[target].detach().to(margins.device)[others]
 
     margins = margins[others]
     if not (margins > 0).all():
         return 0.0
-    high = (margins / bounds(0.0, "within")).amin().item()  # not reached: constants grow with the radius
+
+    def reached(radius: float) -> float:
+        """How far inputs may move by the constants within a radius, which grow with it; it is certified if that is further."""
+        return torch.nan_to_num(margins / bounds(radius, "within"), nan=0.0).amin().item()
+
+    high = reached(0.0)  # what grows as at the data reaches no further
+    known = [(0.0, high)]
     if not math.isfinite(high):
         high = _FAR
     low = min((margins / bounds(high, "composed")).amin().item(), high) * (1 - 1e-9)  # what holds for all inputs holds here
+    while (further := reached(high)) > high and high < _FAR:  # and what grows less does
+        known[0], low, high = (high, further), high, 2 * high
+    known.append((high, further))
+    return _where_they_meet(reached, known, low, high, steps)
+
+
+def _where_they_meet(
+    reached: Callable[[float], float], known: Sequence[tuple[float, float]], low: float, high: float, steps: int
+) -> float:
+    """The largest r found below `reached`, which falls as r grows, or `low`: by lines through what is known, or halves.
+
+    Args:
+        reached: of a radius.
+        known: two radii, the first not above the last, and `reached` there.
+        low: a radius that is known to be below.
+        high: one that is not.
+        steps: how many radii are tried at most, until `high - low` is halved as often.
+    """
+    (a, above), (b, below) = ((r, at - r) for r, at in known)
+    enough, last = (high - low) * 0.5**steps, None
     for _ in range(steps):
-        middle = (low + high) / 2
-        holds = bool((margins > middle * bounds(middle, "within")).all())
-        low, high = (middle, high) if holds else (low, middle)
+        if high - low <= enough:
+            break
+        meeting = b - below * (b - a) / (below - above)
+        # a little towards the end that is further from it, so that both get near
+        tried = meeting + 0.4 * (enough if high - meeting > meeting - low else -enough)
+        if not low < tried < high:
+            tried = (low + high) / 2
+        found = reached(tried) - tried
+        if (
+            found > 0
+        ) == last:  # of the end that stays twice only half counts (the Illinois algorithm; Dowell and Jarratt, BIT 11, 1971)
+            above, below = (above, below / 2) if last else (above / 2, below)
+        last = found > 0
+        if last:
+            low, a, above = tried, tried, found
+        else:
+            high, b, below = tried, tried, found
     return low
 
 
@@ -207,8 +249,9 @@ def _constants(
     radius: float,
     sensitivity: Any,
     around: Surroundings | None = None,
+    target: int | None = None,
 ) -> torch.Tensor:
-    """See `LipschitzMargin.constants`; for inputs of at most this RMS, and `radius` more.
+    """See `LipschitzMargin.constants`; for inputs of at most this RMS, and `radius` more.  Those of `target` may be less than of other classes.
 
     Raises:
         NormMismatchError: the result is no tensor of logits.
@@ -224,6 +267,8 @@ def _constants(
     pairs = None if sensitivity == "global" else _of_pairs(y, given)
     if pairs is None:
         pairs = _of_all(y, given)
+    if target is not None and sensitivity == "within" and (row := _by_lines(y, moved, target)) is not None:
+        pairs = torch.cat([pairs[:target], torch.minimum(pairs[target], row)[None], pairs[target + 1 :]])
     return pairs / math.sqrt(count)  # the input moves by an RMS of 1
 
 
@@ -247,6 +292,18 @@ def _of_pairs(y: NormedTensor, x: NormedTensor) -> torch.Tensor | None:
         lengths = torch.where(off, torch.where(off, squares, 1.0).sqrt(), 0.0)
         total = total + lengths * part.ellipsoid.scale * _rate(part.root.size, x)
     return total
+
+
+def _by_lines(y: NormedTensor, moved: float, target: int) -> torch.Tensor | None:
+    """How far the other logits move relative to that of the target, by linear bounds, over how far the input does; None if there are none."""
+    spread = spread_of(y) if y.perturbation_size is not None and moved else None
+    if spread is None or spread.ndim != 1:
+        return None
+    eye = torch.eye(y.shape[-1], dtype=torch.float64)
+    found = [linear_bounds.least(v, eye[target] - eye) for v in spread.parts]
+    if any(f is None for f in found):
+        return None
+    return functools.reduce(torch.sub, (f for f in found if f is not None), torch.zeros((), dtype=torch.float64)) / moved
 
 
 def _rate(size: torch.Tensor, x: NormedTensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from thunder_norm import RMSTensor, certified_radii, norm_sensitivity, with_pert
 from thunder_norm.core.composed import spread_of
 from thunder_norm.core.ellipsoids import Ellipsoid
 from thunder_norm.core.local import from_data
+from thunder_norm.core.slopes import Away
 from thunder_norm.rules.entrywise import slopes_within
 from thunder_norm.rules.layers._attention_away import Moving, Rows
 from thunder_norm.rules.movement import movements_of_products
@@ -55,6 +56,11 @@ def found(f, point: torch.Tensor, radius: float, steps: int = 80) -> float:
     return best
 
 
+def ends_of(away: Away | None) -> tuple[torch.Tensor, torch.Tensor]:
+    assert away is not None
+    return torch.minimum(away.below[0], away.above[0]), torch.maximum(away.below[1], away.above[1])
+
+
 @pytest.mark.parametrize("op", slopes_within.functions(), ids=lambda op: op.__name__)
 def test_chords_have_the_slopes_that_are_said(op):
     generator = torch.Generator().manual_seed(seeded(3))
@@ -63,7 +69,7 @@ def test_chords_have_the_slopes_that_are_said(op):
     distance = torch.rand(200, generator=generator, dtype=F64) * scale + 1e-3
     off = distance * torch.rand(200, generator=generator, dtype=F64) ** 8
     for given in OPTIONS.get(op, [{}]):
-        least, largest = slopes_within.chords(op, given, middle, off, distance)
+        least, largest = ends_of(slopes_within.chords(op, given, middle, off, distance - off, distance - off))
         # a point that is one of those the interval may be about, and others at some distance from it
         for share in (-1.0, 0.0, 1.0):
             c = middle + share * off
@@ -82,7 +88,7 @@ def test_chords_have_the_slopes_that_are_said(op):
 
 def test_a_relu_away_from_a_positive_number_is_half_as_uncertain():
     middle, off, distance = (torch.tensor([v], dtype=F64) for v in (1.0, 1e-9, 2.0))
-    least, largest = slopes_within.chords(F.relu, {}, middle, off, distance)
+    least, largest = ends_of(slopes_within.chords(F.relu, {}, middle, off, distance - off, distance - off))
     assert least.item() == pytest.approx(0.5, abs=1e-6) and largest.item() == pytest.approx(1, abs=1e-9)
 
 
@@ -245,7 +251,8 @@ def test_the_adversary_finds_what_claims_too_little(broken: str, monkeypatch: py
     f = CURVED["product"] if broken in ("remainders", "products") else F.relu
     point, radius = torch.full((1, 6), -0.1 if f is F.relu else 0.3, dtype=F64), 1.0
     if broken == "chords":
-        monkeypatch.setattr(slopes_within, "chords", lambda op, given, middle, off, distance: (middle * 0, middle * 0 + 0.5))
+        half = torch.zeros(1, 6, dtype=F64), torch.full((1, 6), 0.5, dtype=F64)
+        monkeypatch.setattr(slopes_within, "chords", lambda *args: Away(args[-2], args[-1], half, half, half, half, half))
     elif broken == "remainders":
         from thunder_norm.rules.movement import movements_nearby
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.core.slopes import Away
+
 Derivative = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -226,9 +228,9 @@ def of(op: Any, given: dict[str, Any], low: torch.Tensor, high: torch.Tensor) ->
 
 
 def chords(
-    op: Any, given: dict[str, Any], middle: torch.Tensor, off: torch.Tensor, distance: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The same of ``(f(u) - f(c)) / (u - c)`` for a c within `off` of `middle` and all u within `distance`: of a relu at c > 0 at least 1/2 for u > -c.
+    op: Any, given: dict[str, Any], middle: torch.Tensor, off: torch.Tensor, down: torch.Tensor, up: torch.Tensor
+) -> Away | None:
+    """The same of ``(f(u) - f(c)) / (u - c)`` for a c within `off` of `middle` and all u as far from it: of a relu at c > 0 at least 1/2 for u > -c.
 
     It is the mean of the slopes from c to u.  Over cells of which the least slope is known such a mean is least at the end of one.
 
@@ -236,30 +238,49 @@ def chords(
         op: the function.
         given: its arguments by name.
         middle: float64, of any shape.
-        off: the same or broadcast to it, not negative.
-        distance: likewise, at least `off`.
+        off: of the same shape, not negative.
+        down: likewise: u is at least c less that.
+        up: likewise: and at most c and that.
     """
     make = _PIECES.get(op) or _STEEP.get(op)
     pieces = None if make is None else make(given)
     if pieces is None:
         return None
-    shape = (-1, *[1] * middle.ndim)
-    steps = off + (distance - off) * torch.linspace(0, 1, _CELLS + 1, dtype=middle.dtype).reshape(shape)
-    kinks = {k for piece in pieces for k in (piece.low, piece.high) if math.isfinite(k)}
-    at = torch.tensor(sorted(kinks), dtype=middle.dtype).reshape(shape).expand(-1, *middle.shape)
-    found = of(op, given, middle - off, middle + off)
-    assert found is not None, "there are pieces"
-    least, largest = found
-    for side in (-1, 1):
-        ends = torch.cat([middle + side * steps, at.clamp(middle - distance, middle + distance)])
-        ends = torch.where((ends - middle) * side < off, middle + side * off, ends).sort(0, descending=side < 0).values
-        cells = of(op, given, torch.minimum(ends[1:], ends[:-1]), torch.maximum(ends[1:], ends[:-1]))
-        assert cells is not None, "there are pieces"
-        widths = (ends[1:] - ends[:-1]).abs()
+    kinks = sorted({k for piece in pieces for k in (piece.low, piece.high) if math.isfinite(k)})
+    slopes, near = (of(op, given, middle - off - a, middle + off + b) for a, b in ((down, up), (0.0, 0.0)))
+    assert slopes is not None and near is not None, "there are pieces"
+    found = []
+    for side, distance in ((-1, down), (1, up)):
+        cells, widths = _cells(op, given, middle + side * off, side * distance, kinks)
         total = widths.cumsum(0)
-        means = [torch.where(total > 0, (widths * t).cumsum(0) / total.clamp(min=1e-300), t) for t in cells]
-        least, largest = torch.minimum(least, means[0].amin(0)), torch.maximum(largest, means[1].amax(0))
-    return least - 1e-12 * (1 + least.abs()), largest + 1e-12 * (1 + largest.abs())
+        sums = [(widths * t).cumsum(0) for t in cells]
+        means = [torch.where(total > 0, s / total.clamp(min=1e-300), t) for s, t in zip(sums, cells, strict=True)]
+        least, largest = torch.minimum(near[0], means[0].amin(0)), torch.maximum(near[1], means[1].amax(0))
+        # from c itself the end is as far, all slopes being those of somewhere within `off` of there
+        ends = [side * s[-1] for s in sums]
+        other = 2 * off * (slopes[1] - slopes[0]) + 1e-12 * distance * (1 + torch.maximum(least.abs(), largest.abs()))
+        found.append((_outwards(least, largest), (torch.minimum(*ends) - other, torch.maximum(*ends) + other)))
+    (below, first), (above, last) = found
+    return Away(down, up, slopes, below, above, first, last)
+
+
+def _cells(
+    op: Any, given: dict[str, Any], start: torch.Tensor, way: torch.Tensor, kinks: Sequence[float]
+) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The least and the largest slope of a function in each of some cells, one after the other, and how wide they are."""
+    shape = (-1, *[1] * start.ndim)
+    steps = start + way * torch.linspace(0, 1, _CELLS + 1, dtype=start.dtype).reshape(shape)
+    at = torch.tensor(kinks, dtype=start.dtype).reshape(shape).expand(-1, *start.shape)
+    lowest, highest = torch.minimum(start, start + way), torch.maximum(start, start + way)
+    ends = torch.cat([steps, at.clamp(lowest, highest)]).sort(0).values
+    ends = torch.where(way < 0, ends.flip(0), ends)
+    cells = of(op, given, torch.minimum(ends[1:], ends[:-1]), torch.maximum(ends[1:], ends[:-1]))
+    assert cells is not None, "there are pieces"
+    return cells, (ends[1:] - ends[:-1]).abs()
+
+
+def _outwards(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return low - 1e-12 * (1 + low.abs()), high + 1e-12 * (1 + high.abs())
 
 
 # On each side of the middle.

@@ -18,7 +18,7 @@ from thunder_norm.core.local import is_from_data, is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.slopes import Slopes, between
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.core.within import around, reach
+from thunder_norm.core.within import by_sides, reach
 from thunder_norm.rules.entrywise import slopes_within
 
 SlopesOf = Callable[[dict[str, Any]], "tuple[float, float] | None"]
@@ -86,7 +86,7 @@ def _between(op: Any, slopes: SlopesOf) -> Callable[[Call], Sequence[Made] | Non
         size = spread.parts[0].size
         bent = between(*found, size)
         if is_within() and (nearer := _near(op, call.given, x, spread)) is not None:
-            bent = Slopes(torch.maximum(bent.low, nearer[0]), torch.minimum(bent.high, nearer[1]))
+            bent = Slopes(torch.maximum(bent.low, nearer.low), torch.minimum(bent.high, nearer.high), nearer.away)
         if not math.isfinite(bent.most):
             return None
         is_linear = torch.equal(bent.low, bent.high)
@@ -95,16 +95,21 @@ def _between(op: Any, slopes: SlopesOf) -> Callable[[Call], Sequence[Made] | Non
     return rule
 
 
-def _near(op: Any, given: dict[str, Any], x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _near(op: Any, given: dict[str, Any], x: NormedTensor, spread: Spread) -> Slopes | None:
     """The slopes of all rows near the data, and those away from it where they are all that counts."""
     found = slopes_within.of(op, given, *reach(x, spread))
-    if found is None or not is_from_data():
-        return found
-    rows, slack, moved = around(x, spread)
-    away = slopes_within.chords(op, given, rows, slack.expand(rows.shape), (moved + slack).expand(rows.shape))
-    if away is None or not len(rows):
-        return found
-    return torch.maximum(found[0], away[0].amin(0)), torch.minimum(found[1], away[1].amax(0))
+    if found is None:
+        return None
+    rows, slack, down, up = by_sides(x, spread)
+    away = None
+    if is_from_data() and len(rows):
+        away = slopes_within.chords(op, given, rows, slack.expand(rows.shape), down.expand(rows.shape), up.expand(rows.shape))
+    if away is None:
+        return Slopes(*found)
+    low, high = (f(a, b) for f, a, b in zip((torch.minimum, torch.maximum), away.below, away.above, strict=True))
+    of_all = torch.maximum(found[0], low.amin(0)), torch.minimum(found[1], high.amax(0))
+    # several rows move together by one ellipsoid, and each has another function; so has what moves for several reasons of each
+    return Slopes(*of_all, away.of_row(0) if len(rows) == len(spread.parts) == 1 else None)
 
 
 _OF_ARGUMENTS: dict[Any, SlopesOf] = {F.gelu: _gelu, F.leaky_relu: _leaky_relu, F.elu: _elu, F.celu: _celu, F.softplus: _softplus}
