@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -430,3 +431,38 @@ def test_what_vanishes_is_said_with_the_operation_that_lost_it():
     with warnings.catch_warnings():
         warnings.simplefilter("error", VanishingTargetWarning)
         ModularNorm(Vanishing(1.0), x, masses={"unused.weight": 0.0, "unused.bias": 0.0})
+
+
+CONSUMERS = {
+    "linear": lambda y, w: F.linear(y, w),
+    "matmul": lambda y, w: y @ w,
+    "einsum": lambda y, w: torch.einsum("btd,hd->bth", y, w),
+    "addmm": lambda y, w: torch.addmm(torch.zeros(8), y[0], w),
+    "heads": lambda y, w: torch.einsum("btd,dhk->bhtk", y, w.view(8, 2, 4)),
+}
+
+
+class _ByLength(torch.nn.Module):
+    """x over its root mean square, in torch's words or as its length's share, with a gain, before a matrix."""
+
+    def __init__(self, name, is_fused):
+        super().__init__()
+        self.start, self.gain = torch.nn.Parameter(torch.randn(8)), torch.nn.Parameter(torch.ones(8))
+        self.weight, self.consume, self.is_fused = torch.nn.Parameter(torch.randn(8, 8)), CONSUMERS[name], is_fused
+
+    def forward(self, x):
+        x = x * self.start
+        y = F.rms_norm(x, (8,), eps=1e-12) if self.is_fused else F.normalize(x, dim=-1) * 8**0.5
+        return self.consume(y * self.gain, self.weight)
+
+
+@pytest.mark.parametrize("name", CONSUMERS)
+def test_a_normalization_to_unit_length_times_a_root_is_an_rms_norm(name):
+    norms = []
+    for is_fused in (True, False):
+        torch.manual_seed(seeded(0))
+        norms.append(ModularNorm(_ByLength(name, is_fused), torch.randn(2, 3, 8), mode="typical"))
+    fused, by_length = norms
+    for p in ("start", "gain", "weight"):
+        assert by_length.targets[p] == pytest.approx(fused.targets[p], rel=1e-3)
+    assert str(by_length.roles) == str(fused.roles)

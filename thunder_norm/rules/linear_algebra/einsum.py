@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
@@ -76,7 +76,7 @@ def _einsum(equation: str, left: NormedTensor, right: NormedTensor) -> NormedTen
 
 
 @normed_op(torch.einsum).register_norm(**_einsum_weight("right"))
-def einsum(equation: str, left: RMSTensor | RMSToRMSTensor, right: RMSToRMSTensor) -> NormedTensor:
+def einsum(equation: str, left: RMSTensor | L2Tensor | RMSToRMSTensor, right: RMSToRMSTensor) -> NormedTensor:
     """A product of an activation and a weight, of any layout.
 
     right: an operator from its contracted dimension to its own one
@@ -89,7 +89,7 @@ def einsum(equation: str, left: RMSTensor | RMSToRMSTensor, right: RMSToRMSTenso
 
 
 @normed_op(torch.einsum).register_norm(**_einsum_weight("left"))
-def einsum_weight_first(equation: str, left: RMSToRMSTensor, right: RMSTensor) -> NormedTensor:
+def einsum_weight_first(equation: str, left: RMSToRMSTensor, right: RMSTensor | L2Tensor) -> NormedTensor:
     """The same with the weight first."""
     return _einsum(equation, left, right)
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import VectorKind, align, broadcast, negative, rms, spread
@@ -40,7 +40,7 @@ def _beside(other: str):
 
 
 @normed_op(F.linear).register_norm
-def linear(input: RMSTensor, weight: RMSToRMSTensor, bias: RMSTensor | None = None) -> NormedTensor:
+def linear(input: RMSTensor | L2Tensor, weight: RMSToRMSTensor, bias: RMSTensor | None = None) -> NormedTensor:
     """y = x W^T + b.
 
     input:  [..., in],  RMS over the last dimension (and possibly others), maximum over the rest
@@ -93,7 +93,7 @@ def _matmul(a: NormedTensor, b: NormedTensor, names: tuple[str, str] = NAMES, sc
     return scores(result) if isinstance(a, RMSTensor) and isinstance(b, RMSTensor) else result
 
 
-def matmul_weight(input: RMSTensor | RMSToRMSTensor, other: RMSToRMSTensor) -> NormedTensor:
+def matmul_weight(input: RMSTensor | L2Tensor | RMSToRMSTensor, other: RMSToRMSTensor) -> NormedTensor:
     """y = x W (or the composition of two operators).
 
     input: [..., in], RMS over the last dimension;  other: [in, out], operator norm over (-1, -2), i.e. (out, in)
@@ -103,7 +103,7 @@ def matmul_weight(input: RMSTensor | RMSToRMSTensor, other: RMSToRMSTensor) -> N
     return _matmul(input, other)
 
 
-def weight_matmul(input: RMSToRMSTensor, other: RMSTensor) -> NormedTensor:
+def weight_matmul(input: RMSToRMSTensor, other: RMSTensor | L2Tensor) -> NormedTensor:
     """y = W x.
 
     input: [out, in], operator norm;  other: [..., in, tokens], RMS over dimension -2
@@ -134,7 +134,7 @@ for _op in (torch.matmul, torch.mm, torch.bmm, torch.mv, torch.dot, torch.vdot):
 
 
 @normed_op(torch.Tensor.__rmatmul__).register_norm
-def rmatmul(input: RMSTensor, other: RMSToRMSTensor) -> NormedTensor:
+def rmatmul(input: RMSTensor | L2Tensor, other: RMSToRMSTensor) -> NormedTensor:
     """other @ input, for a plain weight on the left: as `weight_matmul`."""
     return _matmul(other, input, ("other", "input"))
 
@@ -181,7 +181,7 @@ _addr = _sum_of_products(("m", "n", "mn"))
 
 
 @normed_op(torch.addmm).register_norm(lift_dims={"mat2": _transposed})
-def addmm(input: RMSTensor, mat1: RMSTensor, mat2: RMSToRMSTensor, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+def addmm(input: RMSTensor, mat1: RMSTensor | L2Tensor, mat2: RMSToRMSTensor, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
     """y = beta b + alpha x W, the layout of GPT-2's Conv1D.
 
     mat1: [tokens, in], RMS over the last dimension;  mat2: [in, out], operator norm over (-1, -2);  input: RMS
@@ -192,7 +192,9 @@ def addmm(input: RMSTensor, mat1: RMSTensor, mat2: RMSToRMSTensor, *, beta: Any 
 
 
 @normed_op(torch.addmm).register_norm(lift_dims={"input": lambda t, args: (-2,) if t.ndim == 2 else ()})
-def addmm_weight_first(input: RMSTensor, mat1: RMSToRMSTensor, mat2: RMSTensor, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+def addmm_weight_first(
+    input: RMSTensor, mat1: RMSToRMSTensor, mat2: RMSTensor | L2Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> NormedTensor:
     """y = beta b + alpha W x, features in dimension -2: as `addmm`."""
     return _addmm(input, mat1, mat2, ("mat1", "mat2"), beta, alpha)
 
@@ -204,13 +206,15 @@ def addmm_activations(input: VectorKind, mat1: VectorKind, mat2: VectorKind, *, 
 
 
 @normed_op(torch.addmv).register_norm
-def addmv(input: RMSTensor, mat: RMSToRMSTensor, vec: RMSTensor, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+def addmv(input: RMSTensor, mat: RMSToRMSTensor, vec: RMSTensor | L2Tensor, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
     """y = beta b + alpha W x: as `addmm`."""
     return _addmv(input, mat, vec, ("mat", "vec"), beta, alpha)
 
 
 @normed_op(torch.baddbmm).register_norm(lift_dims={"batch2": _transposed})
-def baddbmm(input: RMSTensor, batch1: RMSTensor, batch2: RMSToRMSTensor, *, beta: Any = 1, alpha: Any = 1) -> NormedTensor:
+def baddbmm(
+    input: RMSTensor, batch1: RMSTensor | L2Tensor, batch2: RMSToRMSTensor, *, beta: Any = 1, alpha: Any = 1
+) -> NormedTensor:
     """y = beta b + alpha x W, one weight for each batch entry: as `addmm`."""
     return _baddbmm(input, batch1, batch2, ("batch1", "batch2"), beta, alpha)
 
