@@ -47,11 +47,13 @@ def test_attention(weights, masks):
         "key_padding_mask": PADDED.float().masked_fill(PADDED, float("-inf")) if masks in ("padding", "both") else None,
     }
 
+    jm = thunder.jit(attention, transforms=[NormTransform()])
     with torch.no_grad():
-        expected, found = (
-            attention(SRC, SRC, SRC, **given),
-            thunder.jit(attention, transforms=[NormTransform()])(SRC, SRC, SRC, **given),
-        )
+        expected, found = attention(SRC, SRC, SRC, **given), jm(SRC, SRC, SRC, **given)
+        assert "native_multi_head_attention" not in str(thunder.last_traces(jm)[0])
+        y, _ = normed(jm)(SRC, SRC, SRC, **given)
+    torch.testing.assert_close(y.backing, expected[0], rtol=1e-5, atol=1e-5)
+    assert y.backing.square().mean(y.elem_dims).sqrt().max() <= y.norm_size * (1 + 1e-6)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
     if weights == "none":
         assert found[1] is expected[1] is None
