@@ -20,7 +20,7 @@ from thunder_norm.tracing.provenances import is_parameter_of_module, member_of_m
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
 from thunder_norm.tracing.python import callbacks, conversions, derived, patterns, special_methods
 from thunder_norm.tracing.python import constructors as constructors_of_python
-from thunder_norm.tracing.shared_memory import aliases, replaced_memory
+from thunder_norm.tracing.shared_memory import aliases, arrays, replaced_memory
 from thunder_norm.tracing.torch_functions import (
     autocast,
     cached_calls,
@@ -106,6 +106,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or conversions.lookaside(fn, args, kwargs)
             or patterns.lookaside(fn, args)
             or special_methods.lookaside(fn, args, kwargs)
+            or arrays.lookaside(fn, args, kwargs)
             or constructors.lookaside(fn, args, kwargs)
             or constructors_of_python.lookaside(fn)
             or torch_arguments.lookaside(fn, args, kwargs)
@@ -121,9 +122,10 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         about_python = about_python or modules.making(fn, args, kwargs)
         if about_python is replaced_memory.data_assigned:
             return asked.giving_memory(about_python)
-        return about_python or named_results.with_fields(
+        found = about_python or named_results.with_fields(
             derived.as_torch_reads(asked.lookaside(fn, args, kwargs), fn, args, kwargs), fn
         )
+        return arrays.following(found, fn, args)
     if is_inside:
         return (
             packed_sequences.lookaside(fn, args)
@@ -149,6 +151,7 @@ def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     if asked is not None:
         own_changes.let_be(ctx, guards.roots())
+        arrays.check(ctx.computation_trace)
         epilogue.names |= ctx.computation_trace.names  # what stands for the owner of an attribute by now
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
     if has_part():
