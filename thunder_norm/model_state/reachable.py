@@ -301,6 +301,8 @@ def _is_special(name: str) -> bool:
 def is_of_library(value: Any) -> bool:
     """Whether a class, function or module is of the standard library, torch or another that the walk does not follow."""
     module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    if module is None and isinstance(value, types.FunctionType):
+        return False  # of code that was compiled by itself: its globals have no name
     return (module if isinstance(module, str) else "builtins").partition(".")[0] in _LIBRARIES
 
 

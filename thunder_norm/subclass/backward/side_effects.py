@@ -26,18 +26,19 @@ from thunder_norm.model_state.reachable import Place, Reachable, described, ways
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward import changed_attributes, set_attributes
 from thunder_norm.subclass.backward.changed_attributes import Attribute
-from thunder_norm.subclass.backward.kept_values import NAME, PACKS, keeping, mend_writes
-from thunder_norm.subclass.backward.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
+from thunder_norm.subclass.backward.kept_values import NAME, PACKS, is_kept_plainly, keeping, mend_writes
+from thunder_norm.subclass.backward.made_objects import MadeObjects, refusal
+from thunder_norm.subclass.backward.recipes import NotMakeableError, Recipe, holds_proxies
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.guarding import guards
-from thunder_norm.tracing.guarding.bindable import bindable, guard, guard_arguments
+from thunder_norm.tracing.guarding.bindable import guard, guard_arguments
 from thunder_norm.tracing.provenances import provenance_of, walked
 from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder.core.interpreter import PseudoInst, WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, tracectx
+from thunder.core.trace import TraceCtx
 
 
 class _Mark(enum.Enum):
@@ -106,7 +107,11 @@ def _result(effects: SideEffects | None, wrapped: WrappedValue, find: Callable[[
     value = wrapped.value
     is_given = hasattr(wrapped, "anyproxy") or should_register_for_prologue(wrapped.provenance)
     if effects is not None and not is_given:
-        if effects.made.is_handed_out(value):
+        holds_shared = effects.made.holds_shared(value)
+        if type(value) is tuple and holds_shared and not effects.made.is_shared(value):
+            items = zip(value, wrapped.item_wrappers, strict=True)
+            return tuple([v if w is None else _result(effects, w, find, epilogue) for v, w in items])
+        if holds_shared or effects.made.is_handed_out(value):
             effects.made.note_arguments(wrapped)
             return _made(effects, value, epilogue)
         if type(value) in (dict, list, tuple):  # Thunder knows nothing of the items of a dict that is written as ``{...}``
@@ -328,13 +333,8 @@ class SideEffects:
             for name, p in tensors.items()
             if acquisition is not None and p is not owner
         }
-        names = list(recipe.arguments)
-
-        def keep(*given: Any) -> None:
-            put(make(Call({n: kept_of[n](v) if n in kept_of else v for n, v in zip(names, given, strict=True)})))
-
-        with tracectx(epilogue):
-            epilogue.bound_symbols.append(bindable(NAME, keep)(*recipe.arguments.values(), output=None))
+        is_plain = not is_of_argument and any(is_kept_plainly(acquisition, p) for p in tensors.values())
+        self.made.bind(epilogue, NAME, recipe, lambda call: put(make(call)), None, kept_of, is_plain=is_plain)
 
 
 def _setter(module: torch.nn.Module, name: str) -> Callable[[list], None]:

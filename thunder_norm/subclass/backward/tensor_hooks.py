@@ -20,7 +20,7 @@ from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.backward import side_effects
 from thunder_norm.subclass.backward.hooks_of_backward import Hook, HookOfBackward, example, watching
-from thunder_norm.subclass.backward.made_objects import Call, NotMakeableError, OfEachCall, Recipe, Step, holds_proxies
+from thunder_norm.subclass.backward.recipes import Call, NotMakeableError, OfEachCall, Recipe, Step, holds_proxies
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of

@@ -145,17 +145,23 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
 def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     """What the program writes into objects is only known, and the epilogue still open, at this place."""
     asked = leader()
-    if asked is not None:  # what it computes has other names than what it is given
-        epilogue.names |= ctx.computation_trace.names
+    if asked is not None:
+        _name_once(ctx, epilogue)
     process = functools.partial(_original_process if asked is None else _processed, ctx, epilogue)
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     if asked is not None:
         own_changes.let_be(ctx, guards.roots())
         arrays.check(ctx.computation_trace)
-        epilogue.names |= ctx.computation_trace.names  # what stands for the owner of an attribute by now
+        epilogue.names = set(ctx.computation_trace.names)
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
     if has_part():
         drop_names_of_operations(ctx.computation_trace, ctx._proxy_swapmap)
+
+
+def _name_once(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
+    """What the program computes has other names than what it is given and makes, whichever of the two is named first."""
+    ctx.computation_trace.names |= epilogue.names
+    epilogue.names = ctx.computation_trace.names
 
 
 def _processed(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
@@ -164,8 +170,10 @@ def _processed(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     Raises:
         UnsupportedOpError: the program gives modules other members, which a finished trace does not do.
     """
+    epilogue.names = set(epilogue.names)  # Thunder adds names to it that the program has by then
     try:
         _original_process(ctx, epilogue)
+        _name_once(ctx, epilogue)
     except NotImplementedError as e:
         if not str(e).startswith("Modifications of"):
             raise
