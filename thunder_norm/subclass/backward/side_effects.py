@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -74,6 +75,18 @@ def known_before() -> Container[int]:
     """The identities of what was there before the program whose trace is being acquired."""
     effects = _current.get()
     return set() if effects is None else effects.made.known
+
+
+def note_read(*functions: Any, may_change: bool = False) -> None:
+    """Have the trace serve calls in which functions that run as they are, uninterpreted, find what they find now.
+
+    Args:
+        functions: and classes, whose methods run.
+        may_change: whether they themselves may change it meanwhile, and it makes no difference then: what a class counts in its dispatch.
+    """
+    effects = _current.get()
+    if effects is not None:
+        effects.note_read(functions, may_change)
 
 
 def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process: Callable[[], None]) -> None:
@@ -161,6 +174,7 @@ class SideEffects:
         self.before = Reachable((fn, args, kwargs))
         self.made = MadeObjects(set(self.before.known), lambda: self._of_function)
         self.acquisition: Acquisition | None = None  # once the program has been acquired
+        self._read: dict[tuple, tuple[Place, bool]] = {}  # by whose they are: what code that is not interpreted may read
         self._with_attributes: set[int] = set()
         self._given_attributes: set[str] = set()  # whose are in the epilogue
         self._plain_attributes: dict[str, tensor_attributes.SetAttributes] = {}
@@ -173,6 +187,33 @@ class SideEffects:
     @functools.cached_property
     def _of_arguments(self) -> set[int]:
         return set(Reachable(self.arguments, follows_code=False).known)
+
+    def note_read(self, functions: Iterable[Any], may_change: bool) -> None:
+        """See `note_read`: what the program has made itself is what it makes of what is guarded."""
+        before = self.before
+        for place in Reachable(functions).places:
+            is_global = isinstance(place.owner, type | FunctionType) and place.cell is None
+            is_there = id(place.owner) in before.known or is_global or id(place.cell) in before.cells
+            if is_there and not place.is_of_others:
+                names = tuple(place.held) if isinstance(place.held, dict) else ()
+                self._read.setdefault((id(place.owner), id(place.cell), names), (place, may_change))
+
+    def _guard_read(self, ctx: Any) -> None:
+        """Have the prologue look at what was read; where the program has changed some of it since, the trace is for one call."""
+        always: list[tuple[Place, Any]] = []
+        for place, may_change in self._read.values():
+            is_code = isinstance(place.owner, type | FunctionType)
+            of = type if self._is_of_argument(place.owner) and not is_code else id
+            expected, at, way = _kind(place.held, of), place.at, self._ways.get(id(place.owner))
+            if _kind(place.read(), of) != expected or (of is type and (at is None or way is None)):
+                if not may_change:
+                    guards.use_for_one_call()
+            elif of is type:
+                guard_arguments(ctx, functools.partial(_is_read_at, at, way, expected))
+            else:
+                always.append((place, expected))
+        if always:
+            guard_arguments(ctx, lambda *_: all(_kind(place.read()) == expected for place, expected in always))
 
     def undo(self) -> None:
         """Let all places hold what they held."""
@@ -209,6 +250,7 @@ class SideEffects:
         for place in self.before.places:
             if place.is_changed:
                 self._write_place(ctx, epilogue, acquisition, place)
+        self._guard_read(ctx)
         self._plain_attributes = tensor_attributes.those_set(ctx)
         for name, of_tensor in [*self._plain_attributes.items()]:
             if of_tensor.real is not None:
@@ -349,6 +391,10 @@ class _Same:
     """What is held at a place already, under a key or at a position."""
 
     key: Any
+
+
+def _is_read_at(at: Callable[[Any], Place], way: tuple[tuple[str, Any], ...], expected: Any, args: tuple, kwargs: dict) -> bool:
+    return _kind(at(walked(way, args, kwargs)).read(), type) == expected
 
 
 def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:
