@@ -124,6 +124,10 @@ class NothingWrittenWarning(UserWarning):
     """A program sets ``.data`` of a wrapper subclass, which changes nothing inside of it, in eager mode as in a trace."""
 
 
+class WrittenOnceWarning(UserWarning):
+    """A checkpointed region writes into what was there before: a trace does it once, eager mode again in the backward."""
+
+
 class AcquiredAnewWarning(UserWarning):
     """No call can use the trace of another: a jitted program draws Python's or NumPy's random numbers, reads a clock, or has ever new sizes."""
 

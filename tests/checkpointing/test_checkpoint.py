@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from tests.seeds import seeded
 from thunder_norm import RMSTensor
-from thunder_norm.errors import CheckpointError, TransformTypeError, UnsupportedOpError
+from thunder_norm.errors import CheckpointError, TransformTypeError, UnsupportedOpError, WrittenOnceWarning
 from thunder_norm.functions.gradients import grad
 from thunder_norm.transforms import (
     CheckpointTransform,
@@ -436,3 +436,17 @@ def test_regions_have_what_thunder_lacks():
         "checkpoint_0",
         "checkpoint_1",
     ]
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, CheckpointTransform])
+def test_writes_of_a_region_are_done_once_and_not_silently(transform):
+    model, x = torch.nn.BatchNorm1d(2).double(), rand(4, 2)
+    jitted = thunder.jit(
+        lambda x: torch_checkpoint(lambda x: model(x * 2).sin(), x, use_reentrant=False), transforms=[transform()]
+    )
+    with pytest.warns(WrittenOnceWarning, match=r"(?s)writes into .*test_checkpoint\.py"):
+        jitted(x.requires_grad_()).sum().backward()
+    once = torch.nn.BatchNorm1d(2).double()
+    once(x.detach() * 2)
+    torch.testing.assert_close(model.running_mean, once.running_mean)
+    assert model.num_batches_tracked == 1

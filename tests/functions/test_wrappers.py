@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_flatten
 
 import thunder_norm.transforms as T
 from tests.compiled_classes import Affine
 from tests.transform_oracles import assert_same, float64
 from thunder_norm import RMSTensor
-from thunder_norm.errors import TransformError
+from thunder_norm.errors import TransformError, TransformTypeError
 import thunder
 
 A = float64(3, 4)
@@ -147,6 +148,40 @@ def test_torchs_derivatives_of_plain_tensors_are_refused_where_torch_asks_the_cl
     f, w = (lambda w, x: torch.func.grad(lambda v: (v * w).a.sum())(x)), TwoTensor(A, 2 * A)
     with pytest.raises(TransformError, match="the gradient of a plain tensor beside wrappers"):
         thunder.jit(f, transforms=[T.SubclassTransform()])(w, A)
+
+
+OF_WRAPPERS: dict[str, Callable] = {
+    "entry by entry": lambda v: v.sin() * 2,
+    "a number": lambda v: v.square().sum(),
+    "a product": lambda v: v @ torch.ones(6, 2, dtype=v.dtype),
+    "all entries": lambda v: v.softmax(-1) * v.sum(),
+    "parts": lambda v: torch.cat([v[:1], v[1:] * v[:-1]]),
+    "several": lambda v: {"a": v.sin(), "b": [v.sum(0)]},
+    "itself": lambda v: v,
+}
+
+
+@pytest.mark.parametrize("jacobian", [torch.func.jacrev, torch.func.jacfwd])
+@pytest.mark.parametrize("name", OF_WRAPPERS)
+def test_torchs_jacobian_of_a_wrapper_is_a_wrapper(name: str, jacobian: Callable) -> None:
+    f = OF_WRAPPERS[name]
+
+    def program(x: torch.Tensor) -> Any:
+        return jacobian(f)(x), jacobian(lambda u, v: f(u * v), argnums=(0, 1))(x, x + 1)
+
+    x = TwoTensor(float64(2, 6), float64(2, 6))
+    jitted = thunder.jit(program, transforms=[T.SubclassTransform()])
+    for _ in range(2):
+        leaves, wanted = tree_flatten(jitted(x))[0], tree_flatten(program(x))[0]
+        assert [type(t) for t in leaves] == [type(t) for t in wanted]
+        for found, eager in zip(leaves, wanted, strict=True):
+            assert_same(found.a, eager.a)
+            assert_same(found.b, eager.b)
+
+
+def test_our_jacobian_of_a_wrapper_is_refused() -> None:
+    with pytest.raises(TransformTypeError, match="jacrev of a function that returns a TwoTensor"):
+        thunder.jit(lambda x: T.jacrev(torch.sin)(x), transforms=[T.SubclassTransform()])(TwoTensor(A, A))
 
 
 class Halved(TwoTensor):

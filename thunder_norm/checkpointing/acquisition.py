@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 from typing import Any
 
 import torch
@@ -10,13 +11,14 @@ import torch.utils.checkpoint
 
 from thunder_norm.checkpointing.regions import Region, names_in
 from thunder_norm.checkpointing.replays import refused, writes
-from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.errors import UnsupportedOpError, WrittenOnceWarning, with_details
 from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.subclass.recording.trace import FLATTEN, LEAF
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.hooks.participants import functions_inside
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.shared_memory.writes import targets
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
 from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
@@ -153,6 +155,32 @@ def _torch_checkpoint(
     Thunder's own refuses reentrant ones, and both are one thing in a trace.  The generator's state is always preserved; checks of
     determinism have nothing to check, since what runs twice is one program.
     """
+    scope_around = get_jit_ctx().computation_trace.peek_scope()
+    start = len(scope_around)
+    result = _interpreted(function, args, kwargs, context_fn, determinism_check, debug)
+    if torch.is_grad_enabled():
+        _warn_of_writes(scope_around[start:])
+    return result
+
+
+def _warn_of_writes(bsyms: list[BoundSymbol]) -> None:
+    written = next((t for b in bsyms for t in targets(b) if t.history is not None), None)
+    if written is not None:
+        warnings.warn(
+            with_details(
+                f"a checkpointed region writes into {written.name}, which was there before: once, and not again in the backward as in eager mode",
+                at=location_of_user(),
+                why="what is computed again is what the backward needs",
+                instead="nothing, where once is what you want (running statistics of a batch norm); or write outside of the region",
+            ),
+            WrittenOnceWarning,
+            stacklevel=2,
+        )
+
+
+def _interpreted(
+    function: WrappedValue, args: tuple, kwargs: dict[str, WrappedValue], context_fn: Any, determinism_check: Any, debug: Any
+) -> Any:
     if not keeps_regions():
         # Thunder's takes none of the function's own, and no tensors from around a function that is transformed; nothing of ours needs the region
         if kwargs or functions_inside(get_jit_ctx()):

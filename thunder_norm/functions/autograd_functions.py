@@ -17,6 +17,7 @@ from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
+from thunder_norm.subclass.backward import side_effects
 from thunder_norm.subclass.backward.refused_backward import Refuse, untraceable_backward
 from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.subclass.interpreting.operations import AUTOGRAD_APPLY, on_proxies
@@ -86,6 +87,7 @@ class FunctionCall:
         self.acquisition = Acquisition()  # of the fakes of this call alone
         self.acquisition.num_levels = 1  # what has effects, or changes what the program holds, is no part of one operation
         self.acquisition.asks = self._ask
+        side_effects.note_read(cls, [v for v in self.leaves if not isinstance(v, TensorProxy)])
         self.fakes = {p.name: self._fake(p) for p in self.proxies}
         self.inputs = [self.fakes[p.name] for p in self.proxies]
         self.backward: list[Recorded] = []

@@ -102,11 +102,16 @@ def _check_not_torchs(call: Call, written: Sequence[BoundSymbol], result: Any) -
     The operations of the call are constants to torch's autograd, which is right for plain tensors without gradients.
     """
     interpreted = current_acquisition()
-    if interpreted is None or not interpreted.autograd.is_running:
+    if interpreted is None or not (interpreted.autograd.is_running or interpreted.meets_wrappers):
         return
     inside = {p.name for w in interpreted.wrappers.proxies() for p in leaf_proxies(interpreted, w.fake)}
     named = [*call.tensors, *tree_flatten(result)[0], *(p for b in written for p in b.flat_proxy_args)]
     used = [p for p in named if isinstance(p, TensorProxy)]
+    if not interpreted.autograd.is_running:
+        returns_wrapper = any(map(is_open, tree_flatten(result, is_leaf=is_open)[0]))
+        if returns_wrapper and is_grad_enabled() and any(map(interpreted.autograd.requires_grad, used)):
+            interpreted.autograd.starts_late = True  # the wrapper has a history, which its class makes of what requires grad
+        return
     if any(p.name in inside or (is_grad_enabled() and interpreted.autograd.requires_grad(p)) for p in used):
         raise TransformError(
             with_details(

@@ -15,8 +15,10 @@ from thunder_norm.functions.calls import check_result, constructor, split_aux
 from thunder_norm.functions.completion import eye
 from thunder_norm.functions.forward import evaluate_jvp
 from thunder_norm.functions.gradients import Argnums, Differentiated, checked_argnums, zeros_if_none
+from thunder_norm.functions.interpreted import OpenWrapper, is_open
 from thunder_norm.functions.programs import anew, described, is_complex, outputs_of, program_of
 from thunder_norm.functions.transformed import Call, Transformed, shared
+from thunder_norm.functions.wrappers_in_torchs import OfTorch, of_whole
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 import thunder.torch as ltorch
 from thunder.core.langctxs import Languages, langctx
@@ -50,8 +52,26 @@ class _Jacobian(Transformed):
         outs, blocks = self.blocks(call, inputs, program, num_results)
         _, aux = split_aux(program.result(outs), self.has_aux, self.name)
         rows = [inputs.collected(row) for row in blocks]
-        jacobian = tree_unflatten(rows, tree_flatten(result)[1])
+        jacobian = self._of_wrappers(call, result, rows)
         return (jacobian, aux) if self.has_aux else jacobian
+
+    def _of_wrappers(self, call: Call, result: Any, rows: list[Any]) -> Any:
+        """The derivatives in the structure of the result; `rows` has those of each tensor in it, in the structure of the arguments.
+
+        Raises:
+            TransformTypeError: the result has a wrapper, whose Jacobian only torch's transforms have: a wrapper of those of its inner tensors.
+        """
+        remaining, outs = iter(rows), tree_flatten(result, is_leaf=is_open)[0]
+        merged = []
+        for out in outs:
+            if not is_open(out):
+                merged.append(next(remaining))
+                continue
+            if not isinstance(call.function, OfTorch) and not isinstance(call.function, _Jacobian):
+                raise _wrapper_returned(self.name, out)
+            of_inner = [next(remaining) for _ in out.leaves]
+            merged.append(of_whole(self.name, of_inner))
+        return tree_unflatten(merged, tree_flatten(result, is_leaf=is_open)[1])
 
     def blocks(
         self, call: Call, inputs: Differentiated, program: Program, num_results: int
@@ -141,6 +161,16 @@ class Jacfwd(_Jacobian):
             rest = iter(aux)
             outs[num_results:] = [next(rest) if isinstance(v, TensorProxy) else v for v in outs[num_results:]]
         return outs, found
+
+
+def _wrapper_returned(name: str, wrapper: OpenWrapper) -> TransformTypeError:
+    return TransformTypeError(
+        with_details(
+            f"{name} of a function that returns a {wrapper.class_name}",
+            why="each of its inner tensors has derivatives with respect to each tensor of the arguments",
+            instead=f"torch.func.{name}, which has the derivatives of the whole; or return the inner tensors",
+        )
+    )
 
 
 def _check_real(tensors: Sequence[TensorProxy], name: str, what: str) -> None:

@@ -14,6 +14,7 @@ from torch._functorch import eager_transforms
 from torch._functorch.vmap import vmap_impl
 
 from thunder_norm.errors import TransformError, with_details
+from thunder_norm.functions import by_torch
 from thunder_norm.functions.forward import jvp
 from thunder_norm.functions.gradients import grad, value_and_grad, vjp
 from thunder_norm.functions.interpreted import Levels, as_it_is, value_of, wrapped
@@ -51,16 +52,25 @@ def _instead_of(transform: Callable) -> Callable[[Callable], Callable]:
 def _vmap(
     func: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size: int | None = None
 ) -> Callable:
-    return vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)
+    return by_torch.transformed(torch.vmap, vmap, func, in_dims, out_dims, randomness, chunk_size=chunk_size)
 
 
 @_instead_of(torch.func.grad)
 def _grad(func: Callable, argnums: Any = 0, has_aux: bool = False) -> Callable:
-    return grad(OfTorch(func), argnums, has_aux)
+    return by_torch.transformed(torch.func.grad, _of_torch(grad), func, argnums, has_aux)
+
+
+def _of_torch(ours: Callable) -> Callable:
+    """Our transform of what torch's is given."""
+    return lambda func, *options, **named: ours(OfTorch(func), *options, **named)
 
 
 @_instead_of(torch.func.grad_and_value)
 def _grad_and_value(func: Callable, argnums: Any = 0, has_aux: bool = False) -> Callable:
+    return by_torch.transformed(torch.func.grad_and_value, _gradient_first, func, argnums, has_aux)
+
+
+def _gradient_first(func: Callable, argnums: Any, has_aux: bool) -> Callable:
     both = value_and_grad(OfTorch(func), argnums, has_aux)
 
     def turned(*args: Any, **kwargs: Any) -> tuple:
@@ -108,12 +118,37 @@ for _function in (eager_transforms._vjp_with_argnums, eager_transforms._jvp_with
 
 @_instead_of(torch.func.vjp)
 def _vjp(func: Callable, *primals: Any, has_aux: bool = False) -> tuple:
-    return vjp(OfTorch(func), *primals, has_aux=has_aux)
+    if not by_torch.is_followed(func, primals, {}):
+        return vjp(OfTorch(func), *primals, has_aux=has_aux)
+
+    def pullback(*cotangents: Any, **named: Any) -> Any:
+        return by_torch.run(_pullback_of, func, (has_aux,), {}, (primals, cotangents), named)
+
+    result, *aux = by_torch.run(_result_of, func, (has_aux,), {}, primals, {})
+    return (result, pullback, *aux)
+
+
+def _result_of(func: Callable, has_aux: bool) -> Callable:
+    def result(*primals: Any) -> tuple:
+        found = torch.func.vjp(func, *primals, has_aux=has_aux)
+        return (found[0], *found[2:])
+
+    return result
+
+
+def _pullback_of(func: Callable, has_aux: bool) -> Callable:
+    return lambda primals, cotangents, **named: torch.func.vjp(func, *primals, has_aux=has_aux)[1](*cotangents, **named)
 
 
 @_instead_of(torch.func.jvp)
 def _jvp(func: Callable, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> tuple:
+    if by_torch.is_followed(func, (primals, tangents), {}):
+        return by_torch.run(_jvp_of, func, (has_aux,), {}, (primals, tangents), {})
     return jvp(OfTorch(func), primals, tangents, has_aux=has_aux)
+
+
+def _jvp_of(func: Callable, has_aux: bool) -> Callable:
+    return lambda primals, tangents: torch.func.jvp(func, primals, tangents, has_aux=has_aux)
 
 
 @_instead_of(torch.func.linearize)
@@ -130,17 +165,17 @@ def _jacrev(
     chunk_size: int | None = None,
     _preallocate_and_copy: bool = False,
 ) -> Callable:
-    return jacrev(OfTorch(func), argnums, has_aux, chunk_size=chunk_size)
+    return by_torch.transformed(torch.func.jacrev, _of_torch(jacrev), func, argnums, has_aux=has_aux, chunk_size=chunk_size)
 
 
 @_instead_of(torch.func.jacfwd)
 def _jacfwd(func: Callable, argnums: Any = 0, has_aux: bool = False, *, randomness: str = "error") -> Callable:
-    return jacfwd(OfTorch(func), argnums, has_aux, randomness=randomness)
+    return by_torch.transformed(torch.func.jacfwd, _of_torch(jacfwd), func, argnums, has_aux, randomness=randomness)
 
 
 @_instead_of(torch.func.hessian)
 def _hessian(func: Callable, argnums: Any = 0) -> Callable:
-    return hessian(OfTorch(func), argnums)
+    return by_torch.transformed(torch.func.hessian, _of_torch(hessian), func, argnums)
 
 
 # -- functional_call: a module with other tensors in place of its parameters and buffers --------------------------------

@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.errors import TransformError, with_details
-from thunder_norm.functions.interpreted import is_open
+from thunder_norm.functions.interpreted import OpenWrapper, is_open
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.subclass.recording.trace import OperationId
 from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of, location_of_user
+import thunder.torch as ltorch
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
@@ -65,6 +66,25 @@ def check_agrees(name: str, given: Any, trace: TraceCtx, moving: Sequence[tuple[
         elif given_here and inside.keys() >= given_here:  # what a transform inside has made of the operations on wrappers
             inside |= {p.name: inside[next(iter(given_here))] for p in bsym.flat_proxy_outs}
         propagate(bsym, active)
+
+
+def of_whole(name: str, of_inner: Sequence[Any]) -> Any:
+    """The derivatives of a wrapper in the structure of the arguments, of those of its inner tensors.
+
+    Each inner tensor hangs on the one that stands in its place (`check_agrees`), so that a wrapper's derivative with respect to another is a wrapper.
+
+    Raises:
+        TransformError: a tensor of the arguments is in no wrapper of as many inner tensors.
+    """
+    flat = [tree_flatten(tree, is_leaf=is_open) for tree in of_inner]
+    merged = []
+    for parts in zip(*(leaves for leaves, _ in flat), strict=True):
+        if not all(is_open(p) and len(p.leaves) == len(parts) for p in parts):
+            why = "the derivative of a wrapper with respect to a plain tensor is a wrapper in torch"
+            raise _refused(name, "a plain tensor and a wrapper that is returned", why, location_of_user())
+        leaves = [ltorch.contiguous(p.leaves[i]) for i, p in enumerate(parts)]  # classes ask them to lie alike
+        merged.append(OpenWrapper(leaves, parts[0].structure))
+    return tree_unflatten(merged, flat[0][1])
 
 
 def _has_context(spec: WrapperSpec) -> bool:

@@ -42,6 +42,7 @@ class Place:
         write: makes it hold such values.
         at: the same place of another owner, if it is one of an object or a container.
         is_of_others: whether it is a global variable or a class of an installed package, or only found in one.
+        cell: the one that it is, of a function.
     """
 
     owner: Any
@@ -50,6 +51,7 @@ class Place:
     write: Callable[[Any], None]
     at: Callable[[Any], Place] | None = None
     is_of_others: bool = False
+    cell: types.CellType | None = None
 
     @property
     def is_changed(self) -> bool:
@@ -125,6 +127,7 @@ class Reachable:
         self.generators: list[Any] = []
         self.caches: list[Any] = []
         self._entering: dict[type, _Enter | None] = {}  # what `_way_into` says of the classes it met
+        self.cells: set[int] = set()  # the identities of those that functions close over
         self._seen: dict[int, Any] = {}  # kept alive: an id stays its object's
         self._made: set[int] = set()  # classes that code may make objects of
         self._inner: set[types.CodeType] = set()  # of functions that followed code makes
@@ -268,7 +271,9 @@ class Reachable:
         found: list[Any] = [] if _is_installed(fn) else variables
         self._of_others.extend(variables if _is_installed(fn) else ())
         for cell in fn.__closure__ or ():
-            self._note(fn, _read_cell(cell), functools.partial(_read_cell, cell), functools.partial(_write_cell, cell))
+            self.cells.add(id(cell))
+            read_cell, write_cell = functools.partial(_read_cell, cell), functools.partial(_write_cell, cell)
+            self._add(Place(fn, _read_cell(cell), read_cell, write_cell, is_of_others=_is_installed(fn), cell=cell))
             found.extend(_read_cell(cell))
         return [*found, *called, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
 
@@ -296,6 +301,8 @@ def _is_special(name: str) -> bool:
 def is_of_library(value: Any) -> bool:
     """Whether a class, function or module is of the standard library, torch or another that the walk does not follow."""
     module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    if module is None and isinstance(value, types.FunctionType):
+        return False  # of code that was compiled by itself: its globals have no name
     return (module if isinstance(module, str) else "builtins").partition(".")[0] in _LIBRARIES
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from thunder_norm.subclass.backward.kept_values import comes_with_call
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.ways import Ways, path_of
 from thunder.core.interpreter import PseudoInst, WrappedValue
@@ -77,14 +76,13 @@ def forget_owners(ctx: Any) -> None:
 
 
 def taken(ctx: Any) -> Iterator[Attribute]:
-    """What is set that Thunder writes only if it is a tensor, number or tuple, of arguments the tuples too: it is not told of that any more."""
+    """What is set that Thunder writes only if it is a tensor or number, or in a tuple of its own: it is not told of that any more."""
     for modified, modifications in ctx._additional_outputs.items():
         owner = getattr(modified.provenance.inputs[0], "proxy", None) if modified.provenance.inputs else None
         is_dict = modified.provenance.inst is PseudoInst.LOAD_ATTR and modified.provenance.inputs[1].value == "__dict__"
         if not is_dict or not isinstance(owner, Proxy):
             continue
         last = {key.value: value for _, _, key, value in modifications}
-        known = Proxy | int | float | None if comes_with_call(owner) else Proxy | int | float | tuple | None
-        ours = {name: v for name, v in last.items() if not isinstance(v.value, known)}
+        ours = {name: v for name, v in last.items() if not isinstance(v.value, Proxy | int | float | None)}
         yield from (Attribute(owner, name, v) for name, v in ours.items())
         modifications[:] = [m for m in modifications if m[2].value not in ours]

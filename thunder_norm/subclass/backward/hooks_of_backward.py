@@ -85,28 +85,32 @@ def example(fake: Any, value: float) -> Any:
         return WrapperSpec.of(fake).build(made).detach() if is_wrapper(fake) else made[0]
 
 
-def watching(hook: Callable, at: str | None) -> Callable:
-    """The hook, run while the trace is acquired: of what it does, what it returns is in the trace."""
+def watching(hook: Callable, at: str | None, refusal: Callable[[str, str | None], Exception] | None = None) -> Callable:
+    """The hook, run while the trace is acquired: of what it does, what it returns is in the trace; `refusal` is the error where it does more."""
 
     @functools.wraps(hook, updated=())
-    def run(*gradients: Any) -> Any:
+    def run(*gradients: Any, **named: Any) -> Any:
         before = Reachable((hook, getattr(hook, "__self__", None), *_of_modules(hook)))
-        found = hook(*gradients)
+        found = hook(*gradients, **named)
         changed = [place for place in before.places if place.is_changed]
         for place in changed:
             place.restore()
         if changed:
-            raise UnsupportedOpError(
-                with_details(
-                    f"a hook changes a {type(changed[0].owner).__name__}",
-                    at=at,
-                    why="it runs once, while the trace is acquired, and not in each backward",
-                    instead="let it return a gradient, and keep what it is given by torch.autograd.grad",
-                )
-            )
+            raise (refusal or _changes)(f"a {type(changed[0].owner).__name__}", at)
         return found
 
     return run
+
+
+def _changes(what: str, at: str | None) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        with_details(
+            f"a hook changes {what}",
+            at=at,
+            why="it runs once, while the trace is acquired, and not in each backward",
+            instead="let it return a gradient, and keep what it is given by torch.autograd.grad",
+        )
+    )
 
 
 def _of_modules(hook: Callable) -> list[Any]:

@@ -73,6 +73,12 @@ def comes_with_call(owner: Any) -> bool:
     return isinstance(origin, ProvenanceRecord) and origin.inst in (PseudoInst.INPUT_ARGS, PseudoInst.INPUT_KWARGS)
 
 
+def is_kept_plainly(acquisition: Acquisition | None, proxy: TensorProxy) -> bool:
+    """Whether what is kept of a tensor outside of the arguments is another tensor: the one without its norm."""
+    became = _by_then(acquisition, proxy)
+    return acquisition is not None and isinstance(became, SubclassProxy) and acquisition.kept(became.fake) is not became.fake
+
+
 def keeping(acquisition: Acquisition, proxy: TensorProxy, is_of_argument: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
     """What is kept of the tensor that a proxy stands for: without gradient if it has none in eager mode.
 

@@ -1,293 +1,37 @@
-"""Objects that a program makes and hands out, in its result or in a place of the user's: made anew by the epilogue in each call.
+"""Objects that one program has made and hands out, and what the epilogue makes of them in each call, by a `Recipe`.
 
-Thunder's interpreter runs Python, so an object that the program makes (a cache of keys and values) exists once, and holds what stands for
-tensors.  A `Recipe` says how to make one like it from the tensors of a call: an instance of the class without running its ``__init__``, with
-what it holds, one object at two places being one again.
+What stands at several places, kept and returned, is one object in eager mode: what one operation of the epilogue makes is there in the others.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import enum
-import functools
-import logging
-import re
-import types
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.model_state.reachable import ATOMS, Reachable, contents, is_of_library, refill, slots_of
+from thunder_norm.subclass.backward.recipes import (
+    ATOMS,
+    CONTAINERS,
+    Call,
+    NotMakeableError,
+    OfEachCall,
+    Recipe,
+    attributes_of,
+    holds_proxies,
+    is_made_by_class,
+)
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.snapshots import is_place
-from thunder_norm.tracing.translation import for_torch
 from thunder.core.baseutils import ProxyInterface
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
-from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, StringProxy
+from thunder.core.proxies import AnyProxy, Proxy
 from thunder.core.trace import TraceCtx, tracectx
-
-_ATOMS = (*ATOMS, type(...), enum.Enum)
-_CODE = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
-_SHARED = (
-    logging.Logger,
-    re.Pattern,
-    types.GenericAlias,
-    torch.finfo,
-    torch.iinfo,
-    torch.layout,
-    torch.memory_format,
-)  # alike for every call
-_HEAP_TYPE = 1 << 9  # in ``__flags__`` of a class: written in Python
-_CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
-_BASES = (object, types.SimpleNamespace, *_CONTAINERS)
-
-
-@dataclass
-class Call:
-    """One call of the program: the values of the proxies, by name, and what has been made so far, by what it is made after."""
-
-    given: dict[str, Any]
-    made: dict[int, Any] = field(default_factory=dict)
-
-
-Step = Callable[[Call], Any]
-
-
-class NotMakeableError(Exception):
-    """A value cannot be made anew; `value` is it."""
-
-    def __init__(self, value: Any):
-        super().__init__(type(value).__qualname__)
-        self.value = value
-
-
-def base_of(cls: type) -> type:
-    """The most derived base that is not written in Python: what its instances are to C."""
-    return next(c for c in cls.__mro__ if c in _BASES or c is tuple or not c.__flags__ & _HEAP_TYPE)
-
-
-@functools.cache
-def _is_written_in_python(cls: type) -> bool:
-    """Whether an instance is what its base is, and attributes: `object.__new__` refuses to make one with more in it."""
-    try:
-        base_of(cls).__new__(cls)
-    except TypeError:
-        return False
-    return True
-
-
-class OfEachCall:
-    """An object of ours that stands for one that torch makes in each call.
-
-    Attributes:
-        in_call: that of the call at hand.
-        is_made: whether there is one in each call.
-        described: what it is, for errors.
-    """
-
-    in_call: Any = None
-    is_made = True
-    described = ""
-
-
-class Recipe:
-    """How to make values anew in each call.
-
-    Args:
-        known: identities of what was there before the trace, which stays what it is.
-        outside: the proxy of an object that another operation makes, or that an argument holds; None to make it here.
-        is_strict: whether to refuse what nobody knows how to make, also if it holds nothing of the call.
-    """
-
-    def __init__(self, known: Container[int], outside: Callable[[Any], Proxy | None] = lambda v: None, *, is_strict: bool = True):
-        self.known = known
-        self.outside = outside
-        self.is_strict = is_strict
-        self.arguments: dict[str, Proxy] = {}
-        self.objects: list[Any] = []  # instances and containers that are made here, and that other values may hold as well
-        self._steps: dict[int, Step] = {}
-
-    def of(self, value: Any) -> Step:
-        """What makes this value.
-
-        Raises:
-            NotMakeableError: it, or what it holds, cannot be made anew.
-        """
-        if isinstance(value, ProxyInterface):
-            return self._argument(value)
-        value = for_torch(value)
-        if (isinstance(value, _ATOMS + _CODE + _SHARED) and type(value) is not tuple) or _is_alike(value):
-            return lambda call: value
-        if id(value) in self._steps:
-            return self._steps[id(value)]
-        elsewhere = self.outside(value)
-        if elsewhere is not None:
-            return self._argument(elsewhere)
-        if isinstance(value, OfEachCall):
-            if not value.is_made:
-                raise NotMakeableError(value)
-            self.objects.append(value)
-            self._steps[id(value)] = lambda call: value.in_call
-            return self._steps[id(value)]
-        if isinstance(value, tuple):
-            return self._tuple(value)
-        if id(value) in self.known:
-            return lambda call: value
-        if isinstance(value, types.MethodType):
-            owner = self.of(value.__self__)
-            return lambda call: types.MethodType(value.__func__, owner(call))
-        if isinstance(value, functools.partial) and holds_proxies(value):
-            function, args, kwargs = self.of(value.func), self.of(value.args), self._named(value.keywords)
-            return lambda call: functools.partial(function(call), *args(call), **kwargs(call))
-        if isinstance(value, types.FunctionType) and holds_proxies(value):
-            return self.function(value)
-        if is_made_by_class(value):
-            return self._object(value)
-        is_shared = isinstance(value, types.FunctionType | frozenset) or not self.is_strict
-        if is_shared and not holds_proxies(value):
-            return lambda call: value
-        raise NotMakeableError(value)
-
-    def _argument(self, p: Any) -> Step:
-        if isinstance(p, NumberProxy | StringProxy) and p.value is not None:
-            return lambda call: p.value
-        self.arguments[p.name] = p
-        return lambda call: call.given[p.name]
-
-    def _tuple(self, value: tuple) -> Step:
-        cls, items = type(value), [self.of(v) for v in tuple.__iter__(value)]
-        if cls.__module__ == "torch.return_types":
-            return lambda call: cls([item(call) for item in items])  # pyright: ignore[reportCallIssue]
-        if base_of(cls) is not tuple:
-            raise NotMakeableError(value)
-        return lambda call: tuple.__new__(cls, [item(call) for item in items])
-
-    def function(self, value: types.FunctionType) -> Step:
-        """A function that the program defines: made with empty cells first, as what it closes over may be the function itself."""
-        cells, key = value.__closure__ or (), id(value)
-
-        def step(call: Call) -> Any:
-            if key not in call.made:
-                new = [(cell, id(cell) not in call.made) for cell in cells]
-                closure = tuple([call.made.setdefault(id(cell), types.CellType()) for cell in cells])
-                made = call.made[key] = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, closure)
-                made.__defaults__, made.__kwdefaults__ = defaults(call), by_name(call) or None
-                made.__dict__.update(value.__dict__)
-                for cell, is_new in new:
-                    if is_new and id(cell) in contents_of:
-                        call.made[id(cell)].cell_contents = contents_of[id(cell)](call)
-            return call.made[key]
-
-        self._steps[key] = step
-        contents_of = {id(cell): self.of(cell.cell_contents) for cell in cells if _is_filled(cell)}
-        defaults, by_name = self.of(value.__defaults__), self._named(value.__kwdefaults__ or {})
-        return step
-
-    def _named(self, values: dict[str, Any]) -> Step:
-        steps = {name: self.of(v) for name, v in values.items()}
-        return lambda call: {name: step(call) for name, step in steps.items()}
-
-    def _object(self, value: Any) -> Step:
-        """An instance, or a container: made empty first, so that what it holds may hold it."""
-        cls, base, key = type(value), base_of(type(value)), id(value)
-        parts: dict[str, Any] = {}
-
-        def step(call: Call) -> Any:
-            if key not in call.made:
-                made = call.made[key] = base.__new__(cls)
-                if base is collections.deque:
-                    collections.deque.__init__(made, (), value.maxlen)
-                if base is collections.defaultdict:
-                    made.default_factory = value.default_factory
-                _fill(made, {name: part(call) for name, part in parts.items()})
-            return call.made[key]
-
-        self._steps[key] = step
-        if cls not in (list, dict):  # a trace writes these down itself
-            self.objects.append(value)
-        if base in _CONTAINERS:
-            parts["contents"] = self._contents(value)
-        own = getattr(value, "__dict__", None)
-        if type(own) is dict:
-            parts["attributes"] = self._contents(own)
-        slots = {n: getattr(value, n) for c in cls.__mro__ for n in slots_of(c) if hasattr(value, n)}
-        if slots:
-            parts["slots"] = self._contents(slots)
-        return step
-
-    def _contents(self, container: Any) -> Step:
-        held = contents(container)
-        if isinstance(held, dict):
-            pairs = [(self.of(k), self.of(v)) for k, v in held.items()]
-            return lambda call: {k(call): v(call) for k, v in pairs}
-        items, kind = [self.of(v) for v in held], type(held)
-        return lambda call: kind(item(call) for item in items)
-
-
-def _is_alike(value: Any) -> bool:
-    """Whether a value is one that never changes, so that which one of equal ones it is makes no difference."""
-    if type(value) is frozenset:
-        return all(isinstance(v, _ATOMS) for v in value)
-    return is_place(value)
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - reading an empty one is an error
-    except ValueError:
-        return False
-    return True
-
-
-def _fill(made: Any, parts: dict[str, Any]) -> None:
-    if "contents" in parts:
-        refill(made, parts["contents"])
-    if "attributes" in parts:
-        made.__dict__.update(parts["attributes"])
-    for name, value in parts.get("slots", {}).items():
-        object.__setattr__(made, name, value)
-
-
-def is_made_by_class(value: Any) -> bool:
-    """Whether a value is an instance that can be made from its class and what it holds, or a container."""
-    cls = type(value)
-    is_of_interpreter = cls.__module__.partition(".")[0] == "thunder"
-    if is_of_interpreter or isinstance(value, torch.nn.Module) or base_of(cls) not in _BASES:
-        return False
-    if not _is_written_in_python(cls):
-        return False
-    is_known = cls in _BASES or cls.__module__ == "collections" or dataclasses.is_dataclass(value)
-    return is_known or not is_of_library(cls) or holds_proxies(value)
-
-
-class _Proxies(Reachable):
-    """What stands for tensors in some values."""
-
-    def __init__(self, roots: Iterable[Any]):
-        self.found: list[Any] = []
-        super().__init__(roots)
-
-    def _way_into(self, cls: type) -> Any:
-        if issubclass(cls, (ProxyInterface, FakeTensor, OfEachCall)):
-            return _Proxies._enter_found
-        if cls.__module__ == "thunder.core.interpreter":  # what stands for an iterator
-            return lambda found, value: [*getattr(value, "__dict__", {}).values()]
-        return super()._way_into(cls)
-
-    def _enter_found(self, value: Any) -> Any:
-        self.found.append(value)
-        return ()
-
-
-def holds_proxies(value: Any) -> bool:
-    """Whether anything that stands for a value of the call can be reached from `value`."""
-    return bool(_Proxies([value]).found)
 
 
 class MadeObjects:
@@ -302,6 +46,8 @@ class MadeObjects:
         self.known = known
         self._of_function = of_function
         self._proxies: dict[int, tuple[Any, AnyProxy]] = {}  # the object is kept: an id stays its object's
+        self._tables: dict[bool, AnyProxy] = {}  # what holds all that is made in a call, by whether it is without norms
+        self._shared: set[int] = set()  # the identities of containers that stand at several places
         self._arguments: dict[int, WrappedValue] = {}
 
     def note_arguments(self, wrapped: WrappedValue) -> None:
@@ -322,22 +68,43 @@ class MadeObjects:
 
     def is_made(self, value: Any) -> bool:
         """Whether a value is an instance that the program has made."""
-        if isinstance(value, (ProxyInterface, type, torch.Tensor, *_ATOMS)) or id(value) in self.known:
+        if isinstance(value, (ProxyInterface, type, torch.Tensor, *ATOMS)) or id(value) in self.known:
             return False
         if isinstance(value, OfEachCall):
             return True
-        return type(value) not in _CONTAINERS and not isinstance(value, tuple) and is_made_by_class(value)
+        return type(value) not in CONTAINERS and not isinstance(value, tuple) and is_made_by_class(value)
 
     def is_handed_out(self, value: Any) -> bool:
         """Whether an operation of the epilogue makes the value: an object, or a container that Thunder's traces cannot write down."""
         if isinstance(value, tuple):
             is_named = hasattr(value, "_fields") and type(value).__module__ != "torch.return_types"
             return (is_named or type(value) is torch.Size) and id(value) not in self.known
+        if isinstance(value, FunctionType):
+            return id(value) not in self.known and holds_proxies(value)
         # of transformers: Thunder calls the class with its fields
         if isinstance(value, dict) and dataclasses.is_dataclass(value):
             return set(vars(value)) != {f.name for f in dataclasses.fields(value) if f.init}
         is_other = isinstance(value, dict | list | set | collections.deque) and type(value) not in (dict, list)
         return is_other or is_place(value) or self.is_made(value)
+
+    def holds_shared(self, value: Any) -> bool:
+        """Whether a list, dict or tuple that is returned, or one in it, stands at another place too: in eager mode it is one object."""
+        seen, pending = dict[int, Any](), [value]
+        while pending:
+            v = pending.pop()
+            is_container = type(v) in (list, dict, tuple)
+            if id(v) in self.known or not (is_container or self.is_made(v)):
+                continue
+            if id(v) in seen:
+                self._shared.add(id(v))
+                continue
+            seen[id(v)] = v
+            pending += (v.values() if type(v) is dict else v) if is_container else attributes_of(v).values()
+        return any(id(v) in self._shared for v in seen.values() if type(v) in (list, dict, tuple))
+
+    def is_shared(self, value: Any) -> bool:
+        """The same of a value alone."""
+        return id(value) in self._shared
 
     def proxy_of(self, value: Any, epilogue: TraceCtx) -> AnyProxy:
         """The proxy of an object that the program has made, or that an argument holds.
@@ -348,8 +115,8 @@ class MadeObjects:
         if id(value) not in self._proxies:
             recipe = Recipe(self.known, lambda v: None if v is value else self._outside(v))
             recipe.of(value)
-            if isinstance(value, tuple) or type(value) is dict or is_place(value):  # names, a size, keys: no trace writes them
-                recipe.objects.append(value)
+            if isinstance(value, tuple | FunctionType) or type(value) in (list, dict) or is_place(value):
+                recipe.objects.append(value)  # which no trace writes, or not as the one object that it is
             if not recipe.objects:  # it was there before
                 raise NotMakeableError(value)
             self._write(recipe, epilogue)
@@ -373,17 +140,47 @@ class MadeObjects:
     def _write(self, recipe: Recipe, epilogue: TraceCtx) -> None:
         """Write one operation that makes all instances of a recipe."""
         steps = [recipe.of(v) for v in recipe.objects]
-        names = list(recipe.arguments)
-
-        def make(*given: Any) -> tuple[Any, ...]:
-            call = Call(dict(zip(names, given, strict=True)))
-            return tuple([step(call) for step in steps])
-
         with tracectx(epilogue):
             outputs = tuple(AnyProxy(v) for v in recipe.objects)
-            bsym = bindable(f"make_{type(recipe.objects[0]).__name__}", make)(*recipe.arguments.values(), output=outputs)
-            epilogue.bound_symbols.append(bsym)
+        name = f"make_{type(recipe.objects[0]).__name__}"
+        self.bind(epilogue, name, recipe, lambda call: tuple([step(call) for step in steps]), outputs)
         self._proxies.update((id(v), (v, p)) for v, p in zip(recipe.objects, outputs, strict=True))
+
+    def bind(
+        self,
+        epilogue: TraceCtx,
+        name: str,
+        recipe: Recipe,
+        run: Callable[[Call], Any],
+        output: Any,
+        as_kept: Mapping[str, Callable] = MappingProxyType({}),
+        *,
+        is_plain: bool = False,
+    ) -> None:
+        """Write an operation that runs with what a recipe takes; what one operation of a call has made is there in the others.
+
+        Args:
+            epilogue: where.
+            name: of the operation.
+            recipe: whose arguments it gets.
+            run: what it does.
+            output: proxies of what `run` returns.
+            as_kept: by the names of arguments, what is kept of them.
+            is_plain: whether that is without the norms that others have, who may not get the same objects.
+        """
+        names = list(recipe.arguments)
+
+        def call(made: dict[int, Any], *given: Any) -> Any:
+            values = dict(zip(names, given, strict=True))
+            return run(Call(values | {n: keep(values[n]) for n, keep in as_kept.items()}, made))
+
+        self._shared.update(recipe.makes)
+        with tracectx(epilogue):
+            if is_plain not in self._tables:
+                table = self._tables[is_plain] = AnyProxy({})
+                epilogue.bound_symbols.append(bindable("objects_of_call", dict)(output=table))
+            inputs = (self._tables[is_plain], *recipe.arguments.values())
+            epilogue.bound_symbols.append(bindable(name, call)(*inputs, output=output))
 
 
 def refusal(value: Any, what: str) -> UnsupportedOpError:

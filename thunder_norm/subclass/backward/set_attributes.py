@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.backward.made_objects import holds_proxies
+from thunder_norm.subclass.backward.recipes import holds_proxies
 from thunder_norm.subclass.backward.users_attributes import DATA, data_of, note_data, own_of
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy

@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,18 +27,19 @@ from thunder_norm.model_state.reachable import Place, Reachable, described, ways
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward import changed_attributes, set_attributes
 from thunder_norm.subclass.backward.changed_attributes import Attribute
-from thunder_norm.subclass.backward.kept_values import NAME, PACKS, keeping, mend_writes
-from thunder_norm.subclass.backward.made_objects import Call, MadeObjects, NotMakeableError, Recipe, holds_proxies, refusal
+from thunder_norm.subclass.backward.kept_values import NAME, PACKS, is_kept_plainly, keeping, mend_writes
+from thunder_norm.subclass.backward.made_objects import MadeObjects, refusal
+from thunder_norm.subclass.backward.recipes import NotMakeableError, Recipe, holds_proxies
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.guarding import guards
-from thunder_norm.tracing.guarding.bindable import bindable, guard, guard_arguments
+from thunder_norm.tracing.guarding.bindable import guard, guard_arguments
 from thunder_norm.tracing.provenances import provenance_of, walked
 from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder.core.interpreter import PseudoInst, WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, tracectx
+from thunder.core.trace import TraceCtx
 
 
 class _Mark(enum.Enum):
@@ -75,6 +77,18 @@ def known_before() -> Container[int]:
     return set() if effects is None else effects.made.known
 
 
+def note_read(*functions: Any, may_change: bool = False) -> None:
+    """Have the trace serve calls in which functions that run as they are, uninterpreted, find what they find now.
+
+    Args:
+        functions: and classes, whose methods run.
+        may_change: whether they themselves may change it meanwhile, and it makes no difference then: what a class counts in its dispatch.
+    """
+    effects = _current.get()
+    if effects is not None:
+        effects.note_read(functions, may_change)
+
+
 def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process: Callable[[], None]) -> None:
     """Write what the program has kept into the epilogue, and take it out of the user's objects; `process` is Thunder's part."""
     effects = _current.get()
@@ -106,7 +120,11 @@ def _result(effects: SideEffects | None, wrapped: WrappedValue, find: Callable[[
     value = wrapped.value
     is_given = hasattr(wrapped, "anyproxy") or should_register_for_prologue(wrapped.provenance)
     if effects is not None and not is_given:
-        if effects.made.is_handed_out(value):
+        holds_shared = effects.made.holds_shared(value)
+        if type(value) is tuple and holds_shared and not effects.made.is_shared(value):
+            items = zip(value, wrapped.item_wrappers, strict=True)
+            return tuple([v if w is None else _result(effects, w, find, epilogue) for v, w in items])
+        if holds_shared or effects.made.is_handed_out(value):
             effects.made.note_arguments(wrapped)
             return _made(effects, value, epilogue)
         if type(value) in (dict, list, tuple):  # Thunder knows nothing of the items of a dict that is written as ``{...}``
@@ -156,6 +174,7 @@ class SideEffects:
         self.before = Reachable((fn, args, kwargs))
         self.made = MadeObjects(set(self.before.known), lambda: self._of_function)
         self.acquisition: Acquisition | None = None  # once the program has been acquired
+        self._read: dict[tuple, tuple[Place, bool]] = {}  # by whose they are: what code that is not interpreted may read
         self._with_attributes: set[int] = set()
         self._given_attributes: set[str] = set()  # whose are in the epilogue
         self._plain_attributes: dict[str, tensor_attributes.SetAttributes] = {}
@@ -168,6 +187,33 @@ class SideEffects:
     @functools.cached_property
     def _of_arguments(self) -> set[int]:
         return set(Reachable(self.arguments, follows_code=False).known)
+
+    def note_read(self, functions: Iterable[Any], may_change: bool) -> None:
+        """See `note_read`: what the program has made itself is what it makes of what is guarded."""
+        before = self.before
+        for place in Reachable(functions).places:
+            is_global = isinstance(place.owner, type | FunctionType) and place.cell is None
+            is_there = id(place.owner) in before.known or is_global or id(place.cell) in before.cells
+            if is_there and not place.is_of_others:
+                names = tuple(place.held) if isinstance(place.held, dict) else ()
+                self._read.setdefault((id(place.owner), id(place.cell), names), (place, may_change))
+
+    def _guard_read(self, ctx: Any) -> None:
+        """Have the prologue look at what was read; where the program has changed some of it since, the trace is for one call."""
+        always: list[tuple[Place, Any]] = []
+        for place, may_change in self._read.values():
+            is_code = isinstance(place.owner, type | FunctionType)
+            of = type if self._is_of_argument(place.owner) and not is_code else id
+            expected, at, way = _kind(place.held, of), place.at, self._ways.get(id(place.owner))
+            if _kind(place.read(), of) != expected or (of is type and (at is None or way is None)):
+                if not may_change:
+                    guards.use_for_one_call()
+            elif of is type:
+                guard_arguments(ctx, functools.partial(_is_read_at, at, way, expected))
+            else:
+                always.append((place, expected))
+        if always:
+            guard_arguments(ctx, lambda *_: all(_kind(place.read()) == expected for place, expected in always))
 
     def undo(self) -> None:
         """Let all places hold what they held."""
@@ -204,6 +250,7 @@ class SideEffects:
         for place in self.before.places:
             if place.is_changed:
                 self._write_place(ctx, epilogue, acquisition, place)
+        self._guard_read(ctx)
         self._plain_attributes = tensor_attributes.those_set(ctx)
         for name, of_tensor in [*self._plain_attributes.items()]:
             if of_tensor.real is not None:
@@ -328,13 +375,8 @@ class SideEffects:
             for name, p in tensors.items()
             if acquisition is not None and p is not owner
         }
-        names = list(recipe.arguments)
-
-        def keep(*given: Any) -> None:
-            put(make(Call({n: kept_of[n](v) if n in kept_of else v for n, v in zip(names, given, strict=True)})))
-
-        with tracectx(epilogue):
-            epilogue.bound_symbols.append(bindable(NAME, keep)(*recipe.arguments.values(), output=None))
+        is_plain = not is_of_argument and any(is_kept_plainly(acquisition, p) for p in tensors.values())
+        self.made.bind(epilogue, NAME, recipe, lambda call: put(make(call)), None, kept_of, is_plain=is_plain)
 
 
 def _setter(module: torch.nn.Module, name: str) -> Callable[[list], None]:
@@ -349,6 +391,10 @@ class _Same:
     """What is held at a place already, under a key or at a position."""
 
     key: Any
+
+
+def _is_read_at(at: Callable[[Any], Place], way: tuple[tuple[str, Any], ...], expected: Any, args: tuple, kwargs: dict) -> bool:
+    return _kind(at(walked(way, args, kwargs)).read(), type) == expected
 
 
 def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:

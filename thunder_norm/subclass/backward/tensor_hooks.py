@@ -20,7 +20,7 @@ from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.backward import side_effects
 from thunder_norm.subclass.backward.hooks_of_backward import Hook, HookOfBackward, example, watching
-from thunder_norm.subclass.backward.made_objects import Call, NotMakeableError, OfEachCall, Recipe, Step, holds_proxies
+from thunder_norm.subclass.backward.recipes import Call, NotMakeableError, OfEachCall, Recipe, Step, holds_proxies
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
@@ -187,8 +187,8 @@ def _on_input(acquisition: Acquisition, fn: Callable, obj: WrappedValue, real: t
     return None if fn is _RETAIN else handle
 
 
-class _HookRecipe(Recipe):
-    """How to make a hook: functions that the program defines have variables of their own in each call.
+class FunctionRecipe(Recipe):
+    """How to make a hook, or another function for torch to call: those that the program defines have variables of their own in each call.
 
     Args:
         shares: whether a container of the program's may be another one to the hook.
@@ -216,7 +216,7 @@ _CONTAINERS = (dict, list, set, collections.deque)
 
 def _made(fn: Callable, hooks: tuple[Any, ...], *, shares: bool) -> tuple[dict[str, Proxy], Step]:
     """The proxies that hooks hold, and what makes these hooks of the values of those."""
-    recipe = _HookRecipe(shares=shares)
+    recipe = FunctionRecipe(shares=shares)
     try:
         step = recipe.of(hooks)
     except NotMakeableError as e:
@@ -268,6 +268,7 @@ def _on_computed(acquisition: Acquisition, fn: Callable, proxy: TensorProxy, *ho
         acquisition.retained.append((fake, location_of_user()))
         return None
     held, make = _made(fn, hooks, shares=True)
+    side_effects.note_read(*hooks)
     (hook,) = make(Call({name: acquisition.to_fake(p) for name, p in held.items()}))
     run = watching(hook, location_of_user())
     with torch._C.DisableTorchFunctionSubclass():

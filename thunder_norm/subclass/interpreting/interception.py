@@ -138,6 +138,7 @@ class Interpreting(Watching):
         try:
             acquisition.fakes.check_foreign(x)
             if is_wrapper(x):
+                side_effects.note_read(type(x), may_change=True)
                 make = fully_sharded.gathered if id(x) in acquisition.fully_sharded else interpret.proxy_for_input
                 return make(acquisition, x, name, history)
             if self.opaque == "run" and opaque_objects.is_opaque(x):

@@ -17,7 +17,7 @@ from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquiring import values
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import value_of
-from thunder_norm.subclass.backward import users_attributes
+from thunder_norm.subclass.backward import side_effects, users_attributes
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_of_wrappers, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.interpreting import jagged_makers, opaque_lookasides, random_generators, reading, set_attributes
@@ -114,7 +114,10 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
     if fn in values.TEXTS and _has_wrapper(args, kwargs):
         return functools.partial(_refuse_text, acquisition)
     if isinstance(fn, type):
-        return operation_of(acquisition, fn) if is_wrapper_class(fn) else None
+        if not is_wrapper_class(fn):
+            return None
+        side_effects.note_read(fn, may_change=True)
+        return operation_of(acquisition, fn)
     if fn is importlib.util.find_spec:  # asked to choose kernels; interpreting Python's import system takes half a minute
         return interpreter_needs_wrap(fn)
     if getattr(fn, "__module__", "") == "torch.distributed.tensor._api" and fn in _torch_to_thunder_function_map:
@@ -268,6 +271,8 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
     if acquisition.is_followed(values):
         acquisition.differentiate()
+
+    side_effects.note_read(apply.__self__, [v for v in values if callable(v)])
 
     def run(*inputs: Any, **options: Any) -> Any:
         with blaming_hidden_tensors(apply.__self__, (inputs, options)):

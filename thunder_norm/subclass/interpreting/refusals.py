@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.backward.made_objects import holds_proxies
+from thunder_norm.subclass.backward.recipes import holds_proxies
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of, instead_of_named
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper

@@ -428,16 +428,32 @@ def use_for_one_call() -> None:
 
 def has_changed_array() -> bool:
     """Whether a numpy array is another after the acquisition than when the program read it: C code writes into the user's own."""
+    return any(not is_same(array) for _, array, is_same in _arrays())
+
+
+def arrays_that_were_there() -> list[np.ndarray]:
+    """The numpy arrays that the program has read, and that were there before the call."""
+    return [array for _, array, _ in _arrays()]
+
+
+def let_change(arrays: Iterable[np.ndarray]) -> None:
+    """Have later calls take arrays with other numbers, in the same shape and dtype, for the same."""
+    guards, ids = _current.get(), {id(array) for array in arrays}
+    if guards is not None and ids:
+        for key, array, _ in list(_arrays()):
+            if id(array) in ids:
+                guards.conditions[key] = snapshots.array_like(array)
+
+
+def _arrays() -> Iterator[tuple[tuple[Path, str, Any], np.ndarray, Callable[[Any], bool]]]:
+    """What is guarded of numpy arrays: the key of the condition, the array, and whether it is the same."""
     guards = _current.get()
     if guards is None:
-        return False
-    looked_at = [(path, is_same) for (path, kind, _), is_same in guards.conditions.items() if kind == "same"]
+        return
     ways = Ways(guards.roots)
-    return any(snapshots.is_of_array(is_same) and _is_other_array(ways.end(path), is_same) for path, is_same in looked_at)
-
-
-def _is_other_array(found: Any, is_same: Callable[[Any], bool]) -> bool:
-    return isinstance(found, np.ndarray) and not is_same(found)
+    for key, is_same in guards.conditions.items():
+        if key[1] == "same" and snapshots.is_of_array(is_same) and isinstance(found := ways.end(key[0]), np.ndarray):
+            yield key, found, is_same
 
 
 def check_in_prologue(ctx: Any, check: Callable) -> None:

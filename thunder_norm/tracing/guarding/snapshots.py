@@ -94,6 +94,11 @@ def same_as(value: Any) -> Callable[[Any], bool]:
     return functools.partial(_is, value)
 
 
+def array_like(array: np.ndarray) -> Callable[[Any], bool]:
+    """A function that says whether a value is an array of the class, shape and dtype of another."""
+    return functools.partial(_is_an_array_like, type(array), array.shape, array.dtype)
+
+
 def is_of_array(is_same: Any) -> bool:
     """Whether a function that `same_as` has made is about a numpy array, or one of its numbers."""
     return isinstance(is_same, functools.partial) and is_same.func in (_has_bytes, _has_objects)
@@ -105,6 +110,10 @@ def _is(then: Any, now: Any) -> bool:
 
 def _is_a_tensor_like(kind: type, shape: torch.Size, dtype: torch.dtype, now: Any) -> bool:
     return type(now) is kind and now.shape == shape and now.dtype == dtype
+
+
+def _is_an_array_like(kind: type, shape: tuple[int, ...], dtype: np.dtype, now: Any) -> bool:
+    return type(now) is kind and now.shape == shape and now.dtype == dtype and now.flags.writeable
 
 
 def _is_equal(kind: type, then: Any, now: Any) -> bool:

@@ -20,6 +20,7 @@ Path = tuple[tuple[str, Any], ...]
 LEFT_OUT = object()
 GONE = object()
 _KEY = "_thunder_norm_key"  # of the provenance of an item
+MEMORY = "_thunder_norm_memory"  # no attribute, but the tensor in the memory of an array, where no way goes on
 _KEYS = (str, int)
 # of dicts alone: another that is equal finds the same item
 _KEYS_OF_DICTS = (
@@ -44,7 +45,8 @@ def path_of(record: ProvenanceRecord) -> Path | None:
         if len(inputs) != 2:
             return None
         if inputs[1].inst is _CONSTANT and type(key := inputs[1].value) in _KEYS:
-            pass
+            if key is MEMORY:
+                return None
         elif (key := getattr(record, _KEY, LEFT_OUT)) is LEFT_OUT:
             return None
         steps.append(("attribute" if inst is _ATTRIBUTE else "item", key))

@@ -20,7 +20,7 @@ from thunder_norm.tracing.provenances import is_parameter_of_module, member_of_m
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
 from thunder_norm.tracing.python import callbacks, conversions, derived, patterns, special_methods
 from thunder_norm.tracing.python import constructors as constructors_of_python
-from thunder_norm.tracing.shared_memory import aliases, replaced_memory
+from thunder_norm.tracing.shared_memory import aliases, arrays, replaced_memory
 from thunder_norm.tracing.torch_functions import (
     autocast,
     cached_calls,
@@ -106,6 +106,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or conversions.lookaside(fn, args, kwargs)
             or patterns.lookaside(fn, args)
             or special_methods.lookaside(fn, args, kwargs)
+            or arrays.lookaside(fn, args, kwargs)
             or constructors.lookaside(fn, args, kwargs)
             or constructors_of_python.lookaside(fn)
             or torch_arguments.lookaside(fn, args, kwargs)
@@ -121,9 +122,10 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         about_python = about_python or modules.making(fn, args, kwargs)
         if about_python is replaced_memory.data_assigned:
             return asked.giving_memory(about_python)
-        return about_python or named_results.with_fields(
+        found = about_python or named_results.with_fields(
             derived.as_torch_reads(asked.lookaside(fn, args, kwargs), fn, args, kwargs), fn
         )
+        return arrays.following(found, fn, args)
     if is_inside:
         return (
             packed_sequences.lookaside(fn, args)
@@ -143,16 +145,23 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
 def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     """What the program writes into objects is only known, and the epilogue still open, at this place."""
     asked = leader()
-    if asked is not None:  # what it computes has other names than what it is given
-        epilogue.names |= ctx.computation_trace.names
+    if asked is not None:
+        _name_once(ctx, epilogue)
     process = functools.partial(_original_process if asked is None else _processed, ctx, epilogue)
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     if asked is not None:
         own_changes.let_be(ctx, guards.roots())
-        epilogue.names |= ctx.computation_trace.names  # what stands for the owner of an attribute by now
+        arrays.check(ctx.computation_trace)
+        epilogue.names = set(ctx.computation_trace.names)
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
     if has_part():
         drop_names_of_operations(ctx.computation_trace, ctx._proxy_swapmap)
+
+
+def _name_once(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
+    """What the program computes has other names than what it is given and makes, whichever of the two is named first."""
+    ctx.computation_trace.names |= epilogue.names
+    epilogue.names = ctx.computation_trace.names
 
 
 def _processed(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
@@ -161,8 +170,10 @@ def _processed(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     Raises:
         UnsupportedOpError: the program gives modules other members, which a finished trace does not do.
     """
+    epilogue.names = set(epilogue.names)  # Thunder adds names to it that the program has by then
     try:
         _original_process(ctx, epilogue)
+        _name_once(ctx, epilogue)
     except NotImplementedError as e:
         if not str(e).startswith("Modifications of"):
             raise

@@ -29,7 +29,7 @@ from thunder_norm.tracing.hooks.participants import (
     with_leader,
 )
 from thunder_norm.tracing.hooks.replaced import replaces
-from thunder_norm.tracing.shared_memory import aliases, replaced_memory, tied_inputs, views_of_results
+from thunder_norm.tracing.shared_memory import aliases, arrays, replaced_memory, tied_inputs, views_of_results
 from thunder_norm.tracing.torch_functions import autocast, contexts, modules
 from thunder_norm.tracing.torch_functions.random_numbers import keep_draws
 from thunder_norm.tracing.undefined_gradients import leave_undefined
@@ -112,6 +112,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         stack.enter_context(asked.surrounding(fn, args, kwargs))
         stack.enter_context(aliases.noted())
         stack.enter_context(replaced_memory.noted())
+        stack.enter_context(arrays.noted())
         try:
             found = _original_acquire(fn, args, kwargs, **options)
         except NotImplementedError as e:
@@ -132,7 +133,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
             raise _Again
         if with_own_methods:
             found.prologue_trace = stored_reads.reading_stored(found.prologue_trace, fn, args, kwargs)
-        found.prologue_trace = modules.asking_users(found.prologue_trace)
+        found.prologue_trace = modules.asking_users(arrays.reading_memory(found.prologue_trace))
         found.computation_trace = replaced_memory.resolved(views_of_results.contiguous_where_written(found.computation_trace))
         replaced_memory.guard(found.prologue_trace, found.computation_trace)
         if asked.has_plain_inputs():
