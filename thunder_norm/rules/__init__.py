@@ -9,7 +9,7 @@ Within one operation the rule registered first is tried first, hence the fixed o
 
 # isort: off
 from thunder_norm.rules.layout import untouched
-from thunder_norm.rules.linear_algebra import linear, einsum, grouped, conv, embedding
+from thunder_norm.rules.linear_algebra import linear, einsum, grouped, conv, embedding, constant_systems
 from thunder_norm.rules.layers import attention, softmax, normalization
 from thunder_norm.rules.linear_algebra import summed_products
 from thunder_norm.rules.written_out import (
@@ -76,6 +76,7 @@ __all__ = [
     "combining",
     "complex_exponentials",
     "complex_numbers",
+    "constant_systems",
     "conv",
     "derivatives",
     "determinants",
