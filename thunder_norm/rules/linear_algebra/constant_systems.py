@@ -52,10 +52,7 @@ def _in_norm_dtype(t: torch.Tensor) -> torch.Tensor:
     return run_real(torch.Tensor.to, (t, NORM_DTYPE), {})
 
 
-_KEYS = {"allow_plain_tensors": "constant"}
-
-
-@normed_op(torch.linalg.solve_triangular).register_norm(when=_is_constant("A"), **_KEYS)
+@normed_op(torch.linalg.solve_triangular).register_norm(when=_is_constant("A"), allow_plain_tensors="constant")
 def solve_triangular(
     A: torch.Tensor,  # noqa: N803
     B: RMSTensor,  # noqa: N803
@@ -76,7 +73,7 @@ def solve_triangular(
     return _product(inverse, B, -2 if left else -1)
 
 
-@normed_op(torch.linalg.solve).register_norm(when=_is_constant("A"), **_KEYS)
+@normed_op(torch.linalg.solve).register_norm(when=_is_constant("A"), allow_plain_tensors="constant")
 def solve(A: torch.Tensor, B: RMSTensor, *, left: bool = True) -> RMSTensor:  # noqa: N803
     """X with ``A X = B``, or ``X A = B``, A a constant and M its inverse; B matrices or vectors, as torch has it.
 
@@ -89,7 +86,7 @@ def solve(A: torch.Tensor, B: RMSTensor, *, left: bool = True) -> RMSTensor:  # 
     return _product(inverse, B, -1 if is_vector or not left else -2, is_vector)
 
 
-@normed_op(torch.cholesky_solve).register_norm(when=_is_constant("L"), **_KEYS)
+@normed_op(torch.cholesky_solve).register_norm(when=_is_constant("L"), allow_plain_tensors="constant")
 def cholesky_solve(B: RMSTensor, L: torch.Tensor, upper: bool = False) -> RMSTensor:  # noqa: N803
     """X with ``L L^T X = B``, L a constant and M the inverse of ``L L^T``.
 
@@ -100,7 +97,7 @@ def cholesky_solve(B: RMSTensor, L: torch.Tensor, upper: bool = False) -> RMSTen
     return _product(run_real(torch.cholesky_solve, (_identity(factor), factor, upper), {}), B, -2)
 
 
-@normed_op(torch.linalg.lu_solve).register_norm(when=_is_constant("LU"), **_KEYS)
+@normed_op(torch.linalg.lu_solve).register_norm(when=_is_constant("LU"), allow_plain_tensors="constant")
 def lu_solve(
     LU: torch.Tensor,  # noqa: N803
     pivots: torch.Tensor,
