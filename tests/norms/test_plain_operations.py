@@ -11,6 +11,7 @@ from tests.seeds import seeded
 from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map, norm_report, normed, sensitivities, with_perturbation
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
+from thunder_norm.norms.lifts import traced_lifting
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -222,3 +223,19 @@ def test_an_argument_beside_measured_parameters_has_its_norm():
     module = nn.Linear(6, 3)
     found = normed(thunder.jit(module, transforms=[NormTransform()]))(torch.randn(4, 6))
     assert isinstance(found, RMSTensor)
+
+
+def test_a_refusal_is_found_once(monkeypatch):
+    """Each step of a chain asks for its source in several kinds: what is refused of that is asked for no more."""
+    calls = []
+    found = traced_lifting.derived_norm
+    monkeypatch.setattr(traced_lifting, "derived_norm", lambda *args: (calls.append(args), found(*args))[1])
+
+    def chain(x, w):
+        for _ in range(6):
+            w = (w / w.abs().sum()).clamp(-1, 1)
+        return F.linear(x, w)
+
+    with pytest.raises(ThunderNormError, match="div"):
+        build_norm_map(Used(chain, 8, 8), torch.randn(2, 8), parameters="unit")(RMSTensor(1.0))
+    assert 0 < len(calls) < 300

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.core import conversions
+from thunder_norm.core import by_data, conversions
 from thunder_norm.core.kinds import LinfTensor
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor
@@ -45,6 +45,7 @@ class TracedLifting(Lifting):
         self._model = model
         self._members: dict[int, tuple[str, str]] | None = None  # the model's, by the identity of tensors
         self.lifted: dict[tuple, NormedTensor] = {}
+        self._refused: dict[tuple, NormMismatchError | MissingNormRuleError] = {}  # of tensors made from parameters
         self._acquisition = acquisition
         self._writes = acquisition.writes
         self._plain_ranges = PlainRanges(acquisition, self._writes)
@@ -197,9 +198,27 @@ class TracedLifting(Lifting):
         found = self.lifted.get(key)
         found = recorder.lifts.get(key) if found is None else found
         if found is None:
-            found = recorder.lifts[key] = self._new_lift(recorder, t, kind, dims)
+            found = recorder.lifts[key] = self._lift_once(key, recorder, t, kind, dims)
             found._is_leaf_value = True
         return found
+
+    def _lift_once(
+        self, key: tuple, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]
+    ) -> NormedTensor:
+        """A new lift; one that was refused is refused again without asking the rules, which each way of making a tensor would.
+
+        Raises:
+            NormMismatchError, MissingNormRuleError: the rules of what made it say so.
+        """
+        key = (*key, by_data.is_allowed())
+        if key in self._refused:
+            raise self._refused[key].with_traceback(None)
+        try:
+            return self._new_lift(recorder, t, kind, dims)
+        except (NormMismatchError, MissingNormRuleError) as e:
+            if id(t) in self.derived:
+                self._refused[key] = e
+            raise
 
     def _new_lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         size = self.size_of(t)
