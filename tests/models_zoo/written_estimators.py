@@ -36,6 +36,8 @@ class VQVAE(nn.Module):
 class MaskedConv2d(nn.Conv2d):
     """A convolution that sees what comes before, in rows: its weight is masked in each call."""
 
+    mask: torch.Tensor
+
     def __init__(self, *sizes: int, sees_itself: bool, **options: int):
         super().__init__(*sizes, **options)
         mask = torch.ones_like(self.weight)
