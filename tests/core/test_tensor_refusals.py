@@ -118,3 +118,28 @@ def test_normed_tensors_do_not_nest():
 def test_all_refusals_are_errors_of_ours():
     assert issubclass(NormMismatchError, ThunderNormError) and issubclass(NormMismatchError, ValueError)
     assert issubclass(UnsupportedOpError, ThunderNormError)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda x: x.numpy(), lambda x: x.tolist(), lambda x: np.asarray(x), lambda x: np.sin(x), lambda x: x.detach().cpu().numpy()],
+)
+def test_numbers_are_not_handed_to_python(read):
+    with pytest.raises(UnsupportedOpError, match="of a NormedTensor") as error:
+        read(RMSTensor.of(torch.randn(3, 4)))
+    assert "instead" in str(error.value)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_program_may_ask_whether_tensors_are_equal_or_close(first):
+    """As it may compare them: torch's answers, for normed tensors and plain ones."""
+    x = torch.tensor([[1.0, float("nan"), 3.0]])
+    for y in (x.clone(), x + 1e-7, x + 1.0, torch.ones(2), x.nan_to_num()):
+        a, b = (RMSTensor(9.0, backing=x), y) if first else (x, RMSTensor(9.0, backing=y))
+        assert torch.equal(a, b) == torch.equal(x, y)
+        if x.shape == y.shape:
+            for options in ({}, {"equal_nan": True}, {"atol": 1e-3, "rtol": 0.0, "equal_nan": True}):
+                assert torch.allclose(a, b, **options) == torch.allclose(x, y, **options)
+                assert torch.equal(torch.isclose(a, b, **options), torch.isclose(x, y, **options))
+    z = x.nan_to_num()
+    assert torch.equal(RMSTensor.of(z), RMSTensor.of(z)) and RMSTensor.of(z).equal(z) and RMSTensor.of(z).allclose(z)

@@ -7,6 +7,7 @@ from . import (
     vision_libraries,
     written,
     written_after_papers,
+    written_estimators,
     written_more,
 )
 from .case import MODELS, Built, Model, built
@@ -22,5 +23,6 @@ __all__ = [
     "vision_libraries",
     "written",
     "written_after_papers",
+    "written_estimators",
     "written_more",
 ]

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map, norm_report, sensitivities, with_perturbation
+from thunder_norm import RMSTensor, RMSToRMSTensor, build_norm_map, norm_report, normed, sensitivities, with_perturbation
 from thunder_norm.errors import MissingNormRuleError, ThunderNormError, UnsupportedOpError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
+from thunder_norm.norms.lifts import traced_lifting
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -184,3 +185,57 @@ def test_a_function_written_in_python_meets_parameters_and_plain_inputs():
     assert set(report.parameters) == {name for name, _ in m.named_parameters()}
     assert all(0 < r.sensitivity < float("inf") for r in report.parameters.values())
     assert all(r.actual <= r.norm_size * (1 + 1e-5) for r in report.rows)
+
+
+class Scaled(nn.Module):
+    """A weight over a number that buffers and it make, as spectral_norm has it; over the modulus of a parameter in the next layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.register_buffer("u", nn.functional.normalize(torch.randn(5), dim=0))
+        self.register_buffer("v", nn.functional.normalize(torch.randn(6), dim=0))
+
+    def forward(self, x):
+        u, v = self.u.clone(), self.v.clone()
+        sigma = torch.dot(u, torch.mv(self.first.weight, v))
+        return F.linear(
+            F.relu(F.linear(x, self.first.weight / sigma, self.first.bias)),
+            self.last.weight / (self.last.bias.abs().sum() * u[0]),
+        )
+
+
+@pytest.mark.parametrize("spelling", ["by hand", "torch"])
+def test_what_buffers_and_measured_parameters_make_is_measured(spelling):
+    """It divides: no norm of a matrix keeps ``u^T W v`` away from 0, but it is a number here."""
+    torch.manual_seed(seeded(0))
+    module = Scaled() if spelling == "by hand" else nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)).eval()
+    x = torch.randn(4, 6)
+    found = normed(thunder.jit(module, transforms=[NormTransform()]))(RMSTensor.of(x))
+    with torch.no_grad():
+        expected = module(RMSTensor.of(x))  # what is made without x is made plainly there
+    torch.testing.assert_close(found.backing, module(x))
+    torch.testing.assert_close(found.norm_size, expected.norm_size)
+
+
+def test_an_argument_beside_measured_parameters_has_its_norm():
+    """It is an input, whatever the parameters are: the result has a norm."""
+    module = nn.Linear(6, 3)
+    found = normed(thunder.jit(module, transforms=[NormTransform()]))(torch.randn(4, 6))
+    assert isinstance(found, RMSTensor)
+
+
+def test_a_refusal_is_found_once(monkeypatch):
+    """Each step of a chain asks for its source in several kinds: what is refused of that is asked for no more."""
+    calls = []
+    found = traced_lifting.derived_norm
+    monkeypatch.setattr(traced_lifting, "derived_norm", lambda *args: (calls.append(args), found(*args))[1])
+
+    def chain(x, w):
+        for _ in range(6):
+            w = (w / w.abs().sum()).clamp(-1, 1)
+        return F.linear(x, w)
+
+    with pytest.raises(ThunderNormError, match="div"):
+        build_norm_map(Used(chain, 8, 8), torch.randn(2, 8), parameters="unit")(RMSTensor(1.0))
+    assert 0 < len(calls) < 300

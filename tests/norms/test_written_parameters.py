@@ -230,12 +230,87 @@ def test_what_is_not_followed_is_refused(name, x):
             REFUSED[name](m)
         return x @ m.w
 
-    for run in (
-        lambda: normed(jit(Net(program), "unit"))(RMSTensor.of(x)),
-        lambda: build_norm_map(Net(program), x, parameters="unit"),
-    ):
+    calls = [lambda: normed(jit(Net(program), "unit"))(RMSTensor.of(x))]
+    if name not in ("a parameter", "a row of one"):  # which a norm map follows, as it leaves the parameter what it was
+        calls.append(lambda: build_norm_map(Net(program), x, parameters="unit"))
+    for run in calls:
         with pytest.raises(UnsupportedOpError, match="in-place"):
             run()(RMSTensor.of(x))
+
+
+def masked_data(m, x):
+    m.w.data *= MASK
+    return F.linear(x, m.w)
+
+
+def moving_average(m, x):
+    with torch.no_grad():
+        m.b.mul_(0.9).add_(m.w[0], alpha=0.1)
+    return F.linear(x, m.w, m.b)
+
+
+def clipped_row(m, x):
+    before = F.linear(x, m.w)
+    with torch.no_grad():
+        m.w[1].clamp_(-0.1, 0.1)
+    return before + F.linear(x, m.w)
+
+
+def written_back(m, x):
+    m.w.data.copy_(m.w.data.t() * 2)
+    return F.linear(x, m.w)
+
+
+MASK = torch.tril(torch.ones(6, 6))
+# what the program computes by parameters as they are before and after
+OF_PARAMETERS = {
+    masked_data: lambda m, x: F.linear(x, m.w * MASK),
+    moving_average: lambda m, x: F.linear(x, m.w, m.b * 0.9 + 0.1 * m.w[0]),
+    clipped_row: lambda m, x: F.linear(x, m.w) + F.linear(x, torch.cat([m.w[:1], m.w[1:2].clamp(-0.1, 0.1), m.w[2:]])),
+    written_back: lambda m, x: F.linear(x, m.w.t() * 2),
+}
+
+
+@pytest.mark.parametrize("program", OF_PARAMETERS)
+def test_traces_write_parameters_themselves(program, x):
+    """Each call of measured parameters writes them as eager mode does (a masked convolution, the average of a teacher), and measures them anew."""
+    traced, eager = Net(program), Net(program)
+    call = normed(jit(traced))
+    for _ in range(2):
+        with torch.no_grad():
+            found = call(RMSTensor.of(x))
+            expected = eager(RMSTensor.of(x))
+        torch.testing.assert_close(found.backing, expected.backing)
+        torch.testing.assert_close(found.norm_size, expected.norm_size)
+        assert actual_norm(found) <= found.norm_size * (1 + 1e-5)
+        for name, p in eager.named_parameters():
+            torch.testing.assert_close(getattr(traced, name), p)
+
+
+def test_a_row_written_after_the_whole_was_used_is_refused_in_norm_maps(x):
+    with pytest.raises(UnsupportedOpError, match="in-place"):
+        build_norm_map(Net(clipped_row), x, parameters="unit")(RMSTensor(1.0))
+
+
+@pytest.mark.parametrize("program", [p for p in OF_PARAMETERS if p is not clipped_row])
+def test_norm_maps_of_written_parameters_leave_them(program, x):
+    """The norm is at least that of all within unit norms that were tried, and no larger than what is said of the same out of place."""
+    model = Net(program)
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    found, other = (build_norm_map(Net(f), x, parameters="unit")(RMSTensor(1.0)) for f in (program, OF_PARAMETERS[program]))
+    assert found.norm_size <= other.norm_size * (1 + 1e-5) or program is written_back
+    compute = build_norm_map(model, x, parameters="unit")
+    torch.testing.assert_close(compute(RMSTensor(1.0)).norm_size, compute(RMSTensor(1.0)).norm_size)
+    assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
+    generator = torch.Generator().manual_seed(seeded(3))
+    for _ in range(20):
+        tried = Net(program)
+        with torch.no_grad():
+            w = torch.randn(6, 6, generator=generator)
+            tried.w.copy_(w / RMSToRMSTensor.of(w).norm_size)
+            tried.b.copy_(F.normalize(torch.randn(6, generator=generator), dim=0) * 6**0.5)
+            data = F.normalize(torch.randn(3, 6, generator=generator)) * 6**0.5
+            assert tried(data).square().mean(-1).sqrt().max() <= found.norm_size * (1 + 1e-5)
 
 
 def test_parameters_written_into_what_others_look_at_are_not_lost(x):

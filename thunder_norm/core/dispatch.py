@@ -29,7 +29,7 @@ from thunder_norm.core.local import at_data, away, from_data, is_from_data, is_w
 from thunder_norm.core.nonfinite import BEYOND_FLOATS, Followed, of_floats
 from thunder_norm.core.perturbations import Rest
 from thunder_norm.core.programs import program_of
-from thunder_norm.core.refused_calls import check_finalized, check_not_batched, missing_rule
+from thunder_norm.core.refused_calls import check_finalized, check_not_batched, missing_rule, reading_values
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, key_of
 from thunder_norm.core.results import attach, handing_on, normed_in, track_aliases
 from thunder_norm.core.running import Runner, run_by
@@ -63,6 +63,8 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
                 instead="leave the penalty out of the normed call; the norm itself is differentiated by y.norm_size.backward()",
             )
         )
+    if func in _READING:
+        raise reading_values(func)
     if func is torch.Tensor.where:
         func, args, kwargs = torch.where, _condition_first(*args, **kwargs), {}
     func = _DEFINED.get(func, func)
@@ -109,6 +111,7 @@ def _condition_first(input: Any, condition: Any, other: Any) -> tuple[Any, Any, 
 
 
 _DERIVATIVES = frozenset({torch.autograd.grad, torch.autograd.backward})
+_READING = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
 
 def run_registered(func: Callable, args: tuple, kwargs: dict) -> Any:

@@ -36,6 +36,18 @@ def check_finalized(func: Callable, args: tuple, kwargs: dict) -> None:
             )
 
 
+def reading_values(func: Callable) -> UnsupportedOpError:
+    """The error for what hands the numbers of a normed tensor to Python, where they have no norm."""
+    return UnsupportedOpError(
+        with_details(
+            f"{op_name(func)} of a NormedTensor",
+            at=current_environment().user_location(),
+            why="what a program makes of its numbers outside of torch has no norm, and moves as they do",
+            instead="operations of torch; comparisons of it and indices (x > 0, x.argmax()) are plain tensors, whose numbers may be read",
+        )
+    )
+
+
 def missing_rule(func: Callable, args: tuple, kwargs: dict, decomposition: str | None = None) -> MissingNormRuleError:
     """The error for an operation no registered rule fits, and why that of its ATen decomposition does not help."""
     op = find_op(key_of(func))

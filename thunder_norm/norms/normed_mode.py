@@ -29,7 +29,6 @@ from thunder_norm.norms.lifts.plain_operations import LiftingEnvironment, run_pl
 from thunder_norm.norms.lifts.recorder import NormRecorder
 from thunder_norm.norms.lifts.traced_lifting import TracedLifting
 from thunder_norm.norms.lifts.written_parameters import refused
-from thunder_norm.op_names import op_key
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import value_of
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
@@ -203,8 +202,7 @@ class NormAcquisition(Acquisition):
             return lambda: autograd_functions.apply(self, function, args, kwargs)
         is_mutation = registry.is_mutation(fn, {}) or fn is torch.Tensor.copy_
         target = args[0] if args else None
-        own = getattr(torch.Tensor, str(op_key(fn)), fn)  # of ``t -= x``
-        symbol = _torch_to_thunder_function_map.get(fn, _torch_to_thunder_function_map.get(own)) if is_mutation else None
+        symbol = written_proxies.thunder_symbol(fn) if is_mutation else None
         if symbol is not None and self._is_buffer(target):
             return buffer_proxies.write(self, self.lifting, symbol, fn, args, kwargs)
         if is_mutation:
@@ -212,7 +210,7 @@ class NormAcquisition(Acquisition):
         current = written_proxies.with_current(self, self.lifting.concerns, self._moves, fn, args, kwargs)
         if current is not None:
             return lambda: operations.call(self, fn, *current)
-        return written_proxies.write(self, lambda fake: id(fake) in self.lifting.derived, fn, args, kwargs)
+        return written_proxies.write(self, self.lifting, self.has_data, fn, args, kwargs)
 
     def _is_buffer(self, target: Any) -> bool:
         """Whether a proxy is a plain one with the memory of a buffer."""

@@ -9,7 +9,7 @@ Within one operation the rule registered first is tried first, hence the fixed o
 
 # isort: off
 from thunder_norm.rules.layout import untouched
-from thunder_norm.rules.linear_algebra import linear, einsum, grouped, conv, embedding
+from thunder_norm.rules.linear_algebra import linear, einsum, grouped, conv, embedding, constant_systems
 from thunder_norm.rules.layers import attention, softmax, normalization
 from thunder_norm.rules.linear_algebra import summed_products
 from thunder_norm.rules.written_out import (
@@ -30,7 +30,7 @@ from thunder_norm.rules.layout import strided, written_calls
 from thunder_norm.rules.known_ranges import partial_sums, ranges, ranges_of_activations
 from thunder_norm.rules.weighted import weighted_sums, weighted_places, largest_of_groups, shares_of_groups, weighted_means
 from thunder_norm.rules.quotients import over_larger, range_bounds
-from thunder_norm.rules.known_ranges import gamma_functions, symmetric_parts
+from thunder_norm.rules.known_ranges import gamma_functions, symmetric_parts, straight_through
 from thunder_norm.rules.written_out import divided_by_exponentials
 from thunder_norm.rules.linear_algebra import determinants, reflections
 from thunder_norm.rules.quotients import typical_quotients
@@ -76,6 +76,7 @@ __all__ = [
     "combining",
     "complex_exponentials",
     "complex_numbers",
+    "constant_systems",
     "conv",
     "derivatives",
     "determinants",
@@ -149,6 +150,7 @@ __all__ = [
     "softmax",
     "special",
     "steps",
+    "straight_through",
     "strided",
     "summed_products",
     "symmetric_parts",

@@ -19,7 +19,7 @@ An eager program computes lifts at once (`eager_lifting`), a trace has them writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -69,6 +69,7 @@ class Lifting:
         self._is_measured: dict[int, bool] = {}  # of tensors in `derived`
         self._ranges: dict[int, Range | None] = {}
         self._asked_for: set[int] = set()
+        self._of_buffers: dict[int, torch.Tensor] = {}  # what was made from buffers alone, by identity, kept alive
         self.unknown = Unknown()
         self.written = WrittenConstants()
 
@@ -128,6 +129,15 @@ class Lifting:
     def concerns(self, t: torch.Tensor) -> bool:
         """Whether a plain tensor is a floating parameter, or was made from parameters alone."""
         return id(t) in self.derived or self.is_parameter(t)
+
+    def is_of_buffers(self, t: torch.Tensor) -> bool:
+        """Whether a plain tensor is a buffer, or was made from buffers alone."""
+        return id(t) in self._of_buffers or self.name_of(t) is not None and not self.concerns(t)
+
+    def note_of_buffers(self, tensors: Sequence[torch.Tensor], result: Any) -> None:
+        """Note what an operation on plain tensors made, if these are all of buffers."""
+        if tensors and all(map(self.is_of_buffers, tensors)):
+            self._of_buffers.update({id(t): t for t in flat_tensors(result)})
 
     def stated(self, name: str, t: torch.Tensor) -> NormSpec | None:
         """The norm somebody stated for a parameter, or that was chosen because its uses disagree."""

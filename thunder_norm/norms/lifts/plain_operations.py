@@ -96,9 +96,12 @@ class LiftingEnvironment(context.Environment):
     def beside_others(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """An operation on parameters and others by its rule; a matrix times a constant, such as a mask, is plain, but remembered.
 
-        It stays what it was made from, whose kind the operation says that consumes it.
+        It stays what it was made from, whose kind the operation says that consumes it.  So is what is made of constants and of parameters
+        whose norms are those of their data (``weight / torch.dot(u, weight @ v)``, u and v buffers): the norm of the result is that of its own.
         """
         known, tensors = self.lifting, flat_tensors((args, kwargs))
+        if not registry.is_mutation(func, kwargs) and all(map(self._is_as_measured, tensors)):
+            return self.derive(func, args, kwargs)
         is_product = registry.key_of(func) == "mul" and not registry.is_mutation(func, kwargs)
         if not is_product or len(tensors) != 2 or len(args) != 2:
             return dispatch.run_registered(func, args, kwargs)
@@ -110,6 +113,13 @@ class LiftingEnvironment(context.Environment):
         lifted = self.lift(gain, LinfTensor, ())
         known.remember(func, tuple(lifted if t is gain else t for t in args), {}, result)
         return result
+
+    def _is_as_measured(self, t: torch.Tensor) -> bool:
+        """Whether it is plain, the model's own, and its norm that of its data and no argument of the program."""
+        known = self.lifting
+        if isinstance(t, NormedTensor) or t in known.unknown or not has_norm(t) or known.matters(t):
+            return False
+        return known.concerns(t) or known.is_of_buffers(t)
 
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         """Called after an operation that neither parameters alone nor NormedTensors take part in."""
@@ -294,6 +304,7 @@ def run_plainly(
     result = func(*args, **kwargs)
     environment.follow(func, args, kwargs, result)
     known = environment.lifting
+    known.note_of_buffers(tensors, result)
     if any(t in known.unknown or known.concerns(t) and known.matters(t) for t in tensors):
         known.unknown.add(func, (args, kwargs), result)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.core import conversions
+from thunder_norm.core import by_data, conversions
 from thunder_norm.core.kinds import LinfTensor
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor
@@ -23,6 +23,7 @@ from thunder_norm.norms.lifts.plain_ranges import PlainRanges
 from thunder_norm.norms.lifts.recorder import NormRecorder
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import member_of_module
@@ -44,6 +45,7 @@ class TracedLifting(Lifting):
         self._model = model
         self._members: dict[int, tuple[str, str]] | None = None  # the model's, by the identity of tensors
         self.lifted: dict[tuple, NormedTensor] = {}
+        self._refused: dict[tuple, NormMismatchError | MissingNormRuleError] = {}  # of tensors made from parameters
         self._acquisition = acquisition
         self._writes = acquisition.writes
         self._plain_ranges = PlainRanges(acquisition, self._writes)
@@ -149,6 +151,14 @@ class TracedLifting(Lifting):
             return True
         return p.name in self._made_by or self.is_parameter_proxy(p) and not self.is_measured(self._acquisition.fake_of(p))
 
+    def is_of_buffers(self, t: torch.Tensor) -> bool:
+        """As `Lifting` says, by the operations that the trace has."""
+        proxy = self._acquisition.fakes.proxy_of(t)
+        if proxy is None:
+            return super().is_of_buffers(t)
+        origins = [found and found[0] for found in map(self.member, _origins(proxy))]
+        return bool(origins) and all(table == "_buffers" for table in origins)
+
     def is_of_buffer(self, proxy: TensorProxy) -> bool:
         """Whether a proxy has the memory of a module's buffer."""
         return any(map(self.member, self._in_memory_of(proxy)))
@@ -188,9 +198,27 @@ class TracedLifting(Lifting):
         found = self.lifted.get(key)
         found = recorder.lifts.get(key) if found is None else found
         if found is None:
-            found = recorder.lifts[key] = self._new_lift(recorder, t, kind, dims)
+            found = recorder.lifts[key] = self._lift_once(key, recorder, t, kind, dims)
             found._is_leaf_value = True
         return found
+
+    def _lift_once(
+        self, key: tuple, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]
+    ) -> NormedTensor:
+        """A new lift; one that was refused is refused again without asking the rules, which each way of making a tensor would.
+
+        Raises:
+            NormMismatchError, MissingNormRuleError: the rules of what made it say so.
+        """
+        key = (*key, by_data.is_allowed())
+        if key in self._refused:
+            raise self._refused[key].with_traceback(None)
+        try:
+            return self._new_lift(recorder, t, kind, dims)
+        except (NormMismatchError, MissingNormRuleError) as e:
+            if id(t) in self.derived:
+                self._refused[key] = e
+            raise
 
     def _new_lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         size = self.size_of(t)
@@ -241,15 +269,10 @@ class TracedLifting(Lifting):
         proxy = self._acquisition.fakes.proxy_of(t)
         if proxy is None:
             return False
-        needed = {proxy.name: proxy}
-        for bsym in reversed(get_jit_ctx().computation_trace.bound_symbols):
-            if any(p.name in needed for p in bsym.flat_proxy_outs):
-                if bsym.sym is trace.FLATTEN:
-                    return True
-                for p in bsym.flat_proxy_outs:
-                    needed.pop(p.name, None)
-                needed |= {p.name: p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)}
-        given = [self._acquisition.fakes.real_input(p) for p in needed.values()]
+        origins = _origins(proxy)
+        if any(isinstance(p, SubclassProxy) for p in origins):
+            return True
+        given = [self._acquisition.fakes.real_input(p) for p in origins]
         return any(g is not None and g.is_meta for g in given)
 
     def _leaf(
@@ -261,6 +284,21 @@ class TracedLifting(Lifting):
             fakes = tuple(torch.empty((), dtype=r.dtype, device=r.device) for r in real)
         recorder.leaves.append((name, fakes, tuple(r.requires_grad for r in real)))
         return _fit(self.leaves.normed(name, t, own.kind, own.elem_dims, fakes), name, kind, dims)
+
+
+def _origins(proxy: TensorProxy) -> list[TensorProxy]:
+    """The tensors that no operation of the trace made, of which one was made in the end; of wrappers' insides the wrappers."""
+    needed, wrappers = {proxy.name: proxy}, []
+    for bsym in reversed(get_jit_ctx().computation_trace.bound_symbols):
+        if any(p.name in needed for p in bsym.flat_proxy_outs):
+            given = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
+            for p in bsym.flat_proxy_outs:
+                needed.pop(p.name, None)
+            if bsym.sym is trace.FLATTEN:
+                wrappers += given
+            else:
+                needed |= {p.name: p for p in given}
+    return [*needed.values(), *wrappers]
 
 
 def _fit(normed: NormedTensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:

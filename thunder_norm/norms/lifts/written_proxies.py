@@ -11,7 +11,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from thunder_norm.core import registry
 from thunder_norm.core.context import current_environment
 from thunder_norm.core.tensors import NormedTensor, has_norm
+from thunder_norm.norms.lifts.traced_lifting import TracedLifting
 from thunder_norm.norms.lifts.written_parameters import refused, sharing_memory, values_after, write_of
+from thunder_norm.op_names import op_key
 from thunder_norm.subclass.acquiring.acquisition import Acquisition, StandIn
 from thunder_norm.subclass.acquiring.fakes import num_made
 from thunder_norm.subclass.classes.proxy import SubclassProxy
@@ -25,6 +27,7 @@ from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
+from thunder.torch import _torch_to_thunder_function_map
 
 
 def with_current(
@@ -65,19 +68,40 @@ def with_current(
 
 
 def write(
-    acquisition: Acquisition, is_made_from_parameters: Callable[[torch.Tensor], bool], fn: Callable, args: tuple, kwargs: dict
-) -> Callable[[], TensorProxy] | None:
-    """What to do for an operation that writes into a tensor made from parameters, as `written_parameters` has it; None for all others."""
+    acquisition: Acquisition, lifting: TracedLifting, has_data: bool, fn: Callable, args: tuple, kwargs: dict
+) -> Callable[[], Any] | None:
+    """What to do for an operation that writes into a parameter, or into a tensor made from some, as `written_parameters` has it; None for all others.
+
+    A parameter itself is written where its norm is that of its data, by Thunder, which is measured again from then on.  Where there is no
+    data, in a norm map, a result stands for it as for others: its next call finds the parameter that it was given.
+
+    Args:
+        acquisition: the one at hand.
+        lifting: that of the trace.
+        has_data: whether the program is run on data.
+        fn: the operation.
+        args: its arguments, with proxies for tensors.
+        kwargs: its keyword arguments.
+    """
     found = write_of(fn, args, kwargs)
     target = args[0] if args else None
-    if found is None or not _is_plain(target) or not is_made_from_parameters(acquisition.fake_of(target)):
+    if found is None or not _is_plain(target) or not lifting.concerns(acquisition.fake_of(target)):
         return None
+    fake, fakes = acquisition.fake_of(target), acquisition.fakes
+    tensors = [fake, *sharing_memory(fake, [t for t, _ in fakes.pairs()])]
+    is_of_given = any(map(fakes.is_given, tensors))
+    if is_of_given and has_data:
+        symbol = thunder_symbol(fn)
+        others = [v for v in tree_flatten((args[1:], kwargs))[0] if isinstance(v, TensorProxy)]
+        are_measured = not any(map(lifting.matters, tensors)) and not any(
+            _is_normed(p) or _matters(lifting, acquisition, p) for p in others
+        )
+        if symbol is not None and are_measured and not any(p.name in acquisition.stand_ins for p in (target, *others)):
+            return lambda: symbol(*args, **kwargs)
 
     def written() -> TensorProxy:
-        fake, fakes = acquisition.fake_of(target), acquisition.fakes
-        tensors = [fake, *sharing_memory(fake, [t for t, _ in fakes.pairs()])]
         handles = [fakes.proxy_of(t) for t in tensors]
-        if any(map(fakes.is_given, tensors)):
+        if is_of_given and has_data:
             raise refused(
                 fn, fake, location_of_user(), "it shares its memory with a parameter, whose next call would find it changed"
             )
@@ -94,6 +118,16 @@ def write(
         return target
 
     return written
+
+
+def _matters(lifting: TracedLifting, acquisition: Acquisition, proxy: TensorProxy) -> bool:
+    return lifting.is_parameter_proxy(proxy) and lifting.matters(acquisition.fake_of(proxy))
+
+
+def thunder_symbol(fn: Callable) -> Callable | None:
+    """What Thunder has for an operation in place."""
+    own = getattr(torch.Tensor, str(op_key(fn)), fn)  # of ``t -= x``
+    return _torch_to_thunder_function_map.get(fn, _torch_to_thunder_function_map.get(own))
 
 
 def _position() -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.rules._facts import Filled, is_plain, with_fact
@@ -97,11 +98,34 @@ def _comparison(input: NormedTensor | torch.Tensor | Number, other: NormedTensor
     """
 
 
+def _closeness(
+    input: NormedTensor | torch.Tensor,
+    other: NormedTensor | torch.Tensor,
+    rtol: float = 1e-05,
+    atol: float = 1e-08,
+    equal_nan: bool = False,
+) -> None:
+    """As `_comparison`."""
+
+
 def _test(input: NormedTensor) -> None:
     """The plain tensor of bools: it has no norm."""
 
 
+@written_as(torch.equal)
+def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
+    """What a program decides by, as by ``(x == y).all()``."""
+    return input.shape == other.shape and bool((input == other).all())
+
+
+@written_as(torch.allclose)
+def allclose(input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+    """The same, by `torch.isclose`."""
+    return bool(torch.isclose(input, other, rtol, atol, equal_nan).all())
+
+
 for _op in (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and, torch.logical_or, torch.logical_xor):
     normed_op(_op).register_norm(_comparison, allow_plain_tensors="constant")
+normed_op(torch.isclose).register_norm(_closeness, allow_plain_tensors="constant")
 for _op in (torch.isnan, torch.isinf, torch.isfinite, torch.isposinf, torch.isneginf, torch.logical_not, torch.signbit):
     normed_op(_op).register_norm(_test)

@@ -168,7 +168,7 @@ def _bounding(x: Any, of: Any) -> Bounding | None:
 
 
 @dataclass(frozen=True, eq=False)
-class DetachedFrom:
+class DetachedFrom(OfEntries):
     """A fact: the same numbers as x, of which nothing is differentiated."""
 
     x: Source
