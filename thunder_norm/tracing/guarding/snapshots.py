@@ -65,7 +65,7 @@ def same_as(value: Any) -> Callable[[Any], bool]:
     what is in it.
     """
     kind = type(value)
-    if kind in (int, str, bool):
+    if kind in (int, str, bool, torch.Size):
         return functools.partial(_is_equal, kind, value)
     if kind in (float, complex):
         return functools.partial(_is_written_alike, kind, repr(value))
