@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, build_norm_map, normed
+from thunder_norm import NormedTensor, RMSTensor, build_norm_map, normed
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -174,3 +174,40 @@ def test_operator_norms_beside_wrappers_that_torchs_autograd_follows():
     want = torch.linalg.matrix_norm(weight, 2) * (6 / 4) ** 0.5
     (slope,) = torch.autograd.grad(want, weight)
     torch.testing.assert_close(m.weight.grad / m.weight.grad.norm(), (slope / slope.norm()).float())
+
+
+class _OfModule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, module):
+        return module(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+class _GivenItsModule(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return _OfModule.apply(x, self.inner)
+
+
+@pytest.mark.parametrize("of", [RMSTensor.of, lambda x: TwoTensor(x, x)], ids=["normed", "another wrapper"])
+def test_parameters_of_a_module_that_a_function_is_given_may_be_replaced(of):
+    torch.manual_seed(seeded(0))
+    model, x = _GivenItsModule(), torch.randn(3, 4)
+    jm = thunder.jit(model, transforms=[NormTransform()])
+
+    def result():
+        y = jm(of(x))
+        return y.backing if isinstance(y, NormedTensor) else y.a
+
+    torch.testing.assert_close(result(), model(x))
+    with torch.no_grad():
+        model.inner.weight.mul_(2)
+    torch.testing.assert_close(result(), model(x))
+    model.inner.weight = torch.nn.Parameter(torch.randn(4, 4))
+    torch.testing.assert_close(result(), model(x))

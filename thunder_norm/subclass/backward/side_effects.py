@@ -77,16 +77,17 @@ def known_before() -> Container[int]:
     return set() if effects is None else effects.made.known
 
 
-def note_read(*functions: Any, may_change: bool = False) -> None:
+def note_read(*functions: Any, may_change: bool = False, by_identity: bool = False) -> None:
     """Have the trace serve calls in which functions that run as they are, uninterpreted, find what they find now.
 
     Args:
         functions: and classes, whose methods run.
         may_change: whether they themselves may change it meanwhile, and it makes no difference then: what a class counts in its dispatch.
+        by_identity: whether tensors that they hold go into the trace as what they are, and others are not for it.
     """
     effects = _current.get()
     if effects is not None:
-        effects.note_read(functions, may_change)
+        effects.note_read(functions, may_change, by_identity)
 
 
 def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process: Callable[[], None]) -> None:
@@ -174,7 +175,7 @@ class SideEffects:
         self.before = Reachable((fn, args, kwargs))
         self.made = MadeObjects(set(self.before.known), lambda: self._of_function)
         self.acquisition: Acquisition | None = None  # once the program has been acquired
-        self._read: dict[tuple, tuple[Place, bool]] = {}  # by whose they are: what code that is not interpreted may read
+        self._read: dict[tuple, tuple[Place, bool, bool]] = {}  # by whose they are: what code that is not interpreted may read
         self._with_attributes: set[int] = set()
         self._given_attributes: set[str] = set()  # whose are in the epilogue
         self._plain_attributes: dict[str, tensor_attributes.SetAttributes] = {}
@@ -188,7 +189,7 @@ class SideEffects:
     def _of_arguments(self) -> set[int]:
         return set(Reachable(self.arguments, follows_code=False).known)
 
-    def note_read(self, functions: Iterable[Any], may_change: bool) -> None:
+    def note_read(self, functions: Iterable[Any], may_change: bool, by_identity: bool) -> None:
         """See `note_read`: what the program has made itself is what it makes of what is guarded."""
         before = self.before
         for place in Reachable(functions).places:
@@ -196,24 +197,26 @@ class SideEffects:
             is_there = id(place.owner) in before.known or is_global or id(place.cell) in before.cells
             if is_there and not place.is_of_others:
                 names = tuple(place.held) if isinstance(place.held, dict) else ()
-                self._read.setdefault((id(place.owner), id(place.cell), names), (place, may_change))
+                self._read.setdefault((id(place.owner), id(place.cell), names, by_identity), (place, may_change, by_identity))
 
     def _guard_read(self, ctx: Any) -> None:
         """Have the prologue look at what was read; where the program has changed some of it since, the trace is for one call."""
-        always: list[tuple[Place, Any]] = []
-        for place, may_change in self._read.values():
+        always: list[tuple[Place, Any, bool]] = []
+        for place, may_change, by_identity in self._read.values():
             is_code = isinstance(place.owner, type | FunctionType)
             of = type if self._is_of_argument(place.owner) and not is_code else id
-            expected, at, way = _kind(place.held, of), place.at, self._ways.get(id(place.owner))
-            if _kind(place.read(), of) != expected or (of is type and (at is None or way is None)):
+            expected, at, way = _kind(place.held, of, by_identity), place.at, self._ways.get(id(place.owner))
+            if _kind(place.read(), of, by_identity) != expected or (of is type and (at is None or way is None)):
                 if not may_change:
                     guards.use_for_one_call()
             elif of is type:
-                guard_arguments(ctx, functools.partial(_is_read_at, at, way, expected))
+                guard_arguments(ctx, functools.partial(_is_read_at, at, way, expected, by_identity))
             else:
-                always.append((place, expected))
+                always.append((place, expected, by_identity))
         if always:
-            guard_arguments(ctx, lambda *_: all(_kind(place.read()) == expected for place, expected in always))
+            guard_arguments(
+                ctx, lambda *_: all(_kind(place.read(), id, by_identity) == expected for place, expected, by_identity in always)
+            )
 
     def undo(self) -> None:
         """Let all places hold what they held."""
@@ -393,18 +396,22 @@ class _Same:
     key: Any
 
 
-def _is_read_at(at: Callable[[Any], Place], way: tuple[tuple[str, Any], ...], expected: Any, args: tuple, kwargs: dict) -> bool:
-    return _kind(at(walked(way, args, kwargs)).read(), type) == expected
+def _is_read_at(
+    at: Callable[[Any], Place], way: tuple[tuple[str, Any], ...], expected: Any, by_identity: bool, args: tuple, kwargs: dict
+) -> bool:
+    return _kind(at(walked(way, args, kwargs)).read(), type, by_identity) == expected
 
 
-def _kind(value: Any, of: Callable[[Any], Any] = id) -> Any:
-    """What a trace relies on about what is put in another's place: of tensors all but the data, of objects what `of` says."""
+def _kind(value: Any, of: Callable[[Any], Any] = id, by_identity: bool = False) -> Any:
+    """What a trace relies on about what is put in another's place: of tensors all but the data, or which they are, of objects what `of` says."""
+    if isinstance(value, torch.Tensor) and by_identity:
+        return id(value)
     if isinstance(value, torch.Tensor):
         return type(value), value.shape, value.dtype, value.device, value.requires_grad
     if isinstance(value, dict):
-        return type(value), tuple((k, _kind(v, of)) for k, v in value.items())
+        return type(value), tuple((k, _kind(v, of, by_identity)) for k, v in value.items())
     if isinstance(value, list | tuple):
-        return type(value), tuple(_kind(v, of) for v in value)
+        return type(value), tuple(_kind(v, of, by_identity) for v in value)
     return (type(value), value) if isinstance(value, _VALUES) else of(value)
 
 
