@@ -219,11 +219,11 @@ def _where_they_meet(
         if not low < tried < high:
             tried = (low + high) / 2
         found = reached(tried) - tried
-        if (
-            found > 0
-        ) == last:  # of the end that stays twice only half counts (the Illinois algorithm; Dowell and Jarratt, BIT 11, 1971)
+        is_below = found > 0
+        # of the end that stays twice only half counts (the Illinois algorithm; Dowell and Jarratt, BIT 11, 1971)
+        if is_below is last:
             above, below = (above, below / 2) if last else (above / 2, below)
-        last = found > 0
+        last = is_below
         if last:
             low, a, above = tried, tried, found
         else:

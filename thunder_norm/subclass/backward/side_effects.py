@@ -176,6 +176,7 @@ class SideEffects:
         self.made = MadeObjects(set(self.before.known), lambda: self._of_function)
         self.acquisition: Acquisition | None = None  # once the program has been acquired
         self._read: dict[tuple, tuple[Place, bool, bool]] = {}  # by whose they are: what code that is not interpreted may read
+        self._noted: dict[tuple[int, bool, bool], Any] = {}  # of whose code that was noted
         self._with_attributes: set[int] = set()
         self._given_attributes: set[str] = set()  # whose are in the epilogue
         self._plain_attributes: dict[str, tensor_attributes.SetAttributes] = {}
@@ -191,8 +192,10 @@ class SideEffects:
 
     def note_read(self, functions: Iterable[Any], may_change: bool, by_identity: bool) -> None:
         """See `note_read`: what the program has made itself is what it makes of what is guarded."""
-        before = self.before
-        for place in Reachable(functions).places:
+        before, each = self.before, [f for given in functions for f in (given if type(given) is list else (given,))]
+        new = [f for f in each if (id(f), may_change, by_identity) not in self._noted]
+        self._noted.update({(id(f), may_change, by_identity): f for f in new})  # kept: an id stays its object's
+        for place in Reachable(new).places:
             is_global = isinstance(place.owner, type | FunctionType) and place.cell is None
             is_there = id(place.owner) in before.known or is_global or id(place.cell) in before.cells
             if is_there and not place.is_of_others:
