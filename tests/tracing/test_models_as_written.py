@@ -29,7 +29,7 @@ NORMED = (EAGER, TRACED, META, MODULAR, REPORT)
 # What cannot be, and the words that say why: in these ways to norms ("real": plain tensors too).
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "VAE": ("normal distribution is unbounded", (EAGER, TRACED, META, MODULAR)),
-    "spectral_norm": ("division by a normed tensor", (TRACED, META, MODULAR)),
+    "spectral_norm": ("division by a normed tensor", (META, MODULAR)),
     "EMA buffer": ("'ema', which is on the meta device", (META,)),
     "EMA buffer assigned": ("'ema', which is on the meta device", (META,)),
     "EMA buffer under no_grad": ("copy_", (EAGER,)),

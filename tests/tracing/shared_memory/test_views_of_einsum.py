@@ -31,7 +31,7 @@ def activated(x, kernel):
 @pytest.mark.parametrize("f", [convolved_by_location, activated])
 def test_views_of_einsum(f):
     torch.manual_seed(seeded(0))
-    x, kernel = torch.randn(2, 3, 6, 1, 4, 5), torch.randn(2, 3, 7, 5, 6)
+    x, kernel = (torch.randn(*shape, dtype=torch.float64) for shape in ((2, 3, 6, 1, 4, 5), (2, 3, 7, 5, 6)))
     expected = f(x, kernel)
     for transform in (NormTransform, SubclassTransform):
         jitted = thunder.jit(f, transforms=[transform()])

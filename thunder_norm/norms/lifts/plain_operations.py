@@ -100,7 +100,7 @@ class LiftingEnvironment(context.Environment):
         whose norms are those of their data (``weight / torch.dot(u, weight @ v)``, u and v buffers): the norm of the result is that of its own.
         """
         known, tensors = self.lifting, flat_tensors((args, kwargs))
-        if not registry.is_mutation(func, kwargs) and all(map(self._is_as_measured, tensors)):
+        if tensors and not registry.is_mutation(func, kwargs) and all(map(self._is_as_measured, tensors)):
             return self.derive(func, args, kwargs)
         is_product = registry.key_of(func) == "mul" and not registry.is_mutation(func, kwargs)
         if not is_product or len(tensors) != 2 or len(args) != 2:

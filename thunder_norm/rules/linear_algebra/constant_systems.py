@@ -33,6 +33,8 @@ def _product(inverse: torch.Tensor, B: RMSTensor, axis: int, is_vector: bool = F
     Batches in which B's norm takes a mean, and not along the axis, share the largest moduli: the mean of ``sum_j M_ij b_j`` over
     them is at most ``sum_j max |M_ij|`` times that of b.
     """
+    if not inverse.numel():
+        return like(B, B.norm_size, sensitivity={"B": 1.0})
     if axis == -1 and not is_vector:
         inverse = run_real(torch.transpose, (inverse, -2, -1), {})
     is_within = axis in B.elem_dims

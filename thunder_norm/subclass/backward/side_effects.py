@@ -14,7 +14,7 @@ import enum
 import functools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
@@ -204,22 +204,19 @@ class SideEffects:
 
     def _guard_read(self, ctx: Any) -> None:
         """Have the prologue look at what was read; where the program has changed some of it since, the trace is for one call."""
-        always: list[tuple[Place, Any, bool]] = []
+        looks: list[_Look] = []
         for place, may_change, by_identity in self._read.values():
             is_code = isinstance(place.owner, type | FunctionType)
-            of = type if self._is_of_argument(place.owner) and not is_code else id
-            expected, at, way = _kind(place.held, of, by_identity), place.at, self._ways.get(id(place.owner))
-            if _kind(place.read(), of, by_identity) != expected or (of is type and (at is None or way is None)):
+            is_of_call = self._is_of_argument(place.owner) and not is_code
+            kind = functools.partial(_kind, of=type if is_of_call else id, by_identity=by_identity)
+            look, way = _Look(place, kind, kind(place.held), may_change), self._ways.get(id(place.owner))
+            if not look.holds() or (is_of_call and (place.at is None or way is None)):
                 if not may_change:
                     guards.use_for_one_call()
-            elif of is type:
-                guard_arguments(ctx, functools.partial(_is_read_at, at, way, expected, by_identity))
             else:
-                always.append((place, expected, by_identity))
-        if always:
-            guard_arguments(
-                ctx, lambda *_: all(_kind(place.read(), id, by_identity) == expected for place, expected, by_identity in always)
-            )
+                looks.append(replace(look, way=way) if is_of_call else look)
+        if looks:
+            guard_arguments(ctx, _Looks(looks))
 
     def undo(self) -> None:
         """Let all places hold what they held."""
@@ -399,10 +396,32 @@ class _Same:
     key: Any
 
 
-def _is_read_at(
-    at: Callable[[Any], Place], way: tuple[tuple[str, Any], ...], expected: Any, by_identity: bool, args: tuple, kwargs: dict
-) -> bool:
-    return _kind(at(walked(way, args, kwargs)).read(), type, by_identity) == expected
+@dataclass(frozen=True)
+class _Look:
+    """What a call must find in a place, or at the end of a way in the same place of another owner, to be served by a trace."""
+
+    place: Place
+    kind: Callable[[Any], Any]
+    expected: Any
+    may_change: bool
+    way: tuple[tuple[str, Any], ...] | None = None
+
+    def holds(self, *roots: Any) -> bool:
+        place = self.place if self.way is None or self.place.at is None else self.place.at(walked(self.way, *roots))
+        return self.kind(place.read()) == self.expected
+
+
+class _Looks:
+    """All of them in one check; without what classes have changed themselves until the first call: what they count in their dispatch."""
+
+    def __init__(self, looks: list[_Look]):
+        self._looks, self._is_first = looks, True
+
+    def __call__(self, *roots: Any) -> bool:
+        if self._is_first:
+            self._looks = [look for look in self._looks if not look.may_change or look.holds(*roots)]
+            self._is_first = False
+        return all(look.holds(*roots) for look in self._looks)
 
 
 def _kind(value: Any, of: Callable[[Any], Any] = id, by_identity: bool = False) -> Any:
