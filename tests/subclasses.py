@@ -281,3 +281,9 @@ def assert_same(got: Any, want: Any) -> None:
             assert_same(getattr(got, name), getattr(want, name))
     else:
         assert type(got) is type(want) and got == want
+
+
+def asserted(x):
+    """Here, as pytest writes the asserts of test modules anew: what they call can reach the whole session, which is walked."""
+    assert x.sum() > 0, "negative"
+    return x * 2

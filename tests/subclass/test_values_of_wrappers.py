@@ -8,6 +8,7 @@ from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import crossed, seeded
+from tests.subclasses import asserted
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -18,18 +19,13 @@ def _grown(x):
     return x
 
 
-def _asserted(x):
-    assert x.sum() > 0, "negative"
-    return x * 2
-
-
 PROGRAMS = {
     "condition": lambda x: x * 2 if x.sum() > 0 else x * 3,
     "condition on a number": lambda x: x * 2 if x.sum() else x,
     "not": lambda x: x if not (x.mean() > 0) else x * 4,
     "and, or": lambda x: x * 2 if x.sum() > 0 and x.max() < 2 or x.min() < -2 else x,
     "while": _grown,
-    "assert": _asserted,
+    "assert": asserted,
     "float": lambda x: x * float(x.detach().sum()),
     "int": lambda x: x * int(x.detach().sum()),
     "complex": lambda x: x * complex(x.detach().sum()).real,
