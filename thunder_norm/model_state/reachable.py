@@ -43,6 +43,7 @@ class Place:
         at: the same place of another owner, if it is one of an object or a container.
         is_of_others: whether it is a global variable or a class of an installed package, or only found in one.
         cell: the one that it is, of a function.
+        still_holds: a faster way to see that it holds the same objects than to read it; false says nothing.
     """
 
     owner: Any
@@ -52,11 +53,12 @@ class Place:
     at: Callable[[Any], Place] | None = None
     is_of_others: bool = False
     cell: types.CellType | None = None
+    still_holds: Callable[[], bool] | None = None
 
     @property
     def is_changed(self) -> bool:
         """Whether it holds other objects now, or in another order."""
-        return not is_same(self.held, self.read())
+        return not (self.still_holds is not None and self.still_holds()) and not is_same(self.held, self.read())
 
     def named(self, key: Any) -> str:
         """What it holds under a key, for the program's author."""
@@ -195,8 +197,10 @@ class Reachable:
         self.generators.append(value)
         return ()
 
-    def _note(self, owner: Any, held: Any, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
-        self._add(Place(owner, held, read, write, is_of_others=_is_installed(owner)))
+    def _note(
+        self, owner: Any, held: Any, read: Callable[[], Any], write: Callable[[Any], None], still_holds: Callable[[], bool]
+    ) -> None:
+        self._add(Place(owner, held, read, write, is_of_others=_is_installed(owner), still_holds=still_holds))
 
     def _add(self, place: Place) -> None:
         self.places.append(replace(place, is_of_others=True) if self._is_among_others else place)
@@ -236,7 +240,8 @@ class Reachable:
             return {name: v for name, v in vars(cls).items() if not _is_special(name)}
 
         held, are_called = read(), not _is_installed(cls)
-        self._note(cls, held, read, functools.partial(_write_attributes, cls, read))
+        still_holds = functools.partial(_has_attributes, cls, held, len(vars(cls)))
+        self._note(cls, held, read, functools.partial(_write_attributes, cls, read), still_holds)
         found = [v for base in (*cls.__bases__, type(cls)) for v in self._enter_type(base)]
         for name, v in vars(cls).items():
             if not isinstance(v, _METHODS):
@@ -264,9 +269,11 @@ class Reachable:
         self._named.update(named)
         called = [m for n in named for m in self._methods.pop(n, ())]
         names = [n for n in _names(fn.__code__) if n in fn.__globals__ or n in _stored_globals(fn.__code__)]
-        read = functools.partial(_read_globals, fn.__globals__, names)
-        self._note(fn, read(), read, functools.partial(_write_globals, fn.__globals__))
-        variables = [v for v in read().values() if v is not _UNBOUND]
+        own = fn.__globals__
+        read = functools.partial(_read_globals, own, names)
+        held = read()
+        self._note(fn, held, read, functools.partial(_write_globals, own), functools.partial(_has_globals, own, held))
+        variables = [v for v in held.values() if v is not _UNBOUND]
         variables.extend(self._in_modules(variables, _names(fn.__code__)))
         found: list[Any] = [] if _is_installed(fn) else variables
         self._of_others.extend(variables if _is_installed(fn) else ())
@@ -288,9 +295,10 @@ class Reachable:
             modules.add(id(module))
             own = vars(module)
             read = functools.partial(_read_globals, own, [n for n in names if n in own])
-            self._note(module, read(), read, functools.partial(_write_globals, own))
-            pending.extend(held := list(read().values()))
-            found.extend(held)
+            held = read()
+            self._note(module, held, read, functools.partial(_write_globals, own), functools.partial(_has_globals, own, held))
+            pending.extend(held.values())
+            found.extend(held.values())
         return found
 
 
@@ -440,6 +448,16 @@ def _stored_globals(code: types.CodeType) -> frozenset[str]:
 
 def _read_globals(variables: dict[str, Any], names: list[str]) -> dict[str, Any]:
     return {name: variables.get(name, _UNBOUND) for name in names}
+
+
+def _has_globals(variables: dict[str, Any], held: dict[str, Any]) -> bool:
+    return all(variables.get(name, _UNBOUND) is v for name, v in held.items())
+
+
+def _has_attributes(cls: type, held: dict[str, Any], count: int) -> bool:
+    """Whether a class has these, and as many attributes as it had with them."""
+    attributes = vars(cls)
+    return len(attributes) == count and all(attributes.get(name, _UNBOUND) is v for name, v in held.items())
 
 
 def _write_globals(variables: dict[str, Any], held: dict[str, Any]) -> None:

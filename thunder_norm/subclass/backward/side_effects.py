@@ -198,7 +198,10 @@ class SideEffects:
         for place in Reachable(new).places:
             is_global = isinstance(place.owner, type | FunctionType) and place.cell is None
             is_there = id(place.owner) in before.known or is_global or id(place.cell) in before.cells
-            if is_there and not place.is_of_others:
+            is_nothing = (
+                not place.held and isinstance(place.owner, FunctionType) and place.cell is None
+            )  # it mentions no variable
+            if is_there and not place.is_of_others and not is_nothing:
                 names = tuple(place.held) if isinstance(place.held, dict) else ()
                 self._read.setdefault((id(place.owner), id(place.cell), names, by_identity), (place, may_change, by_identity))
 
@@ -406,7 +409,15 @@ class _Look:
     may_change: bool
     way: tuple[tuple[str, Any], ...] | None = None
 
+    @functools.cached_property
+    def _is_told_by_identity(self) -> bool:
+        """Whether the same objects are enough: of tensors what they are counts too; what containers hold are places of their own."""
+        held = self.place.held
+        return not any(isinstance(v, torch.Tensor) for v in (held.values() if isinstance(held, dict) else held))
+
     def holds(self, *roots: Any) -> bool:
+        if self.way is None and self._is_told_by_identity and not self.place.is_changed:
+            return True
         place = self.place if self.way is None or self.place.at is None else self.place.at(walked(self.way, *roots))
         return self.kind(place.read()) == self.expected
 
