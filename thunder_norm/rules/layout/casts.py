@@ -95,9 +95,8 @@ for _op in (torch.Tensor.to, torch.Tensor.type_as, torch.Tensor.expand_as, torch
 @normed_op(torch.Tensor.type).register_norm
 def type_of(input: NormedTensor, dtype: torch.dtype | str | type | None = None, **kwargs: Any) -> NormedTensor | None:
     """x in another dtype, which may be that of a type of tensors, ``"torch.HalfTensor"``: `to`; without one, the name of its type."""
-    if isinstance(dtype, str):
-        dtype = getattr(torch, dtype.rpartition(".")[2])
-    return None if dtype is None else cast(input, getattr(dtype, "dtype", dtype))
+    named: Any = getattr(torch, dtype.rpartition(".")[2]) if isinstance(dtype, str) else dtype
+    return None if named is None else cast(input, getattr(named, "dtype", named))
 
 
 def _register_cast(name: str, dtype: torch.dtype) -> None:
