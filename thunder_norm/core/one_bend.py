@@ -173,9 +173,8 @@ class OneBend:
             most = (t.amax() * self.eigenvalues[-1]).item() * (1 + 1e-10)
             if (free := next((g for g in _GAPS[:-1] if most <= 1 - g), None)) is not None:
                 return free
-        return gap(
-            self.bent.detach() * torch.outer(root, root), _GAPS[1]
-        )  # where the largest is not known to be less, it rarely is
+        # where the largest is not known to be less, it rarely is
+        return gap(self.bent.detach() * torch.outer(root, root), _GAPS[1])
 
     def best(self, steps: int) -> Tried | None:
         """The best of the multipliers that are tried, after at most that many steps from the first ones; None if there are none."""

@@ -87,7 +87,7 @@ class FunctionCall:
         self.acquisition = Acquisition()  # of the fakes of this call alone
         self.acquisition.num_levels = 1  # what has effects, or changes what the program holds, is no part of one operation
         self.acquisition.asks = self._ask
-        side_effects.note_read(cls, [v for v in self.leaves if not isinstance(v, TensorProxy)])
+        side_effects.note_read(cls, *[v for v in self.leaves if not isinstance(v, TensorProxy)])
         self.fakes = {p.name: self._fake(p) for p in self.proxies}
         self.inputs = [self.fakes[p.name] for p in self.proxies]
         self.backward: list[Recorded] = []

@@ -244,9 +244,8 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
     """
     if bsym.sym.id in activations.IDS:
         return True
-    if (
-        bsym.sym.id is prims.PrimIDs.COPY_WITH_SETITEM
-    ):  # Thunder takes no entries by a mask, and keeps first dimensions of length 1
+    if bsym.sym.id is prims.PrimIDs.COPY_WITH_SETITEM:
+        # Thunder takes no entries by a mask, and keeps first dimensions of length 1
         _, index, value = bsym.args
         return isinstance(value, TensorProxy) and (has_mask(index) or value.shape[:1] == (1,))
     if bsym.sym.id is prims.PrimIDs.POW:

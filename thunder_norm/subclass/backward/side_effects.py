@@ -192,16 +192,13 @@ class SideEffects:
 
     def note_read(self, functions: Iterable[Any], may_change: bool, by_identity: bool) -> None:
         """See `note_read`: what the program has made itself is what it makes of what is guarded."""
-        before, each = self.before, [f for given in functions for f in (given if type(given) is list else (given,))]
-        new = [f for f in each if (id(f), may_change, by_identity) not in self._noted]
+        before, new = self.before, [f for f in functions if (id(f), may_change, by_identity) not in self._noted]
         self._noted.update({(id(f), may_change, by_identity): f for f in new})  # kept: an id stays its object's
         for place in Reachable(new).places:
             is_global = isinstance(place.owner, type | FunctionType) and place.cell is None
             is_there = id(place.owner) in before.known or is_global or id(place.cell) in before.cells
-            is_nothing = (
-                not place.held and isinstance(place.owner, FunctionType) and place.cell is None
-            )  # it mentions no variable
-            if is_there and not place.is_of_others and not is_nothing:
+            mentions_nothing = isinstance(place.owner, FunctionType) and place.cell is None and not place.held
+            if is_there and not place.is_of_others and not mentions_nothing:
                 names = tuple(place.held) if isinstance(place.held, dict) else ()
                 self._read.setdefault((id(place.owner), id(place.cell), names, by_identity), (place, may_change, by_identity))
 
@@ -399,6 +396,9 @@ class _Same:
     key: Any
 
 
+_TOLD_BY_MORE = (torch.Tensor, dict, list, tuple)
+
+
 @dataclass(frozen=True)
 class _Look:
     """What a call must find in a place, or at the end of a way in the same place of another owner, to be served by a trace."""
@@ -411,9 +411,9 @@ class _Look:
 
     @functools.cached_property
     def _is_told_by_identity(self) -> bool:
-        """Whether the same objects are enough: of tensors what they are counts too; what containers hold are places of their own."""
+        """Whether the same objects are enough: of tensors what they are counts too, of containers what they hold."""
         held = self.place.held
-        return not any(isinstance(v, torch.Tensor) for v in (held.values() if isinstance(held, dict) else held))
+        return not any(isinstance(v, _TOLD_BY_MORE) for v in (held.values() if isinstance(held, dict) else held))
 
     def holds(self, *roots: Any) -> bool:
         if self.way is None and self._is_told_by_identity and not self.place.is_changed:

@@ -272,7 +272,7 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     if acquisition.is_followed(values):
         acquisition.differentiate()
 
-    side_effects.note_read(apply.__self__, [v for v in values if callable(v)], by_identity=True)
+    side_effects.note_read(apply.__self__, *[v for v in values if callable(v)], by_identity=True)
 
     def run(*inputs: Any, **options: Any) -> Any:
         with blaming_hidden_tensors(apply.__self__, (inputs, options)):

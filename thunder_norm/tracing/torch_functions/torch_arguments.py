@@ -44,7 +44,7 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         )
     place: Any = look_up(_CONDITIONS, fn)
     if place is not None and _is_of_bytes(args[place] if place < len(args) else kwargs.get("condition")):
-        return functools.partial(_where, place)
+        return functools.partial(_where, fn, place)
     if not any(map(holds_number, given)):
         return None
     if isinstance(fn, _METHODS) and isinstance(args[0].value, np.generic):
@@ -109,7 +109,7 @@ def _as_torchs(value: WrappedValue) -> WrappedValue:
     return wrap(PYTHONS_DTYPES[value.value], provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[value.provenance]))
 
 
-def _where(place: int, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+def _where(fn: Callable, place: int, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for ``torch.where`` and the method, where the condition is of bytes: all but 0 are true."""
     condition = args[place] if place < len(args) else kwargs["condition"]
     rest = {name: v for name, v in kwargs.items() if v is not condition}
@@ -117,7 +117,7 @@ def _where(place: int, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     if truth is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         return truth
     before, after = args[:place], args[place + 1 :]
-    return _interpret_call(list(_CONDITIONS)[place], *before, truth, *after, **rest)
+    return _interpret_call(fn, *before, truth, *after, **rest)
 
 
 def _is_of_bytes(value: WrappedValue | None) -> bool:
