@@ -17,9 +17,9 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.recording import gradients_recorded, scope
-from thunder_norm.tracing.shared_memory.views import RETURNING_SELF
+from thunder_norm.tracing.shared_memory.views import RETURNING_SELF, SEVERAL
 import thunder.torch as ltorch
-from thunder.core import prims
+from thunder.core import dtypes, prims
 from thunder.core.interpreter import WrappedValue, do_raise, unwrap, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.langctxs import Languages, langctx
@@ -37,6 +37,10 @@ _VIEWS: dict[str, Callable] = {
 }
 NAMES = frozenset(_VIEWS)
 
+_RETURNING_SELF = RETURNING_SELF | frozenset(
+    "atleast_1d atleast_2d atleast_3d broadcast_tensors flatten positive torch_type".split()
+)
+_CONJUGATING = frozenset({"conj", "resolve_conj"})
 _PERMUTING = frozenset("T mT movedim moveaxis permute swapaxes swapdims t transpose".split())
 
 
@@ -81,20 +85,39 @@ def names_of_one_object(what: str, here: Sequence[BoundSymbol], proxy: TensorPro
     Raises:
         UnsupportedOpError: nobody knows, as strides say it.
     """
+    found = _returned_as_they_were(here, proxy, with_unknown=False)
+    if _returned_as_they_were(here, proxy, with_unknown=True).keys() != found.keys():
+        raise _refused(what, "contiguous() may have returned it as it was")
+    return list(found.values())
+
+
+def is_one_object(a: TensorProxy, b: TensorProxy) -> bool:
+    """Whether two proxies of the acquisition at hand are one tensor for the program: operations took one and returned it as the other.
+
+    Raises:
+        UnsupportedOpError: nobody knows, as strides say it.
+    """
+    so_far = [bsym for around in get_jit_ctx().computation_trace.scopes for bsym in around]
+    if b.name in _returned_as_they_were(so_far, a, with_unknown=False):
+        return True
+    if b.name in _returned_as_they_were(so_far, a, with_unknown=True):
+        raise _refused("whether two names are one tensor", "contiguous() may have returned it as it was")
+    return False
+
+
+def _returned_as_they_were(bsyms: Sequence[BoundSymbol], proxy: TensorProxy, *, with_unknown: bool) -> dict[str, TensorProxy]:
+    """`names_of_one_object` by their names, with what strides say of one that nobody knows or without."""
     found = {proxy.name: proxy}
     num_before = 0
     while num_before != len(found):
         num_before = len(found)
-        for bsym in here:
-            pair = _taken_and_returned(bsym)
-            if pair is None or not any(p.name in found for p in pair):
-                continue
-            if bsym.sym.name == "contiguous":
-                if _is_permuted(here, pair[0]):
+        for bsym in bsyms:
+            for pair in _taken_and_returned(bsym):
+                if not any(p.name in found for p in pair):
                     continue
-                raise _refused(what, "contiguous() may have returned it as it was")
-            found |= {p.name: p for p in pair}
-    return list(found.values())
+                if bsym.sym.name != "contiguous" or (with_unknown and not _is_permuted(bsyms, pair[0])):
+                    found |= {p.name: p for p in pair}
+    return found
 
 
 def _check_made_here(name: str, scopes: Sequence[Sequence[BoundSymbol]], objects: Sequence[TensorProxy]) -> None:
@@ -107,18 +130,35 @@ def _check_made_here(name: str, scopes: Sequence[Sequence[BoundSymbol]], objects
         raise _refused(f"{name}() of a tensor from around the function or region", _WHY, name)
 
 
-def _taken_and_returned(bsym: BoundSymbol) -> tuple[TensorProxy, TensorProxy] | None:
+def _taken_and_returned(bsym: BoundSymbol) -> Sequence[tuple[TensorProxy, TensorProxy]]:
     """What an operation takes and returns as one object, as torch does it."""
-    if not bsym.flat_proxy_args or len(bsym.flat_proxy_outs) != 1:
-        return None
-    (taken, *_), (returned,) = bsym.flat_proxy_args, bsym.flat_proxy_outs
-    if not isinstance(taken, TensorProxy) or not isinstance(returned, TensorProxy):
-        return None
+    given, returned = bsym.flat_proxy_args, bsym.flat_proxy_outs
+    if not given or not returned:
+        return ()
+    pairs = tuple(zip(given, returned, strict=False)) if bsym.sym.name in SEVERAL else ((given[0], returned[0]),)
+    if not all(isinstance(p, TensorProxy) for pair in pairs for p in pair) or (
+        len(returned) > 1 and bsym.sym.name not in SEVERAL
+    ):
+        return ()
     if _is_inplace_op(bsym):
-        return taken, returned
-    does_nothing = all(b.sym.id is prims.PrimIDs.SHALLOW_COPY for b in bsym.subsymbols)
-    is_same = bsym.sym.name in RETURNING_SELF and (does_nothing or bsym.sym.name == "contiguous")
-    return (taken, returned) if is_same else None
+        return pairs
+    if bsym.sym.name not in _RETURNING_SELF:
+        return ()
+    if bsym.sym.name in SEVERAL:
+        return [(a, b) for a, b in pairs if a.shape == b.shape]
+    return pairs if bsym.sym.name == "contiguous" or _does_nothing(bsym, *pairs[0]) else ()
+
+
+def _does_nothing(bsym: BoundSymbol, taken: TensorProxy, returned: TensorProxy) -> bool:
+    """Whether an operation that may return its tensor as it is has done so."""
+    if not bsym.subsymbols:  # one that Thunder leaves to torch
+        is_conjugated = bsym.sym.name in _CONJUGATING and dtypes.is_complex_dtype(taken.dtype)
+        return taken.dtype == returned.dtype and not is_conjugated
+    return _is_copied_by_name_alone(bsym)
+
+
+def _is_copied_by_name_alone(bsym: BoundSymbol) -> bool:
+    return all(b.sym.id is prims.PrimIDs.SHALLOW_COPY or (b.subsymbols and _is_copied_by_name_alone(b)) for b in bsym.subsymbols)
 
 
 def _is_permuted(bsyms: Sequence[BoundSymbol], proxy: TensorProxy) -> bool:
