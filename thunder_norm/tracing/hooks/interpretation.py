@@ -38,7 +38,7 @@ from thunder_norm.tracing.torch_functions import (
     torch_neural,
 )
 from thunder.core import jit_ext
-from thunder.core.interpreter import ProvenanceRecord, WrappedValue
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
 from thunder.core.proxies import Proxy, ProxyTag
 from thunder.core.trace import TraceCtx
 
@@ -210,7 +210,8 @@ def _value(wrapped_v: WrappedValue) -> Any:
     if asked is None:
         return _original_value(wrapped_v)
     for key, wrapped_key in list(getattr(wrapped_v, "key_wrappers", {}).items()):
-        if jit_ext.should_register_for_prologue(
+        is_itself = wrapped_key.provenance.inst is PseudoInst.CONSTANT  # of an enum's member Thunder knows nothing to write
+        if is_itself or jit_ext.should_register_for_prologue(
             wrapped_key.provenance
         ):  # which has a guard, as whatever else the program looks at
             del wrapped_v.key_wrappers[key]

@@ -102,6 +102,31 @@ def _changing(change: Callable[..., Any]) -> Callable:
     return method
 
 
+@instead_of(list.append)
+@_changing
+def _append(seq: WrappedValue, value: WrappedValue) -> None:
+    """Thunder's makes the list one of the program's own (``LIST_APPEND``), also where it came with the call."""
+    list.append(seq.value, value.value)
+    seq.item_wrappers.append(value)
+
+
+@instead_of(list.extend)
+def _extend(seq: WrappedValue, iterable: WrappedValue) -> Any:
+    """Thunder's makes the list one of the program's own, as `append` does (``LIST_EXTEND``)."""
+    seq.track_items()
+    if not isinstance(iterable.value, tuple | list):
+        return thunders._interpret_call(_append_each, seq, iterable)
+    thunders.populate_item_wrappers(iterable)
+    list.extend(seq.value, iterable.value)
+    seq.item_wrappers.extend(iterable.item_wrappers)
+    return wrap_const(None)
+
+
+def _append_each(seq: list, iterable: Iterable) -> None:
+    for x in iterable:
+        seq.append(x)
+
+
 @instead_of(list.insert)
 @_changing
 def _insert(seq: WrappedValue, index: WrappedValue, value: WrappedValue) -> None:

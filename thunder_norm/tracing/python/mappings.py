@@ -91,9 +91,11 @@ ItemsView.register(Items)
 ValuesView.register(Values)
 
 _handlers = thunders._default_opcode_handler_map
-# where the keys lie on the stack, or the elements of a set, counted from its top
+_CONST_KEYS = ("BUILD_CONST_KEY_MAP",)  # which Python 3.14 has no more
+_thunders_const_key_map: Any = _handlers.get("BUILD_CONST_KEY_MAP")
+# where the keys lie on the stack, or the elements of a set, counted from its top; the value of a key lies on it
 _HASHED = {
-    "BUILD_MAP": lambda count: range(2, 2 * count + 1, 2),
+    "BUILD_MAP": lambda count: range(2 * count, 1, -2),
     "BUILD_SET": lambda count: range(1, count + 1),
     "MAP_ADD": lambda _: (2,),
     "SET_ADD": lambda _: (1,),
@@ -106,17 +108,41 @@ def _hashing(opname: str) -> Any:
     build = _handlers[opname]
 
     def handler(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
-        look_into([stack.getitem_wrapped(-place) for place in _HASHED[opname](inst.arg)])
+        places = _HASHED[opname](inst.arg)
+        look_into([stack.getitem_wrapped(-place) for place in places])
+        items = [(stack[-place], stack.getitem_wrapped(1 - place)) for place in places] if "MAP" in opname else []
         try:
-            return build(inst, stack=stack, **state)
+            build(inst, stack=stack, **state)
         except TypeError as e:  # a key that cannot be hashed
             return thunders.do_raise(e)
+        if items:
+            _note_items(stack.getitem_wrapped(-inst.arg if opname == "MAP_ADD" else -1), items)
+        return None
 
     return handler
 
 
+def _build_const_key_map(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> None:
+    assert inst.arg is not None
+    items = [(key, stack.getitem_wrapped(place - inst.arg - 1)) for place, key in enumerate(stack[-1])]
+    _thunders_const_key_map(inst, stack=stack, **state)
+    _note_items(stack.getitem_wrapped(-1), items)
+
+
+def _note_items(mapping: WrappedValue, items: Iterable[tuple[Any, WrappedValue]]) -> None:
+    """Have a dict know of what its values are: of one that holds a list of the call, which list to return."""
+    for key, value in items:
+        mapping.item_wrappers[key] = value  # type: ignore[index]
+        mapping.key_wrappers[key] = wrap_const(key)
+
+
 REPLACEMENTS = (
     *(Replacement(_handlers, name, _hashing(name), "_build_map_handler and its likes: {k: v for ...}") for name in _HASHED),
+    *(
+        Replacement(_handlers, name, _build_const_key_map, "_build_const_key_map_handler")
+        for name in _CONST_KEYS
+        if name in _handlers
+    ),
     Replacement(thunders, "MappingKeysView", Keys, "MutMappingWrapperMethods.keys"),
     Replacement(thunders, "MappingValuesWrapper", Values, "MutMappingWrapperMethods.values"),
     Replacement(thunders, "MappingItemsWrapper", Items, "MutMappingWrapperMethods.items"),

@@ -1,0 +1,55 @@
+"""Lists of the call that a program changes and returns, within what it makes: eager mode's objects in each call."""
+
+import pytest
+import torch
+
+from thunder_norm.transforms import NormTransform
+import thunder
+
+_CHANGES = {
+    "append": lambda a, x: a.append(x * 2),
+    "extend": lambda a, x: a.extend([x * 2, x]),
+    "extended by a generator": lambda a, x: a.extend(t * 2 for t in [x, a[0]]),
+    "extended by itself": lambda a, x: a.extend(a),
+    "added in place": lambda a, x: a.__iadd__([x * 2]),
+    "insert": lambda a, x: a.insert(0, x * 2),
+    "pop": lambda a, x: a.pop(),
+    "none": lambda a, x: None,
+}
+_RETURNS = {
+    "it": lambda a, x: a,
+    "beside an element": lambda a, x: (a, a[-1]),
+    "in a list": lambda a, x: [a, a],
+    "in a dict": lambda a, x: {"a": a, "x": x},
+    "in a dict of lists": lambda a, x: {"a": [a], "b": {"c": (a, x)}},
+    "in a dict that is comprehended": lambda a, x: {k: a for k in "ab"},
+    "in a dict that is added to": lambda a, x: [d := {"x": x * 3}, d.update(a=a), d][-1],
+    "in a list within a dict, later": lambda a, x: [held := [], d := {"a": held}, held.append(a), d][-1],
+}
+
+
+def _described(value: object, a: list) -> object:
+    if value is a:
+        return "the list"
+    if isinstance(value, dict):
+        return {k: _described(v, a) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value), [_described(v, a) for v in value]
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("returned", _RETURNS)
+@pytest.mark.parametrize("change", _CHANGES)
+def test_lists_of_the_call(change: str, returned: str) -> None:
+    def f(a, x):
+        _CHANGES[change](a, x)
+        return _RETURNS[returned](a, x)
+
+    jf = thunder.jit(f, transforms=[NormTransform()])
+    for scale in (1.0, 2.0):
+        results = []
+        for call in (f, jf):
+            a, x = [torch.full((2,), scale), torch.full((3,), scale)], torch.full((2,), scale / 4)
+            results.append((_described(call(a, x), a), [t.tolist() for t in a]))
+        assert results[0] == results[1]
+    assert thunder.cache_misses(jf) == 1
