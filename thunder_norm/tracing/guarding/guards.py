@@ -203,7 +203,7 @@ def note_attribute(owner: WrappedValue, name: str) -> None:
     if type(value) is super:
         above = value.__self_class__.__mro__ if value.__self_class__ is not None else ()
         above = above[above.index(value.__thisclass__) + 1 :] if value.__thisclass__ in above else ()
-        guards.surroundings.note_attribute(next((base for base in above if name in vars(base)), object), name)
+        guards.surroundings.note_above(above, name)
         return
     kind = value if isinstance(value, type) else type(value)
     guards.surroundings.note_attribute(kind, name)
@@ -211,7 +211,7 @@ def note_attribute(owner: WrappedValue, name: str) -> None:
     if kind is value or type(own) is not dict or name in own:
         return
     if not is_guarded(owner):
-        guards.surroundings.note_data(kind, name)
+        guards.surroundings.note_data(kind.__mro__, name)
         return
     if in_classes(kind.__mro__, name, None) is None:
         is_answered = getattr(kind, "__getattr__", None) not in (None, torch.nn.Module.__getattr__)

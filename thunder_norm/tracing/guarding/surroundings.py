@@ -16,7 +16,7 @@ import random
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, GeneratorType
@@ -114,15 +114,33 @@ class Surroundings:
         if (owner, name) in self.attributes:
             return
         found = in_classes(owner.__mro__, name, _nothing)
-        if isinstance(found, _CODE) and (name == "forward" or not _is_of_library(owner, name)):
+        if isinstance(found, _CODE) and (name == "forward" or not _is_of_library(owner.__mro__, name)):
             self.attributes[owner, name] = found
 
-    def note_data(self, owner: type, name: str) -> None:
-        """Note that an object that the program has made has an attribute of its class, to which no way leads."""
-        found = in_classes(owner.__mro__, name, _nothing)
-        if found is _nothing or hasattr(type(found), "__get__") or isinstance(found, torch.Tensor) or _is_of_library(owner, name):
+    def note_above(self, classes: tuple[type, ...], name: str) -> None:
+        """Note what ``super()`` finds under `name`: in which of the classes, in the order in which they are asked."""
+        place = next((i for i, base in enumerate(classes) if name in vars(base)), len(classes))
+        if place < len(classes):
+            self.note_attribute(classes[place], name)
+            self.note_data(classes[place:], name)
+        asked_before = tuple(base for base in classes[:place] if base.__module__.partition(".")[0] not in LIBRARIES)
+        if asked_before:
+            self._note_state(in_classes, (asked_before, name))
+
+    def note_data(self, classes: tuple[type, ...], name: str) -> None:
+        """Note what is no code under `name` in the first of some classes that has it, which no way leads to.
+
+        It is asked of an object that the program has made, or of what ``super()`` stands for.
+        """
+        found = in_classes(classes, name, _nothing)
+        if (
+            found is _nothing
+            or hasattr(type(found), "__get__")
+            or isinstance(found, torch.Tensor)
+            or _is_of_library(classes, name)
+        ):
             return
-        self._note_state(_of_class, (owner, name))
+        self._note_state(in_classes, (classes, name))
 
     def note_call(self, function: Callable, given: tuple[Any, ...], is_own: Callable[[], bool]) -> None:
         """Note a function in C that reads the state of the process, or says something else in each call.
@@ -237,10 +255,6 @@ def _hooks_of_all_modules() -> tuple[Any, ...]:
     return tuple(h for h in hooks if (getattr(h, "__module__", None) or "").partition(".")[0] != "torch")
 
 
-def _of_class(owner: type, name: str) -> Any:
-    return in_classes(owner.__mro__, name)
-
-
 def _value(x: Any) -> Any:
     return x.value if isinstance(x, WrappedValue) else x
 
@@ -267,8 +281,8 @@ def _names_that_call(but_for: tuple[str, ...] = ()) -> dict[str, Any]:
     return next((names for names in frames if names.get("__name__") not in (_INTERPRETER, *but_for)), {})
 
 
-def _is_of_library(owner: type, name: str) -> bool:
-    base = next(b for b in owner.__mro__ if name in vars(b))
+def _is_of_library(classes: Iterable[type], name: str) -> bool:
+    base = next(b for b in classes if name in vars(b))
     return base.__module__.partition(".")[0] in LIBRARIES
 
 

@@ -1,0 +1,83 @@
+"""``a is b`` of tensors: operations that return their tensor as it is return the same object, others do not."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import NormTransform, SubclassTransform
+import thunder
+
+_PAIRS = {
+    "in place": lambda y: (y.mul_(2), y),
+    "in place, after others": lambda y: (y.add_(1).relu_(), y),
+    "of a function in place": lambda y: (F.relu(y, inplace=True), y),
+    "a function of two names": lambda y: (torch.relu_(y), y.add_(1)),
+    "operator in place": lambda y: (y.__imul__(2), y),
+    "out=": lambda y: (torch.add(y, 1, out=(o := torch.empty(4))), o),
+    "copy_": lambda y: ((z := torch.zeros(4)).copy_(y), z),
+    "cast to what it is": lambda y: (y.to(torch.float32), y),
+    "cast to another": lambda y: (y.to(torch.float64), y),
+    "cast with copy": lambda y: (y.to(torch.float32, copy=True), y),
+    "float, cpu, type_as": lambda y: (y.float().cpu().type_as(y), y),
+    "type": lambda y: (y.type(torch.float32), y),
+    "byte": lambda y: (y.byte(), y),
+    "dropout": lambda y: (F.dropout(y, 0.5), y),
+    "dropout of none": lambda y: (F.dropout(y, 0.0), y),
+    "dropout in evaluation": lambda y: (F.dropout(y, 0.5, False), y),
+    "identity": lambda y: (torch.nn.Identity()(y), y),
+    "positive": lambda y: (+y, y),
+    "conj and real": lambda y: (y.conj().real, y),
+    "conj of a complex one": lambda y: ((z := torch.complex(y, y)).conj(), z),
+    "real of a complex one": lambda y: ((z := torch.complex(y, y)).real, z),
+    "atleast_1d": lambda y: (torch.atleast_1d(y), y),
+    "atleast_2d": lambda y: (torch.atleast_2d(y), y),
+    "flatten": lambda y: (y.flatten(), y),
+    "flatten of two": lambda y: (y[None].flatten(), y),
+    "broadcast with a larger one": lambda y: (torch.broadcast_tensors(y, torch.ones(2, 4))[0], y),
+    "broadcast, the larger one": lambda y: (torch.broadcast_tensors(z := torch.ones(2, 4), y)[0], z),
+    "view": lambda y: (y.view(4), y),
+    "expand": lambda y: (y.expand(4), y),
+    "detach": lambda y: (y.detach(), y),
+    "clone": lambda y: (y.clone(), y),
+    "slice": lambda y: (y[:], y),
+    "relu": lambda y: (F.relu(y), y),
+    "repeat": lambda y: (y.repeat(1), y),
+}
+
+
+@pytest.mark.parametrize("pair", _PAIRS)
+def test_is(pair: str) -> None:
+    def f(x):
+        a, b = _PAIRS[pair](x + 1)
+        return a is b, a is not b, a is x, [a] == [a]
+
+    x = torch.arange(4.0)
+    assert thunder.jit(f, transforms=[NormTransform()])(x) == f(x)
+
+
+def test_inputs_and_wrappers() -> None:
+    def f(x):
+        y = x.add_(1)
+        return y is x, x.clone() is x, x.relu_() is y, x.detach() is x, x.to(torch.float32) is x
+
+    for make in (lambda: torch.ones(3), lambda: TwoTensor(torch.ones(3), torch.ones(3))):
+        assert thunder.jit(f, transforms=[SubclassTransform()])(make()) == f(make())
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+def test_in_transforms(transform) -> None:
+    def of_row(v):
+        z = v.clone()
+        y = z.mul_(2)
+        return y.sum() if y is z else y.sum() * 100
+
+    x = torch.ones(2, 3) if transform is torch.vmap else torch.ones(3)
+    jf = thunder.jit(lambda x: transform(of_row)(x), transforms=[NormTransform()])
+    torch.testing.assert_close(jf(x), transform(of_row)(x))
+
+
+def test_what_strides_say_is_refused() -> None:
+    with pytest.raises(UnsupportedOpError, match="contiguous"):
+        thunder.jit(lambda x: x.contiguous() is x, transforms=[NormTransform()])(torch.ones(2, 2))
