@@ -215,7 +215,7 @@ class _Call:
     def _empty(self, p: TensorProxy, device: str | None = None) -> torch.Tensor:
         shape, dtype, device = tuple(map(int, p.shape)), for_torch(p.dtype), device or for_torch(p.device)
         stride = self.stride_of(p)
-        if stride is None:
+        if stride is None or len(stride) != len(shape):  # a view of it since, in place
             return torch.empty(shape, dtype=dtype, device=device)
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 

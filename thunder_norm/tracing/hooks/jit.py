@@ -17,7 +17,7 @@ from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.calls import threads
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
-from thunder_norm.tracing.deep_calls import with_room
+from thunder_norm.tracing.deep_calls import as_deep_as_eager, with_room
 from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.guarding import attempts, contents, guards, stored_reads
 from thunder_norm.tracing.hooks.participants import (
@@ -100,6 +100,7 @@ class _Again(Exception):
 def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, options: dict, *, may_begin_again: bool) -> Any:
     contexts.begin()
     with ExitStack() as stack:
+        stack.enter_context(as_deep_as_eager())
         stack.enter_context(autocast.acquiring())
         stack.enter_context(whereabouts.shown())
         stack.enter_context(guards.noted(fn, args, kwargs))
@@ -120,7 +121,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
                 raise
             raise known from e
         except InterpreterError as e:  # raised beside the program: while it is answered what a call of it does
-            if isinstance(e.__cause__, ThunderNormError):
+            if isinstance(e.__cause__, ThunderNormError | RecursionError):
                 raise e.__cause__ from None
             raise _of_unknown_dtype(e, e.__cause__) or _tensor_as_key(e, e.__cause__) from e.__cause__
         except KeyError as e:

@@ -74,7 +74,10 @@ def _handed_on(result: Any) -> Any:
 def _bool(fn: Any, x: WrappedValue) -> Any:
     if _has_method(x.value, "__bool__"):
         kind = thunders._type_lookaside(x)
-        return thunders._interpret_call(thunders._interpret_call(getattr, kind, wrap_const("__bool__"), wrap_const(_nothing)), x)
+        said = thunders._interpret_call(thunders._interpret_call(getattr, kind, wrap_const("__bool__"), wrap_const(_nothing)), x)
+        if said is _EXCEPTION_RAISED or isinstance(said.value, bool | Proxy):
+            return said
+        return do_raise(TypeError(f"__bool__ should return bool, returned {type(said.value).__name__}"))
     if in_classes(type(x.value).__mro__, "__bool__", _nothing) is not _nothing or not _has_method(x.value, "__len__"):
         return None
     length = thunders._interpret_call(len, x)

@@ -55,7 +55,8 @@ def _register(method: Callable, own: Callable, also: Callable[[WrappedValue], bo
 
     @lookasides.instead_of(method)
     def choose(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
-        chosen = own if any(stored.has_own_methods(type(a.value)) for a in args) or also(args[0]) else before
+        is_own = any(stored.has_own_methods(type(a.value)) for a in args) or bool(args) and also(args[0])
+        chosen = own if is_own else before
         return chosen(*args, **kwargs)
 
 

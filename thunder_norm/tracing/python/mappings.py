@@ -156,6 +156,19 @@ def _init(mapping: WrappedValue, *other: WrappedValue, **named: WrappedValue) ->
     return MutMappingWrapperMethods.update(mapping, *other, **named)
 
 
+def _with_keys(cls: type[dict], keys: Iterable, value: Any = None) -> dict:
+    made = cls()
+    for key in keys:
+        made[key] = value
+    return made
+
+
+for _cls in (dict, OrderedDict, collections.defaultdict):
+    instead_of(_cls.fromkeys)(
+        lambda *args, _cls=_cls, **named: thunders._interpret_call(_with_keys, wrap_const(_cls), *args, **named)
+    )
+
+
 @instead_of(dict.clear)
 @instead_of(OrderedDict.clear)
 def _clear(mapping: WrappedValue) -> Any:

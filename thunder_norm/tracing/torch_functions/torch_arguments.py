@@ -17,6 +17,7 @@ from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.op_names import PYTHONS_DTYPES
 from thunder_norm.tracing.lookasides import look_up
 from thunder.core import dtypes
+from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     ProvenanceRecord,
@@ -147,7 +148,10 @@ def _is_operation(fn: Callable, given: tuple[WrappedValue, ...]) -> bool:
     owner = getattr(fn, "__objclass__", None) or fn
     if getattr(owner, "__qualname__", "").startswith(_STORE):
         return isinstance(given[1].value, TensorProxy)  # otherwise a key is what it is
-    return (getattr(owner, "__module__", None) or "").partition(".")[0] in ("torch", "thunder")
+    module = getattr(owner, "__module__", None) or ""
+    return (
+        module.partition(".")[0] in ("torch", "thunder") and module != thunders.__name__
+    )  # whose helpers change what they are given
 
 
 def as_pythons(value: WrappedValue) -> WrappedValue:
