@@ -23,6 +23,7 @@ from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
+from thunder_norm.tracing.torch_functions.function_overrides import overrides_torch_function
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import interpreter
 from thunder.core.interpreter import (
@@ -212,15 +213,6 @@ METADATA_ATTRIBUTES = frozenset(
     "shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_leaf names itemsize nbytes is_nested is_sparse "
     "is_quantized grad_fn retains_grad is_mkldnn is_mps is_xpu is_xla".split()
 )
-
-
-def overrides_torch_function(cls: type) -> bool:
-    """Whether a class says itself what torch's functions do with it."""
-    own = cls.__torch_function__
-    return own is not torch._C._disabled_torch_function_impl and getattr(own, "__func__", None) is not _DEFAULT_TORCH_FUNCTION
-
-
-_DEFAULT_TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__
 
 
 def to_value(acquisition: Acquisition, value: Any) -> Any:

@@ -73,6 +73,12 @@ def note(x: torch.Tensor, history: Any) -> None:
         aliases.inputs[id(history)] = history, x
 
 
+def noted_tensors() -> list[torch.Tensor]:
+    """The input tensors that were met so far."""
+    aliases = _current.get()
+    return [] if aliases is None else [x for _, x in aliases.inputs.values()]
+
+
 def storage_of(proxy: TensorProxy) -> int:
     """Where the memory begins of the tensor that an input is in the call at hand; 0 if nobody knows."""
     found = given_as(proxy)
