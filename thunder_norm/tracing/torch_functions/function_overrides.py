@@ -37,6 +37,7 @@ _ASKED: tuple[Callable, ...] = (
     torch.is_tensor,
     len,
 )
+_OPERATORS = {"true_divide": ("truediv", "div"), "div": ("truediv", "div"), "floor_divide": ("floordiv",), "rsub": ("sub",)}
 _Log = list[tuple[Any, ...]]
 
 
@@ -57,8 +58,11 @@ def check(trace: TraceCtx, inputs: Iterable[torch.Tensor]) -> None:
         for bsym in trace.bound_symbols:
             args, kwargs = _on_meta((bsym.args, bsym.kwargs))
             for function in _functions_of(bsym):
-                is_operator = function.__name__.startswith("__")  # which is called with its operands alone
-                _compare(x, function, args, {} if is_operator else kwargs)
+                if function.__name__.startswith("__"):  # an operator, with its operands alone, or reflected
+                    _compare(x, function, args, {})
+                    _compare(x, function, args[::-1], {})
+                else:
+                    _compare(x, function, args, kwargs)
 
 
 def overrides_torch_function(cls: type) -> bool:
@@ -79,8 +83,7 @@ def _says_itself(cls: type) -> bool:
 def _functions_of(bsym: BoundSymbol) -> list[Callable]:
     """What a program may have called for an operation of its trace: a function, a method, an operator."""
     name = bsym.sym.name.rpartition(".")[2]
-    base = {"true_divide": "truediv", "floor_divide": "floordiv"}.get(name, name)
-    names = (name, f"{name}_", f"__{base}__", f"__r{base}__", f"__i{base}__")
+    names = (name, f"{name}_", *(f"__{kind}{base}__" for base in _OPERATORS.get(name, (name,)) for kind in ("", "r", "i")))
     found = [getattr(place, n, None) for n in names for place in _PLACES]
     return list({id(f): f for f in found if callable(f)}.values())
 
