@@ -44,6 +44,10 @@ class UnsupportedOpError(ThunderNormError, NotImplementedError):
     """An operation on a wrapper subclass cannot be represented in a trace (in-place on an alias, data dependent, ...)."""
 
 
+class InnerDerivativeError(UnsupportedOpError):
+    """A program differentiates a function of NormedTensors, whose operations have rules, and not the derivatives that torch takes of them."""
+
+
 class TransformError(ThunderNormError, ValueError):
     """Arguments of a function transform do not fit: in_dims, argnums, shapes of tangents, a loss that is no scalar, ..."""
 
