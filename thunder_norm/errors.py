@@ -45,7 +45,7 @@ class UnsupportedOpError(ThunderNormError, NotImplementedError):
 
 
 class InnerDerivativeError(UnsupportedOpError):
-    """A program differentiates a function of NormedTensors, whose operations have rules, and not the derivatives that torch takes of them."""
+    """A program differentiates a function of wrappers: of NormedTensors operations have rules, and not the derivatives that torch takes of them."""
 
 
 class TransformError(ThunderNormError, ValueError):
@@ -54,6 +54,10 @@ class TransformError(ThunderNormError, ValueError):
 
 class TransformTypeError(ThunderNormError, TypeError):
     """A function transform was given the wrong type of thing: integers to differentiate, a result that is no tensor, ..."""
+
+
+class InnerDerivativeTypeError(TransformTypeError, InnerDerivativeError):
+    """A function that is differentiated returns a wrapper that says something of its inner tensor, which does not hold for the derivative."""
 
 
 class MissingTransformRuleError(ThunderNormError, NotImplementedError):

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.seeds import seeded
 from tests.within_norms import actual_norm
-from thunder_norm import RMSTensor, norm_report
+from thunder_norm import RMSTensor, build_norm_map, norm_report, normed
 from thunder_norm.errors import InnerDerivativeError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.norms.eager import run_eagerly
@@ -125,6 +125,75 @@ def test_targets_do_not_vanish_and_steps_lower_a_loss(cls):
         losses[-1].backward()
         optimizer.step()
     assert losses[-1] < losses[0]
+
+
+def drawn(shape, size, count):
+    """Inputs whose rows have at most this RMS, some with it in a single entry."""
+    generator = torch.Generator().manual_seed(seeded(2))
+    for number in range(count):
+        x = torch.randn(shape, generator=generator)
+        if number % 3 == 0:
+            x = F.one_hot(x.argmax(-1), shape[-1]) * x.sign()
+        yield x * size / x.square().mean(-1, keepdim=True).sqrt()
+
+
+@pytest.mark.parametrize("cls", [Equation, InnerStep])
+def test_normed_calls_and_norm_maps_bound_what_inputs_of_that_norm_give(cls):
+    model, x = made(cls)
+    found = normed(thunder.jit(model, transforms=[NormTransform()]))(x)
+    torch.testing.assert_close(found.backing, model(x), rtol=1e-4, atol=1e-5)
+    norm_map = build_norm_map(model, x)  # the parameters as they are
+    size = x.square().mean(-1).sqrt().max().item()
+    for bound in (found.norm_size, norm_map(RMSTensor(size)).norm_size):
+        results = [model(each).detach() for each in drawn(x.shape, size, 100)]
+        assert max(y.square().mean(-1).max().sqrt() for y in results) <= bound * (1 + 1e-5)
+
+
+def test_another_call_sees_what_has_changed():
+    """A flat program has no guards: it is written out in each call, and compiled again where it is another one."""
+    model, x = made(InnerStep)
+    run = normed(thunder.jit(model, transforms=[NormTransform()]))
+    for change in (
+        lambda: None,
+        lambda: model.weight.data.mul_(2),
+        lambda: setattr(model, "forward", lambda x: -InnerStep.forward(model, x)),
+    ):
+        change()
+        found = run(x)
+        torch.testing.assert_close(found.backing, model(x), rtol=1e-4, atol=1e-5)
+        assert actual_norm(found) <= found.norm_size * (1 + 1e-5)
+    torch.testing.assert_close(run(x[:2]).backing, model(x[:2]), rtol=1e-4, atol=1e-5)
+
+
+class Counted(InnerStep):
+    """It keeps something in each call."""
+
+    calls = 0
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        if self.what == "an attribute":
+            self.calls += 1
+        if self.what == "a buffer":
+            self.seen.add_(x.detach().mean(0))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("what", ["an attribute", "a buffer", "nothing"])
+def test_what_a_call_keeps_is_kept_or_refused(what):
+    torch.manual_seed(seeded(0))
+    model, x = Counted(what), torch.randn(3, 4)
+    run = normed(thunder.jit(model, transforms=[NormTransform()]))
+    if what == "nothing":
+        torch.testing.assert_close(run(x).backing, model(x), rtol=1e-4, atol=1e-5)
+        return
+    with pytest.raises(InnerDerivativeError):
+        run(x)
+    assert model.calls == 0 and not model.seen.any()
 
 
 def test_what_depends_on_values_is_refused():

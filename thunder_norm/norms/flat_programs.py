@@ -7,6 +7,7 @@ values of tensors is not traced, and stays refused.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from thunder_norm.core import registry
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import InnerDerivativeError
-from thunder_norm.norms.lifts.parameters import call_with
+from thunder_norm.norms.lifts.parameters import call_with, tensor_names
+from thunder_norm.norms.undisturbed import Surroundings
 
 aten = torch.ops.aten
 # With a number where rules have a tensor: what autograd writes for 1 - y, g * 2 and 1 / y.
@@ -41,12 +43,14 @@ class FlatProgram:
         names: of the model's tensors.
         result: how what the graph gives is put together.
         others: what is in the result and no tensor, by place.
+        writes: whether the program writes into tensors that it is given, which the graph does not.
     """
 
     graph: torch.fx.GraphModule
     names: tuple[str, ...]
     result: TreeSpec
     others: Mapping[int, Any]
+    writes: bool
 
     @staticmethod
     def of(
@@ -84,8 +88,8 @@ class FlatProgram:
                     graph = _traced(torch.func.functionalize(graph), own, given)
         except Exception as e:
             raise error from e
-        _with_rules(graph)
-        return FlatProgram(graph, tuple(tensors), *found)
+        writes = _with_rules(graph)
+        return FlatProgram(graph, tuple(tensors), *found, writes)
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
         """What the program gives, operation by operation."""
@@ -97,6 +101,71 @@ class FlatProgram:
         return tree_unflatten([self.others[i] if i in self.others else next(each) for i in range(num)], self.result)
 
 
+class FlatModule(torch.nn.Module):
+    """The parameters, buffers and modules of a model, under their names, with a flat program for its `forward`."""
+
+    def __init__(self, model: torch.nn.Module, program: FlatProgram):
+        super().__init__()
+        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        self.training = model.training
+        self.paths = [name.split(".") for name in program.names]
+        self.run, self.result, self.others = program.graph.forward, program.result, dict(program.others)
+
+    @staticmethod
+    def of(model: Any, args: tuple, kwargs: dict, error: BaseException, *, keeps_state: bool = True) -> FlatModule:
+        """That of a model which cannot be traced with norms because it takes derivatives.
+
+        Args:
+            model: what cannot be traced.
+            args: its arguments.
+            kwargs: its keyword arguments.
+            error: what tracing it met.
+            keeps_state: whether what the program writes into its attributes and into tensors has to be there afterwards.
+
+        Raises:
+            BaseException: `error`, which is another, or the model is a function; or it depends on values, or has state to keep.
+        """
+        cause = _inner_derivative(error)
+        if cause is None or not isinstance(model, torch.nn.Module):
+            raise error
+        surroundings = Surroundings(model, args, kwargs)
+        with surroundings.undisturbed():
+            program = FlatProgram.of(model, tensor_names(model), args, kwargs, cause)
+            writes = program.writes or surroundings.is_changed()
+        if writes and keeps_state:
+            raise cause
+        return FlatModule(model, program)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the program gives."""
+        own = []
+        for path in self.paths:
+            value = self
+            for name in path:
+                value = getattr(value, name)
+            own.append(value)
+        given = [x for x in tree_flatten((args, kwargs), is_leaf=_is_tensor)[0] if isinstance(x, torch.Tensor)]
+        values = list(self.run(*own, *given))
+        for place, other in self.others.items():
+            values.insert(place, other)
+        return tree_unflatten(values, self.result)
+
+    def is_like(self, other: FlatModule) -> bool:
+        """Whether another one computes the same of the same tensors, in whatever module it was traced."""
+        mine, theirs = self.run.__self__, other.run.__self__
+        if (mine.code, self.paths, self.result, self.others) != (theirs.code, other.paths, other.result, other.others):
+            return False
+        pairs = [(getattr(mine, n.target), getattr(theirs, n.target)) for n in mine.graph.nodes if n.op == "get_attr"]
+        return all(a is b or (type(a) is torch.Tensor and a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs)
+
+
+def _inner_derivative(error: BaseException | None) -> InnerDerivativeError | None:
+    """The error of that kind in a chain of causes."""
+    while error is not None and not isinstance(error, InnerDerivativeError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def _traced(program: Callable, *args: Any) -> torch.fx.GraphModule:
     return make_fx(program, decomposition_table=_decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
 
@@ -105,11 +174,14 @@ def _is_tensor(x: Any) -> bool:
     return isinstance(x, torch.Tensor)
 
 
+@functools.cache
+def _torchs_parts() -> dict[Any, Callable]:
+    return dict(core_aten_decompositions())
+
+
 def _decompositions() -> dict[Any, Callable]:
     """How what has no norm rule is taken apart, and what is a derivative, which has one that refuses."""
-    parts = {
-        op: parts for op, parts in core_aten_decompositions().items() if not registry.has_rule(op) or "backward" in op.name()
-    }
+    parts = {op: parts for op, parts in _torchs_parts().items() if not registry.has_rule(op) or "backward" in op.name()}
     return {**parts, **_NORMALIZATIONS, **_OWN_PARTS}
 
 
@@ -169,8 +241,9 @@ _NORMALIZATIONS = get_decompositions(
 )
 
 
-def _with_rules(graph: torch.fx.GraphModule) -> None:
-    """Put operations that have rules for those that have none and are alike."""
+def _with_rules(graph: torch.fx.GraphModule) -> bool:
+    """Put operations that have rules for those that have none and are alike; whether one was left out that writes into an argument."""
+    writes = False
     for node in graph.graph.nodes:
         if node.op != "call_function":
             continue
@@ -179,8 +252,11 @@ def _with_rules(graph: torch.fx.GraphModule) -> None:
         elif node.target is aten.copy.default:
             node.target = _copied
         elif node.target is aten.copy_.default and node.args[0].op == "placeholder" and not node.users:
-            graph.graph.erase_node(node)  # into what the run has of its own: nobody looks at it afterwards
+            graph.graph.erase_node(node)
+            writes = True
+    graph.graph.set_codegen(torch.fx.graph.CodeGen())  # with tensors for arguments, as the nodes have them
     graph.recompile()
+    return writes
 
 
 def _copied(target: torch.Tensor, value: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
