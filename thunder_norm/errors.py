@@ -44,12 +44,20 @@ class UnsupportedOpError(ThunderNormError, NotImplementedError):
     """An operation on a wrapper subclass cannot be represented in a trace (in-place on an alias, data dependent, ...)."""
 
 
+class InnerDerivativeError(UnsupportedOpError):
+    """A program differentiates a function of wrappers: of NormedTensors operations have rules, and not the derivatives that torch takes of them."""
+
+
 class TransformError(ThunderNormError, ValueError):
     """Arguments of a function transform do not fit: in_dims, argnums, shapes of tangents, a loss that is no scalar, ..."""
 
 
 class TransformTypeError(ThunderNormError, TypeError):
     """A function transform was given the wrong type of thing: integers to differentiate, a result that is no tensor, ..."""
+
+
+class InnerDerivativeTypeError(TransformTypeError, InnerDerivativeError):
+    """A function that is differentiated returns a wrapper that says something of its inner tensor, which does not hold for the derivative."""
 
 
 class MissingTransformRuleError(ThunderNormError, NotImplementedError):

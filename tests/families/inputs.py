@@ -15,6 +15,8 @@ from tests.seeds import seeded
 from .shrunk import FIRST_WORD, IMAGE, VOCABULARY
 
 BATCH, WORDS, FRAMES = 2, 8, 16
+PATCHES = 4  # along each side of an image that is given as a row of patches
+MOST_CANDIDATES = 120  # of one set of arguments
 Arguments = dict[str, Any]
 
 
@@ -36,6 +38,20 @@ def words(_: Any) -> torch.Tensor:
     return torch.randint(FIRST_WORD, VOCABULARY, (BATCH, WORDS))
 
 
+def words_with_image(places: int) -> Callable[[Any], torch.Tensor]:
+    """Words of which so many stand for the image's features, after the token that says so if there is one."""
+
+    def make(config: Any) -> torch.Tensor:
+        token = entry(config, "image_token_id", "image_token_index", default=None)
+        if token is None:
+            raise ValueError("no token for images")
+        start = entry(config, "vision_start_token_id", "image_start_token_id", default=FIRST_WORD)
+        image = torch.full((BATCH, places), token)
+        return torch.cat([words(config)[:, :3], torch.full((BATCH, 1), start), image, words(config)[:, :3]], 1)
+
+    return make
+
+
 def shapes(*made: Callable[[Any], tuple[int, ...]]) -> list[Callable[[Any], torch.Tensor]]:
     return [lambda config, shape=shape: torch.randn(shape(config)) for shape in made]
 
@@ -52,16 +68,34 @@ def _mels(config: Any) -> int:
     return entry(config, "num_mel_bins", "feature_size", "input_dim", "input_feat_per_channel", default=16)
 
 
+def _patches(channels: Callable[[Any], int]) -> Callable[[Any], tuple[int, ...]]:
+    """Patches of the two images that `grid_thw` says, one after the other."""
+    return lambda c: (BATCH * PATCHES**2, channels(c) * entry(c, "patch_size", default=16) ** 2)
+
+
+def grids(_: Any) -> torch.Tensor:
+    return torch.tensor([[1, PATCHES, PATCHES]] * BATCH)
+
+
 # what each argument may be, in the order in which it is tried
 MAKERS: dict[str, list[Callable[[Any], torch.Tensor]]] = {
-    "input_ids": [words, lambda c: torch.randint(FIRST_WORD, VOCABULARY, (BATCH, WORDS, entry(c, "num_codebooks", default=4)))],
+    "input_ids": [
+        words,
+        lambda c: torch.randint(FIRST_WORD, VOCABULARY, (BATCH, WORDS, entry(c, "num_codebooks", default=4))),
+        *map(words_with_image, (4, 16, 64, 1, 8, 2, 5, 17)),
+    ],
     "decoder_input_ids": [words],
     "pixel_values": shapes(
         lambda c: (BATCH, _channels(c), _image(c), _image(c)),
         lambda c: (BATCH, entry(c, "num_frames", default=2), _channels(c), _image(c), _image(c)),
         lambda c: (BATCH, 3, 2 * IMAGE, 2 * IMAGE),
         lambda c: (BATCH, 3, 224, 224),
+        _patches(lambda c: _channels(c) * entry(c, "temporal_patch_size", default=2)),
+        _patches(_channels),
+        lambda c: (BATCH * PATCHES**2, _channels(c), entry(c, "patch_size", default=16), entry(c, "patch_size", default=16)),
     ),
+    "grid_thw": [grids],
+    "image_grid_thw": [grids],
     "pixel_values_videos": shapes(lambda c: (BATCH, entry(c, "frames_per_clip", default=2), 3, _image(c), _image(c))),
     "input_values": shapes(
         lambda c: (BATCH, 4000),
@@ -87,6 +121,8 @@ MAKERS: dict[str, list[Callable[[Any], torch.Tensor]]] = {
     "hidden_states": shapes(
         lambda c: (BATCH, WORDS, entry(c, "hidden_size", "d_model", default=32)),
         lambda c: (BATCH, entry(c, "hidden_size", default=32), WORDS),
+        _patches(lambda c: _channels(c) * entry(c, "temporal_patch_size", default=2)),
+        _patches(_channels),
     ),
     "attention_mask": [lambda c: torch.ones(BATCH, WORDS, dtype=torch.long)],
     "encoder_hidden_states": shapes(lambda c: (BATCH, WORDS, entry(c, "encoder_hidden_size", "hidden_size", default=32))),
@@ -97,6 +133,7 @@ MAKERS: dict[str, list[Callable[[Any], torch.Tensor]]] = {
 }
 # what a model is run on: sets of arguments, the first that the signature has
 SETS: list[tuple[str, ...]] = [
+    ("input_ids", "pixel_values", "image_grid_thw"),
     ("input_ids", "pixel_values"),
     ("input_ids", "input_features"),
     ("input_ids",),
@@ -131,8 +168,15 @@ def candidates(model: nn.Module, config: Any) -> Iterator[Arguments]:
         ):
             names = list(dict.fromkeys(n for n in (*chosen, *more) if n in parameters))
             if all(n in MAKERS for n in names):
-                for makers in itertools.islice(itertools.product(*(MAKERS[n] for n in names)), 8):
-                    yield {name: make(config) for name, make in zip(names, makers, strict=True)}
+                yield from _made(names, config)
+
+
+def _made(names: list[str], config: Any) -> Iterator[Arguments]:
+    for makers in itertools.islice(itertools.product(*(MAKERS[n] for n in names)), MOST_CANDIDATES):
+        try:
+            yield {name: make(config) for name, make in zip(names, makers, strict=True)}
+        except (ValueError, TypeError):  # the configuration has no token for images, or no number where one is needed
+            continue
 
 
 def arguments(model: nn.Module, config: Any) -> Arguments:

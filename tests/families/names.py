@@ -12,6 +12,7 @@ from tests.models_zoo.case import TIMM, TORCHVISION, TRANSFORMERS, Model
 from tests.seeds import seeded
 
 from .inputs import arguments
+from .particular import PARTICULAR
 from .shrunk import changes
 from .vision import of_timm, of_torchvision
 
@@ -62,13 +63,19 @@ def _of_transformers(name: str) -> Callable[[], tuple[nn.Module, dict[str, Any]]
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     large = CONFIG_MAPPING[name]()
-    config = type(large)(**changes(large))
+    config = type(large)(**_merged(changes(large), PARTICULAR.get(name, {})))
     make = lambda: transformers.AutoModel.from_config(config)  # noqa: E731
     with torch.device("meta"):
         _check_small(make())
     module = make()
     kwargs = arguments(module, config)
     return lambda: (make(), {name: t.clone() for name, t in kwargs.items()})
+
+
+def _merged(entries: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """The entries with the others in their place, those within a configuration one by one."""
+    within = {n: {**entries[n], **v} for n, v in others.items() if isinstance(v, dict) and n.endswith("_config")}
+    return entries | others | within
 
 
 def _check_small(module: nn.Module) -> None:

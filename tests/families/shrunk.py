@@ -101,8 +101,10 @@ def changes(config: Any, tokens: dict[str, int] | None = None) -> dict[str, Any]
     for name, value in entries.items():
         if isinstance(value, PretrainedConfig):
             found[name] = type(value)(**changes(value, tokens)).to_dict()  # transformers 4 takes no configuration there
-        elif isinstance(value, bool) or name in ("id2label", "label2id", "rope_parameters", "rope_scaling"):
+        elif isinstance(value, bool) or name in ("id2label", "label2id"):
             continue
+        elif name in ("rope_parameters", "rope_scaling"):
+            found |= {name: _sections(value)}
         elif SPECIAL.match(name):
             found |= _special(name, value, tokens)
         elif isinstance(value, int) and value > 1:
@@ -120,6 +122,18 @@ def _special(name: str, value: Any, tokens: dict[str, int]) -> dict[str, Any]:
     if isinstance(value, list) and name in KNOWN_TOKENS:
         return {name: KNOWN_TOKENS[name]}
     return {}
+
+
+def _sections(rope: Any) -> Any:
+    """Which places rotate by which coordinate, of a head in small; within the entries of types of layers too."""
+    if not isinstance(rope, dict):
+        return rope
+    if not isinstance(large := rope.get("mrope_section"), (list, tuple)):
+        return {name: _sections(value) for name, value in rope.items()}
+    places = int(HEAD * rope.get("partial_rotary_factor", 1.0)) // 2
+    small = [n * places // sum(large) for n in large]
+    small[0] += places - sum(small)
+    return {**rope, "mrope_section": small}
 
 
 def _small(name: str, value: int, config: dict[str, Any]) -> int:

@@ -61,8 +61,7 @@ def losses(loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer, s
             optimizer.step()
         except GradientError:
             return [*found, math.inf]
-    with torch.no_grad():
-        return [*found, loss().item()]
+    return [*found, loss().item()]  # with gradients, which a program may take itself
 
 
 def start(model: Model) -> tuple[Built, Callable[[], torch.Tensor], ModularNorm, dict[str, torch.Tensor]]:

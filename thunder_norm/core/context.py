@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor, describe, has_norm
-from thunder_norm.errors import NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.errors import InnerDerivativeError, NormMismatchError, with_details
 
 T = TypeVar("T")
 Mode = Literal["bound", "typical", "modula"]
@@ -279,10 +279,10 @@ def lift(t: torch.Tensor, kind: type[NormedTensor], elem_dims: Sequence[int] | N
     """A plain tensor as a normed one: constants by their exact norm, parameters as the transform in use says.
 
     Raises:
-        UnsupportedOpError: a function that torch.func transforms derives it, or takes it apart.
+        InnerDerivativeError: a function that torch.func transforms derives it, or takes it apart.
     """
     if torch._C._functorch.is_functorch_wrapped_tensor(t):
-        raise UnsupportedOpError(
+        raise InnerDerivativeError(
             with_details(
                 f"a NormedTensor meets a {describe(t)} of a function under grad, vmap or jvp of torch.func",
                 at=current_environment().user_location(),

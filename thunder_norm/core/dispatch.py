@@ -37,12 +37,12 @@ from thunder_norm.core.tensors import NormedTensor, describe_call, has_norm
 from thunder_norm.core.whole import is_followed, moves_as_one, whole
 from thunder_norm.core.within import keep_near, stay_away
 from thunder_norm.errors import (
+    InnerDerivativeError,
     JumpError,
     MissingNormRuleError,
     NormMapKeyError,
     NormMismatchError,
     ThunderNormError,
-    UnsupportedOpError,
     with_details,
 )
 from thunder_norm.op_names import METADATA, METADATA_ACCESSES, op_key, op_name
@@ -55,7 +55,7 @@ def torch_function(func: Callable, args: tuple, kwargs: dict) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     if func in _DERIVATIVES:
-        raise UnsupportedOpError(
+        raise InnerDerivativeError(
             with_details(
                 f"{func.__module__}.{func.__name__} of a NormedTensor",
                 at=current_environment().user_location(),

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
-from thunder_norm.errors import ThunderNormError, TransformError, TransformTypeError, with_details
+from thunder_norm.errors import InnerDerivativeTypeError, ThunderNormError, TransformError, TransformTypeError, with_details
 from thunder_norm.functions import acquisition
 from thunder_norm.functions.acquisition import Interrupted
 from thunder_norm.functions.interpreted import active_level, announce, closed, is_open, values_of, wrapped
@@ -312,9 +312,9 @@ def check_has_derivative(result: Any, name: str) -> None:
             )
 
 
-def without_derivative(what: str, instead: str) -> TransformTypeError:
+def without_derivative(what: str, instead: str) -> InnerDerivativeTypeError:
     """The error for a derivative that no wrapper can hold."""
-    return TransformTypeError(
+    return InnerDerivativeTypeError(
         with_details(
             what,
             why="a derivative is another function, with norms of its own, and no rule says them",

@@ -18,8 +18,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm import first_calls
 from thunder_norm.core import context
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import InnerDerivativeError
 from thunder_norm.model_state.initial_buffers import initial_buffers
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
+from thunder_norm.norms.flat_programs import FlatProgram
 from thunder_norm.norms.lifts.eager_lifting import EagerLifting
 from thunder_norm.norms.lifts.inference import Candidate, NormSpec, RunWith, choose
 from thunder_norm.norms.lifts.lifting import Otherwise
@@ -104,7 +106,11 @@ def run_eagerly(
     own = {**tensor_names(model), **(tensors or {})}
     values = _with_initial_buffers(model, own, values)
     run = _Run(model, args, kwargs, policy, mode, own, otherwise, sensitivity, values, arithmetic)
-    result, environment = run(perturbed=perturbed)
+    try:
+        result, environment = run(perturbed=perturbed)
+    except InnerDerivativeError as e:
+        run = run.flattened(e)
+        result, environment = run(perturbed=perturbed)
     chosen = run.choose(environment)
     if not chosen:
         return result, environment
@@ -169,6 +175,7 @@ class _Run:
     sensitivity: context.Sensitivity = "global"
     values: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
     arithmetic: Callable[[], Arithmetic] = Arithmetic
+    flat: FlatProgram | None = None  # run in place of the model, which takes derivatives
 
     @functools.cached_property
     def surroundings(self) -> Surroundings:
@@ -202,8 +209,17 @@ class _Run:
             Functions(environment),
             no_values() if self.is_without_values else contextlib.nullcontext(),
         ):
-            result = call_with(self.model, self.tensors, self.args, self.kwargs)
+            result = (self.flat or functools.partial(call_with, self.model))(self.tensors, self.args, self.kwargs)
             return map_tensors(lifting.written.current, result), environment
+
+    def flattened(self, error: InnerDerivativeError) -> _Run:
+        """The same program with the operations of the derivatives that it takes written out.
+
+        Raises:
+            InnerDerivativeError: it cannot be.
+        """
+        with self.surroundings.undisturbed():
+            return replace(self, flat=FlatProgram.of(self.model, self.tensors, self.args, self.kwargs, error))
 
     @property
     def is_without_values(self) -> bool:

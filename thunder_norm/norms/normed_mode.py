@@ -96,9 +96,17 @@ class NormAcquisition(Acquisition):
         """Whether operations on parameters give norms: in a normed call, or where there are NormedTensors."""
         return self.is_normed_call or self._meets_norms
 
-    def hindrance_to_new_memory(self) -> str | None:
-        """Norms are known of what a tensor was."""
-        return "it has a norm, of what was in it before" if self._has_norms else super().hindrance_to_new_memory()
+    def lets_stand_for(self, tensor: TensorProxy, value: TensorProxy) -> bool:
+        """In a norm map, whose parameters stay what they were."""
+        if self.has_data or not self._has_norms or type(tensor) is not TensorProxy:
+            return False
+        return written_proxies.replace(self, self.lifting, tensor, value)
+
+    def hindrance_to_new_memory(self, tensor: TensorProxy) -> str | None:
+        """A norm that is given, or inferred, is known of what a tensor was; one that is measured is of what it is by then."""
+        if self._has_norms and not (self.has_data and self.lifting.is_measured(self.fake_of(tensor))):
+            return "it has a norm, of what was in it before"
+        return super().hindrance_to_new_memory(tensor)
 
     def hindrance_to_attributes(self, fake: torch.Tensor) -> str | None:
         """Norms are what their rules say."""

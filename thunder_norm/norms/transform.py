@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from thunder_norm.functions.jitted import SubclassTransform
 from thunder_norm.functions.transformed import compiles
 from thunder_norm.norms import recurrent_modules  # noqa: F401 - has lookasides
 from thunder_norm.norms import traced_initializing as _traced_initializing  # registers what it traces  # noqa: F401
+from thunder_norm.norms.flat_programs import FlatModule
 from thunder_norm.norms.lifts.annotations import named_annotations
-from thunder_norm.norms.lifts.parameters import Policy, check_names, check_policy
+from thunder_norm.norms.lifts.parameters import Policy, check_names, check_policy, tensor_names
 from thunder_norm.norms.normed_mode import NormAcquisition, normed_call
 from thunder_norm.norms.overflow import refuse_overflowed
 from thunder_norm.norms.scalar_fusion import fuse_scalars
@@ -24,6 +26,7 @@ from thunder_norm.subclass.backward.mutations import check_mutations
 from thunder_norm.subclass.crossing import boundary_passes
 from thunder_norm.subclass.interpreting.interception import is_interpreted
 from thunder_norm.tracing.activity import depending
+import thunder
 from thunder.core.dtypes import to_torch_dtype
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
@@ -118,12 +121,56 @@ def normed(jitted: Callable) -> Callable:
             f"normed() needs a function made by thunder.jit(..., transforms=[NormTransform()]), got {type(jitted).__name__}"
         )
 
+    flat = _Flat(jitted)
+
     def call(*args: Any, **kwargs: Any) -> Any:
         with normed_call():
-            result = jitted(*args, **kwargs)
+            try:
+                result = flat(args, kwargs) if flat.error else jitted(*args, **kwargs)
+            except Exception as e:  # noqa: BLE001 - raised again, but for one kind
+                result = flat(args, kwargs, e)
         return refuse_overflowed(result, (args, kwargs), jitted, has_data=True)
 
     return functools.update_wrapper(call, jitted, updated=()) if hasattr(jitted, "__name__") else call
+
+
+@dataclass
+class _Flat:
+    """What runs for a jitted module that takes derivatives: its operations written out, anew in each call, which sees what has changed.
+
+    Attributes:
+        jitted: the module as it is.
+        error: what tracing it met, once it has been met.
+    """
+
+    jitted: Any
+    error: Exception | None = None
+    _found: tuple[FlatModule, Callable] | None = None
+
+    def __call__(self, args: tuple, kwargs: dict, error: Exception | None = None) -> Any:
+        """The result of a call.
+
+        Raises:
+            Exception: `error`, or the first one, where nothing can be written out.
+        """
+        if error is not None and self.error is not None:
+            raise error  # of the operations themselves
+        assert (met := error or self.error) is not None
+        module = FlatModule.of(self._model(), args, kwargs, met)
+        if self._found is None or not module.is_like(self._found[0]):
+            own = next(t for t in self.jitted._lc_transforms if isinstance(t, NormTransform))
+            transform = NormTransform(parameters=own.parameters, mode=own.mode, sensitivity=own.sensitivity)
+            self._found = module, thunder.jit(module, transforms=[transform])
+        self.error = self.error or error
+        return self._found[1](*args, **kwargs)
+
+    def _model(self) -> torch.nn.Module | None:
+        """The module that was jitted, if its tensors are those that the jitted one runs with."""
+        if not isinstance(self.jitted, ThunderModule):
+            return None
+        model = self.jitted._model
+        held = {**dict(self.jitted.named_parameters()), **dict(self.jitted.named_buffers())}
+        return model if all(held.get(name, t) is t for name, t in tensor_names(model).items()) else None
 
 
 def _detached(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -58,6 +58,10 @@ class Surroundings:
                     if cache.cache_info().misses != misses and _holds_none_of_its_own(cache):
                         cache.cache_clear()
 
+    def is_changed(self) -> bool:
+        """Whether an attribute, a container or a global variable holds something else by now; of the data of tensors it knows nothing."""
+        return any(place.is_changed for place in self._found.places)
+
     def random_states(self) -> list[Any]:
         """The states of all random generators that a program can reach, to compare: torch's, Python's, NumPy's and those it holds."""
         states: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]

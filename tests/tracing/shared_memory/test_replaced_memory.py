@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -183,6 +184,12 @@ def inside_of_a_wrapper(m, x):
     return (pair + 1).b @ m.w + m.k
 
 
+def an_input_inside_of_a_wrapper(m, x):
+    pair = TwoTensor(x * 1, m.k)
+    pair.b.data = x * 5
+    return (pair + 1).b @ m.w + m.k
+
+
 def put_back(m, x):
     kept = [t.data for t in (m.k, m.r)]
     for t in (m.k, m.r):
@@ -216,7 +223,7 @@ INPUTS = [
     momentum, momentum_without_gradients, momentum_of_all, clipped, after_a_product, twice, another_parameter, what_is_given,
     what_is_returned, exchanged, transposed, views_keep_the_memory, written_before, written_after, written_before_and_after,
     the_input, another_shape, returned_itself, size_by_values, detached_and_written, written_through_its_data, written_detached_and_without_gradients,
-    kept_elsewhere, beside_a_wrapper, inside_of_a_wrapper,
+    kept_elsewhere, beside_a_wrapper, inside_of_a_wrapper, an_input_inside_of_a_wrapper,
 ]  # fmt: skip
 
 
@@ -411,12 +418,6 @@ def set_of_a_storage(m, x):
     return y + m.w.sum()
 
 
-def an_input_inside_of_a_wrapper(m, x):
-    pair = TwoTensor(x * 1, m.k)
-    pair.b.data = x * 5
-    return (pair + 1).b @ m.w + m.k
-
-
 def uses_a_view_from_before(m, x):
     view = m.w.t()
     m.w.data = m.w.data * 2
@@ -433,7 +434,7 @@ REFUSED = [
     uses_a_view_from_before, uses_a_view_before,
     uses_it_before, uses_it_beside_what_requires_grad, uses_what_it_made_before, uses_a_factor_before, uses_a_condition_before, writes_into_a_value_with_another_history,
     of_another_dtype, shape_that_gradients_have, in_a_region, in_a_transformed_function, set_of_an_input, set_to_what_requires_grad,
-    set_of_a_storage, an_input_inside_of_a_wrapper,
+    set_of_a_storage,
 ]  # fmt: skip
 
 
@@ -448,9 +449,15 @@ def test_what_a_trace_cannot_do_is_refused_with_the_line(program):
         assert getattr(module, n) is t and t.data_ptr() == address and torch.equal(t, held)
 
 
-def test_in_norms_it_is_refused():
-    with pytest.raises(UnsupportedOpError, match=r"\.data of a tensor is set"):
-        thunder.jit(Module(momentum), transforms=[NormTransform()])(RMSTensor.of(torch.ones(2, 3)))
+def test_norms_that_are_measured_are_of_what_is_there_by_then():
+    torch.manual_seed(seeded(0))
+    x, module = torch.randn(2, 3), Module(momentum)
+    eager = copy.deepcopy(module)
+    y = thunder.jit(module, transforms=[NormTransform()])(RMSTensor.of(x))
+    expected = eager(x)
+    torch.testing.assert_close(y.backing, expected)
+    torch.testing.assert_close(module.state_dict(), eager.state_dict())
+    assert expected.square().mean(-1).sqrt().max() <= y.norm_size * (1 + 1e-5)
 
 
 def test_of_norms_what_changes_nothing_is_no_change():

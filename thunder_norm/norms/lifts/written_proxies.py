@@ -120,6 +120,24 @@ def write(
     return written
 
 
+def replace(acquisition: Acquisition, lifting: TracedLifting, target: TensorProxy, value: TensorProxy) -> bool:
+    """Have a value stand for a parameter from here on, and for no other tensor in its memory (``w.data = value``); whether it can.
+
+    Args:
+        acquisition: the one at hand.
+        lifting: that of the trace.
+        target: what may be a parameter, or made from some.
+        value: what its data becomes.
+    """
+    if not lifting.concerns(acquisition.fake_of(target)):
+        return False
+    if (tuple(value.shape), value.dtype, value.device) != (tuple(target.shape), target.dtype, target.device):
+        return False
+    if acquisition.by_now(value) is not acquisition.by_now(target):
+        acquisition.stand_ins[target.name] = StandIn(target, acquisition.by_now(value), _position())
+    return True
+
+
 def _matters(lifting: TracedLifting, acquisition: Acquisition, proxy: TensorProxy) -> bool:
     return lifting.is_parameter_proxy(proxy) and lifting.matters(acquisition.fake_of(proxy))
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from thunder_norm.core.context import Mode, perturbations_recorded, records_program
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.norms.flat_programs import FlatModule
 from thunder_norm.norms.higher_order import RunCompiled
 from thunder_norm.norms.maps import encoding, norm_map_trace
 from thunder_norm.norms.maps.conditions import ValuesOfCall
@@ -21,8 +22,8 @@ from thunder_norm.norms.maps.outputs import described, differ
 from thunder_norm.norms.maps.scalars import FromVectors, Layout, OneByOne, Scalars
 from thunder_norm.norms.maps.sources import OfModel
 from thunder_norm.norms.norm_vector import VectorSizes
+from thunder_norm.norms.normed_mode import normed_call
 from thunder_norm.norms.sizes import Sizes
-from thunder_norm.norms.transform import normed
 import thunder
 
 
@@ -44,13 +45,31 @@ class Program:
         values: ValuesOfCall,
         mode: Mode,
     ) -> Program:
-        """Trace the model with `inputs` in place of its arguments."""
+        """Trace the model with `inputs` in place of its arguments; one that takes derivatives, with its operations written out."""
+        try:
+            return Program._acquired(model, inputs, spec, policy, values, mode)
+        except Exception as e:  # noqa: BLE001 - raised again, but for one kind
+            flat = FlatModule.of(model, *tree_unflatten(inputs, spec), e, keeps_state=False)
+        return Program._acquired(flat, inputs, spec, policy, values, mode)
+
+    @staticmethod
+    def _acquired(
+        model: Callable,
+        inputs: list[Any],
+        spec: TreeSpec,
+        policy: norm_map_trace.Given,
+        values: ValuesOfCall,
+        mode: Mode,
+    ) -> Program:
         transform = norm_map_trace.NormMapTransform(policy, values, mode, inputs)
         jitted = thunder.jit(model, transforms=[transform], executors=[])  # `Scalars` runs it: no kernel of a GPU has a part
-        run = normed(jitted)
-
         args, kwargs = tree_unflatten(inputs, spec)
-        entry, static = norm_map_trace.capture(jitted, lambda: run(*args, **kwargs), transform.planned)
+
+        def run() -> Any:
+            with normed_call():
+                return jitted(*args, **kwargs)
+
+        entry, static = norm_map_trace.capture(jitted, run, transform.planned)
         return Program(entry, transform.plan, static, Scalars.of(entry))
 
     def encoded(self) -> dict:

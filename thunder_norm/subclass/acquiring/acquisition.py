@@ -171,8 +171,12 @@ class Acquisition:
         """What an attribute or a container of the user's holds when the program puts a wrapper there; called with fakes too."""
         return value
 
-    def hindrance_to_new_memory(self) -> str | None:
-        """Why inputs of the program may not be given other memory; None if they may."""
+    def lets_stand_for(self, tensor: TensorProxy, value: TensorProxy) -> bool:
+        """Whether a value stands for an input from here on, whose own memory the call leaves as it is; notes it if so."""
+        return False
+
+    def hindrance_to_new_memory(self, tensor: TensorProxy) -> str | None:
+        """Why an input of the program may not be given other memory; None if it may."""
         return "the gradients of wrappers are followed through the memory it had" if self.autograd.is_running else None
 
     def hindrance_to_attributes(self, fake: torch.Tensor) -> str | None:

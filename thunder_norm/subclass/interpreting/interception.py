@@ -130,7 +130,7 @@ class Interpreting(Watching):
         ctx._constraints = without_unused(fully_sharded.without_checks(acquisition, ctx._constraints), ctx.computation_trace)
         tensor_hooks.write(acquisition, epilogue)
         side_effects.write(ctx, epilogue, acquisition, process)
-        replaced_memory.write(epilogue, acquisition.hindrance_to_new_memory())
+        replaced_memory.write(epilogue, acquisition.hindrance_to_new_memory)
 
     def proxy(self, x: torch.Tensor, name: str | None, history: Any) -> Any:
         """The proxy of a wrapper is one of ours; of other inputs it is remembered what they are."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.errors import InnerDerivativeError, UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.backward import tensor_hooks
@@ -275,7 +275,7 @@ def _require_grad(
             why="what is differentiated is known before the program runs",
             instead="call it before the jitted function",
         )
-        return do_raise(UnsupportedOpError(error))
+        return do_raise(InnerDerivativeError(error))
     if has:
         return do_raise(RuntimeError("you can only change requires_grad flags of leaf variables."))
     if not dtypes.is_inexact_dtype(obj.value.dtype):

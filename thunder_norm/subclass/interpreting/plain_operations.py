@@ -170,6 +170,8 @@ def with_new_memory(acquisition: Acquisition, put: Callable) -> Callable:
     def call(obj: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
         fakes, tensor = acquisition.fakes, obj.value
         value = next((a.value for a in (*args, *kwargs.values()) if isinstance(a.value, TensorProxy)), None)
+        if isinstance(tensor, TensorProxy) and value is not None and acquisition.lets_stand_for(tensor, value):
+            return wrap_const(None)
         known = fakes.known(tensor) if isinstance(tensor, TensorProxy) else None
         if known is not None and id(known) in fakes.inner:
             return do_raise(_without_memory("what is inside of a wrapper that is given", "the wrapper of the call would keep it"))

@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch.utils._pytree import tree_leaves
 
-from thunder_norm.errors import ThunderNormError, UnsupportedOpError, UnsupportedSubclassError, with_details
+from thunder_norm.errors import InnerDerivativeError, ThunderNormError, UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward.recipes import holds_proxies
 from thunder_norm.tracing.locations import location_of_user
@@ -101,7 +101,7 @@ def is_derivative(fn: Callable) -> bool:
 
 def refuse_derivative(acquisition: Acquisition | None, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for torch's autograd in a program."""
-    error = UnsupportedOpError(
+    error = InnerDerivativeError(
         with_details(
             "torch.autograd.grad of more than plain tensors, or .backward(), inside a traced program",
             at=location_of_user(),

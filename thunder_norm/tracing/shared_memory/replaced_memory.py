@@ -9,7 +9,7 @@ program is known, and the epilogue gives the memory of the value to the input of
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +112,7 @@ def _put(obj: WrappedValue, what: str, value: Any, by_set: bool) -> Any:
         trace = get_jit_ctx().computation_trace
         names = names_of_one_object(what, trace.peek_scope(), obj.value)
         if any(p.history is not None for p in names):
-            _mark_input(obj, what, trace, names, value, by_set)
+            _mark_input(what, trace, names, value, by_set)
         else:
             _rename(trace, what, names, value)
     except Exception as e:  # noqa: BLE001 - what torch says is the program's to handle
@@ -160,11 +160,9 @@ def _take_shape(p: TensorProxy, like: TensorProxy) -> None:
     p._shape, p._ndim, p._numel = like._shape, like._ndim, like._numel
 
 
-def _mark_input(
-    obj: WrappedValue, what: str, trace: TraceCtx, names: list[TensorProxy], value: TensorProxy, by_set: bool
-) -> None:
+def _mark_input(what: str, trace: TraceCtx, names: list[TensorProxy], value: TensorProxy, by_set: bool) -> None:
     root = next(p for p in names if p.history is not None)
-    real = obj.original_value
+    real = aliases.given_as(root)
     if by_set:
         raise _refused("set_() of an input", "autograd counts it as a change, and the epilogue can do it without autograd alone")
     if not isinstance(real, torch.Tensor):
@@ -201,23 +199,23 @@ def _refused(what: str, why: str) -> UnsupportedOpError:
 # -- once it is known -----------------------------------------------------------------------------------------------------
 
 
-def write(epilogue: TraceCtx, hindrance: str | None = None) -> None:
+def write(epilogue: TraceCtx, hindrance: Callable[[TensorProxy], str | None] = lambda tensor: None) -> None:
     """Have the epilogue give the inputs of the call their memory.
 
     Args:
         epilogue: the trace that runs when the computation is through.
-        hindrance: why the program cannot do this.
+        hindrance: why the program cannot do this to an input; None if it can.
 
     Raises:
         UnsupportedOpError: there is a hindrance, and an input whose memory is replaced.
     """
     for found in _current.get().values():
-        if hindrance is not None:
+        if (why := hindrance(found.tensor)) is not None:
             raise UnsupportedOpError(
                 with_details(
                     ".data of a tensor is set",
                     at=found.location,
-                    why=hindrance,
+                    why=why,
                     instead="write into it: tensor.copy_(value), under torch.no_grad()",
                 )
             )

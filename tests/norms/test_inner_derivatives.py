@@ -1,0 +1,206 @@
+"""Norms of programs that take derivatives: penalties, energies, equations, inner steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.seeds import seeded
+from tests.within_norms import actual_norm
+from thunder_norm import RMSTensor, build_norm_map, norm_report, normed
+from thunder_norm.errors import InnerDerivativeError
+from thunder_norm.modular import ModularNorm, ModularOptimizer
+from thunder_norm.norms.eager import run_eagerly
+from thunder_norm.transforms import NormTransform
+import thunder
+
+
+class Penalty(nn.Module):
+    """WGAN-GP's, of a critic of images."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 4, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(4, 4, 3, 2, 1), nn.InstanceNorm2d(4, affine=True)
+        )
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, x):
+        x = x.detach().requires_grad_(True)
+        y = self.head(F.elu(self.body(x)).flatten(1))
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return (g.flatten(1).norm(dim=1) - 1).square().mean() - y.mean()
+
+
+class Energy(nn.Module):
+    """Hamilton's equations of an energy, after a step downwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Softplus(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        energy = lambda z: self.net(z).sum()  # noqa: E731
+        x = x - 0.1 * torch.func.grad(energy)(x)
+        return torch.cat([x[:, 2:], -x[:, :2]], -1)
+
+
+class Equation(nn.Module):
+    """The residual of Burgers' equation."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, points):
+        x, t = (points[:, i : i + 1].clone().requires_grad_(True) for i in range(2))
+        u = self.net(torch.cat([x, t], 1))
+        ux, ut = torch.autograd.grad(u.sum(), (x, t), create_graph=True)
+        (uxx,) = torch.autograd.grad(ux.sum(), x, create_graph=True)
+        return {"residual": ut + u * ux - 0.1 * uxx, "name": "burgers"}["residual"]
+
+
+class Jacobians(nn.Module):
+    """Each sample's Jacobian."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return torch.func.vmap(torch.func.jacrev(lambda z: self.second(torch.sin(self.first(z)))))(x)
+
+
+class InnerStep(nn.Module):
+    """A step on the weight, and the result after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4) * 0.3)
+
+    def forward(self, x):
+        (g,) = torch.autograd.grad((x @ self.weight.t() - 1).square().mean(), self.weight, create_graph=True)
+        return x @ (self.weight - 0.1 * g).t()
+
+
+PROGRAMS = {Penalty: (2, 2, 8, 8), Energy: (3, 4), Equation: (5, 2), Jacobians: (3, 3), InnerStep: (4, 4)}
+
+
+def made(cls):
+    torch.manual_seed(seeded(0))
+    return cls(), torch.randn(*PROGRAMS[cls])
+
+
+@pytest.mark.parametrize("cls", PROGRAMS)
+def test_values_are_eagers_and_within_the_bound(cls):
+    model, x = made(cls)
+    y, _ = run_eagerly(model, (RMSTensor.of(x),), {}, policy="measured", mode="bound")
+    torch.testing.assert_close(y.backing, model(x), rtol=1e-4, atol=1e-5)
+    assert actual_norm(y) <= y.norm_size * (1 + 1e-5) < math.inf
+
+
+@pytest.mark.parametrize("cls", PROGRAMS)
+def test_the_report_at_the_data_is_finite(cls):
+    model, x = made(cls)
+    rows = norm_report(thunder.jit(model, transforms=[NormTransform()]), x).rows
+    assert all(math.isfinite(row.norm_size) and row.tightness <= 1.001 for row in rows if row.actual)
+
+
+@pytest.mark.parametrize("cls", PROGRAMS)
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.VanishingTargetWarning")  # the last bias moves no derivative
+def test_targets_do_not_vanish_and_steps_lower_a_loss(cls):
+    model, x = made(cls)
+    norm = ModularNorm(model, x, mode="typical")
+    assert {name for name in norm.unreached if "bias" not in name} == set()
+    assert all(t > 1e-6 for name, t in norm.targets.items() if name not in norm.unreached)
+    optimizer, losses = ModularOptimizer(norm, lr=0.05, missing_grads="skip"), []
+    aim = torch.randn(model(x).shape, generator=torch.Generator().manual_seed(seeded(1)))
+    for _ in range(5):
+        optimizer.zero_grad()
+        losses.append(F.mse_loss(model(x), aim))
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+
+
+def drawn(shape, size, count):
+    """Inputs whose rows have at most this RMS, some with it in a single entry."""
+    generator = torch.Generator().manual_seed(seeded(2))
+    for number in range(count):
+        x = torch.randn(shape, generator=generator)
+        if number % 3 == 0:
+            x = F.one_hot(x.argmax(-1), shape[-1]) * x.sign()
+        yield x * size / x.square().mean(-1, keepdim=True).sqrt()
+
+
+@pytest.mark.parametrize("cls", [Equation, InnerStep])
+def test_normed_calls_and_norm_maps_bound_what_inputs_of_that_norm_give(cls):
+    model, x = made(cls)
+    found = normed(thunder.jit(model, transforms=[NormTransform()]))(x)
+    torch.testing.assert_close(found.backing, model(x), rtol=1e-4, atol=1e-5)
+    norm_map = build_norm_map(model, x)  # the parameters as they are
+    size = x.square().mean(-1).sqrt().max().item()
+    for bound in (found.norm_size, norm_map(RMSTensor(size)).norm_size):
+        results = [model(each).detach() for each in drawn(x.shape, size, 100)]
+        assert max(y.square().mean(-1).max().sqrt() for y in results) <= bound * (1 + 1e-5)
+
+
+def test_another_call_sees_what_has_changed():
+    """A flat program has no guards: it is written out in each call, and compiled again where it is another one."""
+    model, x = made(InnerStep)
+    run = normed(thunder.jit(model, transforms=[NormTransform()]))
+    for change in (
+        lambda: None,
+        lambda: model.weight.data.mul_(2),
+        lambda: setattr(model, "forward", lambda x: -InnerStep.forward(model, x)),
+    ):
+        change()
+        found = run(x)
+        torch.testing.assert_close(found.backing, model(x), rtol=1e-4, atol=1e-5)
+        assert actual_norm(found) <= found.norm_size * (1 + 1e-5)
+    torch.testing.assert_close(run(x[:2]).backing, model(x[:2]), rtol=1e-4, atol=1e-5)
+
+
+class Counted(InnerStep):
+    """It keeps something in each call."""
+
+    calls = 0
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        if self.what == "an attribute":
+            self.calls += 1
+        if self.what == "a buffer":
+            self.seen.add_(x.detach().mean(0))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("what", ["an attribute", "a buffer", "nothing"])
+def test_what_a_call_keeps_is_kept_or_refused(what):
+    torch.manual_seed(seeded(0))
+    model, x = Counted(what), torch.randn(3, 4)
+    run = normed(thunder.jit(model, transforms=[NormTransform()]))
+    if what == "nothing":
+        torch.testing.assert_close(run(x).backing, model(x), rtol=1e-4, atol=1e-5)
+        return
+    with pytest.raises(InnerDerivativeError):
+        run(x)
+    assert model.calls == 0 and not model.seen.any()
+
+
+def test_what_depends_on_values_is_refused():
+    class Branch(nn.Linear):
+        def forward(self, x):
+            (g,) = torch.autograd.grad(super().forward(x.requires_grad_(True)).sum(), x, create_graph=True)
+            return g if g.sum().item() > 0 else -g
+
+    with pytest.raises(InnerDerivativeError, match="torch.autograd.grad of a NormedTensor"):
+        ModularNorm(Branch(3, 3), torch.randn(2, 3), mode="typical")
