@@ -224,6 +224,7 @@ class EagerEnvironment(LiftingEnvironment):
         rule, arguments = self._call or (None, ())
         # as it is now, whatever is written into it later
         now = type(out)._wrap(out.backing, out.norm_size, out.perturbation_size, out.elem_dims)
+        now._inside = out._inside
         self.noted.append(Noted(func, self.module_path[-1], user_line() or "", now, rule, arguments))
 
     def user_location(self) -> str | None:

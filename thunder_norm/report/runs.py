@@ -104,12 +104,19 @@ class Run:
 
     def gains(self, targets: Sequence[NormedTensor]) -> list[float]:
         """How far the results move, together, when one of these moves by 1."""
+        return self._gains([t.perturbation_size for t in targets])
+
+    def gains_inside(self, targets: Sequence[NormedTensor]) -> list[float]:
+        """The same, with what is known as a function of another tensor, and moves with that, moved by itself (`following_inside`)."""
+        inside = self._gains([t._inside for t in targets])
+        return [g + more for g, more in zip(self.gains(targets), inside, strict=True)]
+
+    def _gains(self, sizes: Sequence[torch.Tensor | None]) -> list[float]:
         moving = [movement(y) for y in self.results if _moves(y)]
-        wanted = [i for i, t in enumerate(targets) if _moves(t)]
-        gains = [0.0] * len(targets)
+        wanted = {i: size for i, size in enumerate(sizes) if size is not None and size.requires_grad}
+        gains = [0.0] * len(sizes)
         if moving and wanted:
-            sizes = [targets[i].perturbation_size for i in wanted]
-            grads = torch.autograd.grad(sum(moving), sizes, allow_unused=True, retain_graph=True)
+            grads = torch.autograd.grad(sum(moving), [*wanted.values()], allow_unused=True, retain_graph=True)
             for i, g in zip(wanted, grads, strict=True):
                 gains[i] = 0.0 if g is None else g.item()
         return gains

@@ -49,8 +49,8 @@ def shares(
     variances = _variances(recorder.points, results)
     found: dict[object, list[tuple[str, float, float, float, float]]] = {}
     for point, tensors, sensitivities, variance in zip(recorder.points, moved, gains, variances, strict=True):
-        sizes = [type(x).of(point.error.reshape(x.shape).to(x.dtype), x.elem_dims).norm_size.item() for x in tensors]
-        added = max(sizes, default=math.nan)
+        added = max(_sizes(point.error, tensors), default=math.nan)
+        sizes = _sizes(recorder.arriving(point, results), tensors)
         # beyond the largest number nothing is of first order
         arriving = sum((s * g if g or math.isfinite(s) else s for s, g in zip(sizes, sensitivities, strict=True)), start=0.0)
         if arriving == 0 and variance > 0:  # inside of what is known as a whole (a normalization written out) no rule follows it
@@ -59,6 +59,11 @@ def shares(
         name = str(point.dtype).removeprefix("torch.")
         found.setdefault(place_of(point), []).append((name, added, typical, arriving, variance))
     return {place: _together(parts) for place, parts in found.items()}
+
+
+def _sizes(error: torch.Tensor, tensors: Sequence[NormedTensor]) -> list[float]:
+    """An error in the norms of the tensors that move by it."""
+    return [type(x).of(error.reshape(x.shape).to(x.dtype), x.elem_dims).norm_size.item() for x in tensors]
 
 
 def _together(parts: list[tuple[str, float, float, float, float]]) -> Rounding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from thunder_norm.norms.autocast import DEVICES
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
 from thunder_norm.op_names import op_key, op_name
 from thunder_norm.report.precision.formats import Format, Formats, added, of_operands, of_result
+from thunder_norm.report.precision.overflows import Overflows
 from thunder_norm.trees import flat_tensors, map_tensors
 
 # What stops derivatives and not roundings.
@@ -112,6 +113,7 @@ class Recorder(_InFormats):
     def __init__(self, formats: Formats, inputs: Iterable[torch.Tensor]):
         super().__init__(formats, inputs)
         self.points: list[Point] = []
+        self._overflows = Overflows()
         self._kept: list[torch.Tensor] = []
         self._used: dict[tuple[int, torch.dtype | None], torch.Tensor] = {}
 
@@ -119,6 +121,7 @@ class Recorder(_InFormats):
         row = len(environment.noted)
         with torch.inference_mode(False), torch.enable_grad():
             inexact = None if form is None else self._inexact(func, args, kwargs, of_result(form), of)
+            found = self._overflows.through(func, args, kwargs)
             func, args, kwargs = _differentiable(func, args, kwargs)
             used_args, used_kwargs = map_tensors(lambda t: self._use(t, of(t), row), (args, kwargs))
             try:
@@ -131,7 +134,14 @@ class Recorder(_InFormats):
             self._know_all(result)
         else:
             self._note_results(flat_tensors(result), inexact, of_result(form), row)
+        if found is not None:
+            self._overflows.used(args, kwargs, flat_tensors(result), found)
         return result
+
+    def arriving(self, point: Point, results: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The errors of a point that go on to the results of the program: not of what became infinite and made no difference (a mask)."""
+        is_absorbed = point.error.isinf().any() and self._overflows.are_absorbed(point.source, {id(y) for y in results})
+        return torch.where(point.error.isinf(), 0.0, point.error) if is_absorbed else point.error
 
     def _use(self, t: torch.Tensor, form: Format | None, row: int) -> torch.Tensor:
         """An operand as the operation takes it: one tensor for all operations that take it rounded to the same format."""
@@ -170,6 +180,7 @@ class Recorder(_InFormats):
             error = _error(y, form, where)
             if error is not None:
                 self.points.append(Point(y, error, row, y, form.dtype))
+                self._overflows.begin(y, error.isinf())
 
 
 def _under_autocast(environment: EagerEnvironment) -> NormMismatchError:
