@@ -1,4 +1,4 @@
-"""Roundings inside of what one rule knows as a whole, and of masks: they arrive by a finite bound, which no signs of them exceed."""
+"""What happens inside of what one rule knows as a whole, and roundings of masks: both arrive by finite bounds, which nothing exceeds."""
 
 from __future__ import annotations
 
@@ -170,3 +170,22 @@ def test_what_becomes_infinite_and_makes_a_difference_is_infinite():
 
     for program in (returned, halved, all_masked):
         assert bound_of(program, torch.randn(3, 4), torch.bfloat16) == math.inf
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_output_is_sensitive_to_what_is_inside_of_what_one_rule_knows(name):
+    """A report had 0 there: the whole moves with its input."""
+    program, ops = FUNCTIONS[name]
+    x = torch.randn(1, 8, generator=torch.Generator().manual_seed(seeded(4)), dtype=torch.float64)
+    report = norm_report(thunder.jit(program, transforms=[NormTransform()]), RMSTensor.of(x))
+    for op in ops:
+        with Moved(op) as moved:
+            (y,) = program(x)
+        rows = [r for r in report.rows if r.op == op]
+        for row, (e, _) in zip(rows, moved.added, strict=True):
+            derivatives = (
+                torch.autograd.grad(one, e, retain_graph=True, allow_unused=True, materialize_grads=True)[0] for one in y
+            )
+            jacobian = torch.stack([d[0] for d in derivatives])
+            slope = torch.linalg.matrix_norm(jacobian, 2).item() * math.sqrt(e.shape[-1] / len(y))
+            assert 0 < slope <= row.sensitivity * (1 + 1e-9) < math.inf, op

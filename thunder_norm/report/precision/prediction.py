@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.core.results import following_inside
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.lifts.parameters import call_with
 from thunder_norm.norms.undisturbed import Surroundings
@@ -37,8 +36,7 @@ def in_precision(program: Program, precision: torch.dtype | Mapping[str, torch.d
     """
     formats = Formats(precision)
     backings = [x.backing for x in tree_flatten((program.args, program.kwargs))[0] if isinstance(x, NormedTensor)]
-    with following_inside():
-        run = program.run(lambda: Recorder(formats, backings))
+    run = program.run(lambda: Recorder(formats, backings))
     formats.check_used()
     findings = run.findings(program.scope)
     found = _shares(run)
@@ -63,7 +61,7 @@ def _shares(run: Run) -> dict[object, Rounding]:
     assert isinstance(recorder, Recorder)
     points = recorder.points
     moved = movers(run.environment, run.inputs, points)
-    gains = iter(run.gains_inside([x for tensors in moved for x in tensors]))
+    gains = iter(run.gains([x for tensors in moved for x in tensors]))
     inputs = {id(x.backing) for x in run.inputs}
     last = max(len(run.environment.noted) - 1, 0)
 
