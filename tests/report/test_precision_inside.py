@@ -189,3 +189,36 @@ def test_the_output_is_sensitive_to_what_is_inside_of_what_one_rule_knows(name):
             jacobian = torch.stack([d[0] for d in derivatives])
             slope = torch.linalg.matrix_norm(jacobian, 2).item() * math.sqrt(e.shape[-1] / len(y))
             assert 0 < slope <= row.sensitivity * (1 + 1e-9) < math.inf, op
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 4, 4)])
+def test_roundings_of_running_statistics_arrive(shape):
+    norm = (nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d)(3).double().eval()
+    for t in (norm.running_mean, norm.bias):
+        nn.init.normal_(t)
+    nn.init.uniform_(norm.running_var, 0.1, 2.0)
+    x = torch.randn(shape, dtype=torch.float64)
+    report = norm_report(thunder.jit(norm, transforms=[NormTransform()]), RMSTensor.of(x), precision=torch.bfloat16)
+    statistics = norm.running_mean, norm.running_var
+    errors = [_BFLOAT16.half_spacing(t) for t in statistics]
+
+    def moved(mean, var):
+        return torch.nn.functional.batch_norm(x, mean, var, norm.weight, norm.bias, eps=norm.eps)
+
+    with torch.no_grad():
+        found = [torch.func.jvp(moved, statistics, t)[1].abs() for t in ((errors[0], 0 * errors[1]), (0 * errors[0], errors[1]))]
+    (row,) = report.rows
+    assert RMSTensor.of(sum(found), row.elem_dims).norm_size.item() <= row.rounding.arriving <= report.precision.bound < math.inf
+    assert report.precision.measured <= report.precision.bound
+
+
+def test_the_output_is_sensitive_to_what_comes_after_what_does_not_move():
+    first, last = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+    report = norm_report(
+        thunder.jit(lambda x: last(torch.sign(first(x)).tanh()), transforms=[NormTransform()]),
+        RMSTensor.of(torch.ones(2, 4).double()),
+    )
+    sensitivities = {r.op: r.sensitivity for r in report.rows}
+    assert sensitivities["tanh"] == pytest.approx(torch.linalg.matrix_norm(last.weight, 2).item(), rel=1e-6)
+    assert report.rows[0].sensitivity == 0
+    assert report.rows[-1].sensitivity == 1
