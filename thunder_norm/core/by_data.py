@@ -71,10 +71,10 @@ def found(func: Callable, args: tuple, kwargs: dict, body: Callable, call: Calla
     return map_tensors(lambda y: outs.get(id(y), y), real)
 
 
-def movements(func: Callable, args: tuple, kwargs: dict, body: Callable, made: Any) -> list[torch.Tensor | None] | None:
-    """How far each result of an operation that has run moves by its derivative at the data, as `found` says; nobody is told."""
+def known_of(func: Callable, args: tuple, kwargs: dict, body: Callable, made: Any) -> list[NormedTensor] | None:
+    """The results of an operation that has run, as `found` has them; nobody is told."""
     seen = _made(func, args, kwargs, body, lambda *_: made)
-    return None if seen is None else [y.perturbation_size for y in seen[1].values()]
+    return None if seen is None else [*seen[1].values()]
 
 
 def _made(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core import by_data
+from thunder_norm.core import by_data, conversions
 from thunder_norm.core.context import current_mode, measured, setting
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import at_data
@@ -143,9 +143,8 @@ def follow_inside(
     if not _follows_inside.get():
         return
     args, kwargs = at_data((args, kwargs))
-    given = normed_in((args, kwargs))
-    has_more = any(x._inside is not None for x in given)
-    moved = _moved_inside(op, func, args, kwargs, made, len(results)) if has_more else [None] * len(results)
+    has_more = any(x._inside is not None for x in normed_in((args, kwargs)))
+    moved = _moved_inside(op, func, args, kwargs, made, results) if has_more else [None] * len(results)
     for y, by_rule, more in zip(results, stated, moved, strict=True):
         if more is not None and by_rule.perturbation_size is not None and y.perturbation_size is not None:
             y.perturbation_size = y.perturbation_size + more
@@ -154,8 +153,10 @@ def follow_inside(
             y._inside = own if more is None else more + own
 
 
-def _moved_inside(op: NormedOp, func: Callable, args: tuple, kwargs: dict, made: Any, count: int) -> list[torch.Tensor | None]:
-    """How far each result moves by what happened inside: as the operation does whatever its arguments are functions of."""
+def _moved_inside(
+    op: NormedOp, func: Callable, args: tuple, kwargs: dict, made: Any, results: Sequence[NormedTensor]
+) -> list[torch.Tensor | None]:
+    """How far each result moves, in its norm, by what happened inside: as the operation does whatever its arguments are functions of."""
     copies: dict[int, NormedTensor] = {}
     sizes = [x._inside for x in normed_in((args, kwargs)) if x._inside is not None]
 
@@ -168,25 +169,40 @@ def _moved_inside(op: NormedOp, func: Callable, args: tuple, kwargs: dict, made:
         return copies[id(x)]
 
     args, kwargs = map_tensors(copy, (args, kwargs))
-    found: Sequence[torch.Tensor | None] | None
+    found: Sequence[NormedTensor] | None
     try:
-        found = _by_rule(op, args, kwargs)
+        found = _by_rule(op, args, kwargs, results)
     except NormMismatchError:
         found = None
     if found is None:
         body = func.body if isinstance(func, NormedOp) else func
         args, kwargs = map_tensors(lambda t: t if isinstance(t, NormedTensor) else t.detach(), (args, kwargs))
-        found = by_data.movements(func, args, kwargs, body, made)
-    if found is None or len(found) != count:  # nothing is known of it
-        return [settled(sum(sizes, start=torch.zeros(())) * math.inf, sizes, 0.0)] * count
-    return list(found)
+        found = by_data.known_of(func, args, kwargs, body, made)
+    if found is None or len(found) != len(results):
+        return [_unknown(sizes)] * len(results)
+    return [
+        _unknown(sizes)
+        if conversions.factor(known, type(y), y.elem_dims) is None
+        else conversions.convert(known, type(y), y.elem_dims).perturbation_size
+        for y, known in zip(results, found, strict=True)
+    ]
 
 
-def _by_rule(op: NormedOp, args: tuple, kwargs: dict) -> list[torch.Tensor | None] | None:
+def _unknown(sizes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """How far something moves of which nothing is known: infinitely, where one of these does."""
+    return settled(sum(sizes, start=torch.zeros(())) * math.inf, sizes, 0.0)
+
+
+def _by_rule(op: NormedOp, args: tuple, kwargs: dict, results: Sequence[NormedTensor]) -> list[NormedTensor] | None:
+    """The results as the rule for these arguments has them, which may be of other kinds."""
     found = op.find(args, kwargs)
     if found is None:
         return None
     rule, bound = found
     still = {where for where, x in arguments_of(bound) if not isinstance(x, NormedTensor) or x.perturbation_size is None}
     prepared = rule.prepare(bound)
-    return [perturbation_of(op, rule, prepared, r, still) for r in normed_in(rule.run(prepared))]
+    known = normed_in(rule.run(prepared))
+    if len(known) != len(results):
+        return None
+    moved = [perturbation_of(op, rule, prepared, r, still) if r.perturbation_size is None else r.perturbation_size for r in known]
+    return [type(r)._wrap(y.backing, r.norm_size, m, r.elem_dims) for r, y, m in zip(known, results, moved, strict=True)]
