@@ -67,6 +67,13 @@ def test_what_has_no_such_dimension_has_no_parts(attention):
     assert all(row.parts is None for row in norm_report(jitted, x))
 
 
+@pytest.mark.parametrize("per", [-5, 4, 1.5, "token", True])
+def test_a_dimension_that_no_result_has_is_refused(attention, per):
+    model, x, _ = attention
+    with pytest.raises(NormMismatchError, match="per"):
+        norm_report(thunder.jit(model, transforms=[NormTransform()]), x, per=per)
+
+
 def twice(x):
     return x * 2
 

@@ -61,6 +61,26 @@ def found(func: Callable, args: tuple, kwargs: dict, body: Callable, call: Calla
         body: what it does to plain tensors.
         call: does it as one operation of a program, for the result.
     """
+    made = _made(func, args, kwargs, body, call)
+    if made is None:
+        return None
+    real, outs = made
+    current_environment().note_call(None, SimpleNamespace(fn=found), (args, kwargs), {}, {})
+    for out in outs.values():
+        current_environment().note(func, out)
+    return map_tensors(lambda y: outs.get(id(y), y), real)
+
+
+def known_of(func: Callable, args: tuple, kwargs: dict, body: Callable, made: Any) -> list[NormedTensor] | None:
+    """The results of an operation that has run, as `found` has them; nobody is told."""
+    seen = _made(func, args, kwargs, body, lambda *_: made)
+    return None if seen is None else [*seen[1].values()]
+
+
+def _made(
+    func: Callable, args: tuple, kwargs: dict, body: Callable, call: Callable[[tuple, dict], Any]
+) -> tuple[Any, dict[int, NormedTensor]] | None:
+    """What the operation returns, and by identity the normed tensors that stand for that."""
     inputs = [x for x in flat_tensors((args, kwargs)) if isinstance(x, NormedTensor)]
     if not _is_allowed.get() or not inputs or not is_local(*inputs) or op_key(func) in _OF_MEMORY or any(map(is_complex, inputs)):
         return None
@@ -89,11 +109,7 @@ def found(func: Callable, args: tuple, kwargs: dict, body: Callable, call: Calla
         return None
     if constants is None:
         return None
-    outs = {id(y): _wrapped(y, d, moving, c) for y, d, c in zip(results, dims, constants, strict=True)}
-    current_environment().note_call(None, SimpleNamespace(fn=found), (args, kwargs), {}, {})
-    for out in outs.values():
-        current_environment().note(func, out)
-    return map_tensors(lambda y: outs.get(id(y), y), real)
+    return real, {id(y): _wrapped(y, d, moving, c) for y, d, c in zip(results, dims, constants, strict=True)}
 
 
 def _dims(y: torch.Tensor, inputs: Sequence[NormedTensor]) -> ed.Dims:

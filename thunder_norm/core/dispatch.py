@@ -31,7 +31,7 @@ from thunder_norm.core.perturbations import Rest
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.refused_calls import check_finalized, check_not_batched, missing_rule, reading_values
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, key_of
-from thunder_norm.core.results import attach, handing_on, normed_in, track_aliases
+from thunder_norm.core.results import attach, follow_inside, handing_on, normed_in, track_aliases
 from thunder_norm.core.running import Runner, run_by
 from thunder_norm.core.tensors import NormedTensor, describe_call, has_norm
 from thunder_norm.core.whole import is_followed, moves_as_one, whole
@@ -280,13 +280,12 @@ def apply_rule(
     found = range_by_rule(op, args, kwargs)
     with perturbations_recorded():
         result = no_larger(op, handing_on(result, prepared, sizes, followed), found, getattr(real, "dtype", None))
+        stated = normed_in(result)
         out = attach(op, rule, prepared, result, real, args, kwargs)
         if op.fact_rule is not None and isinstance(out, NormedTensor):
             out._facts = of_floats(op.fact_rule, prepared.args, prepared.kwargs, out)
         if is_composed():
-            compose(
-                op.movement_rule, Call(args, kwargs, given, normed_in(out), body), Rest(op, rule, prepared, normed_in(result))
-            )
+            compose(op.movement_rule, Call(args, kwargs, given, normed_in(out), body), Rest(op, rule, prepared, stated))
     if op.range_rule is not None:
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
@@ -296,6 +295,8 @@ def apply_rule(
     if is_within() and not is_from_data():
         _follow_away(op, func, args, kwargs, real, normed_in(out))
     with perturbations_recorded():
+        if is_told:
+            follow_inside(op, func, args, kwargs, real, stated, normed_in(out))
         for x in normed_in(out):
             if is_within():
                 keep_near(x)

@@ -142,13 +142,18 @@ class Rest:
 
 def _moving(bound: inspect.BoundArguments) -> Iterator[tuple[Where, torch.Tensor]]:
     """The perturbations that arguments carry: (name, index in a list or None), perturbation_size."""
+    for where, x in arguments_of(bound):
+        if isinstance(x, NormedTensor) and x.perturbation_size is not None:
+            yield where, x.perturbation_size
+
+
+def arguments_of(bound: inspect.BoundArguments) -> Iterator[tuple[Where, Any]]:
+    """The arguments of a call, those in lists each by itself."""
     for name, value in bound.arguments.items():
-        if isinstance(value, NormedTensor) and value.perturbation_size is not None:
-            yield (name, None), value.perturbation_size
-        elif isinstance(value, list | tuple):
-            for i, v in enumerate(value):
-                if isinstance(v, NormedTensor) and v.perturbation_size is not None:
-                    yield (name, i), v.perturbation_size
+        if isinstance(value, list | tuple):
+            yield from (((name, i), v) for i, v in enumerate(value))
+        else:
+            yield (name, None), value
 
 
 def _partial_derivatives(rule: NormRule, bound: inspect.BoundArguments, result: NormedTensor, slots: list) -> dict[str, Any]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import inspect
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode, measured
+from thunder_norm.core import by_data, conversions
+from thunder_norm.core.context import current_mode, measured, setting
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.local import at_data
 from thunder_norm.core.nonfinite import Followed, bounded, settled, spoiled
-from thunder_norm.core.perturbations import moving_sizes, numbers_given, perturbation_of, recorded
+from thunder_norm.core.perturbations import arguments_of, moving_sizes, numbers_given, perturbation_of, recorded
 from thunder_norm.core.registry import NormedOp, NormRule
 from thunder_norm.core.tensors import NormedTensor, describe, has_norm
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.trees import flat_tensors
+from thunder_norm.trees import flat_tensors, map_tensors
 
 
 def handing_on(result: Any, bound: inspect.BoundArguments, sizes: Sequence[tuple[str, torch.Tensor]], followed: Followed) -> Any:
@@ -108,3 +112,97 @@ def track_aliases(out: NormedTensor, real: torch.Tensor, args: tuple, kwargs: di
 
 def _storage_id(t: torch.Tensor) -> int | None:
     return t.untyped_storage()._cdata if t.layout is torch.strided else None
+
+
+# -- what happens since the tensors that a result is known as a function of ------------------------------------------------
+
+# A normalization that is written out moves with its input alone.  Where each operation adds something of its own, as roundings do, what is
+# added in between counts too: it is followed from operation to operation by itself, and joins a result that moves with a source.
+_follows_inside: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_follows_inside", default=False)
+
+
+def following_inside() -> contextlib.AbstractContextManager[None]:
+    """Inside the block results move by what happens to intermediate ones of what is known as a whole (`NormedTensor._inside`), too."""
+    return setting(_follows_inside, True)
+
+
+def follow_inside(
+    op: NormedOp, func: Callable, args: tuple, kwargs: dict, made: Any, stated: Sequence, results: Sequence
+) -> None:
+    """Let results move by what happened to arguments since the tensors that these are known as functions of.
+
+    Args:
+        op: the operation.
+        func: it, as it was called.
+        args: its arguments.
+        kwargs: the same, by name.
+        made: what it returned on plain tensors.
+        stated: the normed results, as the rule made them.
+        results: the same, attached.
+    """
+    if not _follows_inside.get():
+        return
+    args, kwargs = at_data((args, kwargs))
+    has_more = any(x._inside is not None for x in normed_in((args, kwargs)))
+    moved = _moved_inside(op, func, args, kwargs, made, results) if has_more else [None] * len(results)
+    for y, by_rule, more in zip(results, stated, moved, strict=True):
+        if more is not None and by_rule.perturbation_size is not None and y.perturbation_size is not None:
+            y.perturbation_size = y.perturbation_size + more
+        if y.perturbation_size is not None and (y._facts is not None or op.sums_rule is not None):
+            own = torch.zeros_like(y.norm_size, requires_grad=True)  # what happens to this one
+            y._inside = own if more is None else more + own
+
+
+def _moved_inside(
+    op: NormedOp, func: Callable, args: tuple, kwargs: dict, made: Any, results: Sequence[NormedTensor]
+) -> list[torch.Tensor | None]:
+    """How far each result moves, in its norm, by what happened inside: as the operation does whatever its arguments are functions of."""
+    copies: dict[int, NormedTensor] = {}
+    sizes = [x._inside for x in normed_in((args, kwargs)) if x._inside is not None]
+
+    def copy(x: Any) -> Any:
+        if not isinstance(x, NormedTensor):
+            return x
+        if id(x) not in copies:
+            copies[id(x)] = out = type(x)._wrap(x.backing, x.norm_size, x._inside, x.elem_dims)
+            out._range, out._least = x._range, x._least
+        return copies[id(x)]
+
+    args, kwargs = map_tensors(copy, (args, kwargs))
+    found: Sequence[NormedTensor] | None
+    try:
+        found = _by_rule(op, args, kwargs, results)
+    except NormMismatchError:
+        found = None
+    if found is None:
+        body = func.body if isinstance(func, NormedOp) else func
+        args, kwargs = map_tensors(lambda t: t if isinstance(t, NormedTensor) else t.detach(), (args, kwargs))
+        found = by_data.known_of(func, args, kwargs, body, made)
+    if found is None or len(found) != len(results):
+        return [_unknown(sizes)] * len(results)
+    return [
+        _unknown(sizes)
+        if conversions.factor(known, type(y), y.elem_dims) is None
+        else conversions.convert(known, type(y), y.elem_dims).perturbation_size
+        for y, known in zip(results, found, strict=True)
+    ]
+
+
+def _unknown(sizes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """How far something moves of which nothing is known: infinitely, where one of these does."""
+    return settled(sum(sizes, start=torch.zeros(())) * math.inf, sizes, 0.0)
+
+
+def _by_rule(op: NormedOp, args: tuple, kwargs: dict, results: Sequence[NormedTensor]) -> list[NormedTensor] | None:
+    """The results as the rule for these arguments has them, which may be of other kinds."""
+    found = op.find(args, kwargs)
+    if found is None:
+        return None
+    rule, bound = found
+    still = {where for where, x in arguments_of(bound) if not isinstance(x, NormedTensor) or x.perturbation_size is None}
+    prepared = rule.prepare(bound)
+    known = normed_in(rule.run(prepared))
+    if len(known) != len(results):
+        return None
+    moved = [perturbation_of(op, rule, prepared, r, still) if r.perturbation_size is None else r.perturbation_size for r in known]
+    return [type(r)._wrap(y.backing, r.norm_size, m, r.elem_dims) for r, y, m in zip(known, results, moved, strict=True)]

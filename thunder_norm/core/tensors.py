@@ -70,6 +70,7 @@ class NormedTensor(torch.Tensor):
     _spread: Any
     _away: NormedTensor | None
     _whole: NormedTensor | None
+    _inside: torch.Tensor | None
 
     norm_formula: ClassVar[str] = ""
     _undifferentiated: ClassVar[str] = "backing"  # derivatives have norms of their own, which those of norms are not
@@ -150,6 +151,7 @@ class NormedTensor(torch.Tensor):
         self._spread = None  # in which ellipsoids it moves, inside `norm_sensitivity("composed")`
         self._away = None  # it as it moves away from the data alone, inside `norm_sensitivity("within")`
         self._whole = None  # it as one row, there
+        self._inside = None  # how far it moves by what happened since the tensors that it is known as a function of
         return self
 
     @classmethod
@@ -253,6 +255,7 @@ class NormedTensor(torch.Tensor):
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
         self._facts, self._range, self._spread = result._facts, result._range, result._spread
         self._least, self._sums, self._away, self._whole = result._least, result._sums, result._away, result._whole
+        self._inside = result._inside
         return self
 
     def requires_grad_(self, requires_grad: bool = True):

@@ -219,11 +219,14 @@ class EagerEnvironment(LiftingEnvironment):
     def note(self, func: Callable, out: NormedTensor) -> None:
         """Remember the operation, its module and the user's line."""
         if self.lifting.perturbed and out.perturbation_size is not None:
-            # an operation of sensitivity 1 hands on its argument's: a node of its own, to tell this result from the argument
-            out.perturbation_size = out.perturbation_size.clone()
+            # an operation of sensitivity 1 hands on its argument's: a node of its own, to tell this result from the argument; one of
+            # sensitivity 0 (a sign) begins anew
+            moved = out.perturbation_size.clone()
+            out.perturbation_size = moved if moved.requires_grad else moved.requires_grad_()
         rule, arguments = self._call or (None, ())
         # as it is now, whatever is written into it later
         now = type(out)._wrap(out.backing, out.norm_size, out.perturbation_size, out.elem_dims)
+        now._inside = out._inside
         self.noted.append(Noted(func, self.module_path[-1], user_line() or "", now, rule, arguments))
 
     def user_location(self) -> str | None:

@@ -200,7 +200,7 @@ def norm_report(
         NormMismatchError: `target` is neither, there are no arguments to run it with, or the uses of a parameter disagree about
             its norm and no norm fits all of them; no such sensitivity; "composed" of a norm map, without data or measured parameters,
             in another mode than "bound", or without a normed input; a precision without data, in another mode, or no format; a
-            radius that is negative, or with another sensitivity than "within"; `per` without data.
+            radius that is negative, or with another sensitivity than "within"; `per` without data, or no dimension of any result.
         NormMapKeyError: a pattern of `precision` fits nothing.
     """
     if sensitivity is not None:
@@ -283,13 +283,18 @@ def _of_jitted(
         )
     if per is not None and not has_data:
         raise NormMismatchError("per is about data, and there are tensors on meta")
+    if per is not None and type(per) is not int:
+        raise NormMismatchError(f"per is a dimension of results, an integer, got {per!r}: -2 for tokens of [..., token, feature]")
     if sensitivity in COMPOSED:
         _check_composed(sensitivity, transform, has_data, (args, kwargs))
     program = Program(model, args, kwargs, transform.parameters, transform.mode, own, scope=sensitivity, radius=radius, per=per)
-    if precision is None:
-        return _report(program.run().findings(sensitivity, radius))
-    _check_precision(program, has_data)
-    return _report(in_precision(program, precision))
+    if precision is not None:
+        _check_precision(program, has_data)
+    found = program.run().findings(sensitivity, radius) if precision is None else in_precision(program, precision)
+    dims = max((len(r.shape) for r in found.rows), default=0)
+    if per is not None and found.rows and not -dims <= per < dims:
+        raise NormMismatchError(f"per={per}: no result has that dimension, the one with most has {dims}")
+    return _report(found)
 
 
 def _report(findings: Findings) -> NormReport:

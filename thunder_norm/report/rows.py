@@ -22,8 +22,9 @@ class Rounding:
         dtypes: the formats it rounds to.
         added: how far its roundings move its result and operands at most, in their norms, the sum of all.
         added_typical: their root mean square over all entries, for errors that are uniform between minus and plus half a spacing.
-        arriving: how far the results of the program move by that at most, in their norms: added times sensitivity.  Infinite where
-            nothing is known of that: beyond the largest number, and inside of what has one rule as a whole (a normalization written out).
+        arriving: how far the results of the program move by that at most, in their norms: added times sensitivity, inside of
+            what has one rule as a whole (a normalization written out) times that of each operation up to its result.  Infinite beyond
+            the largest number, unless infinity there makes no difference (a mask of softmax).
         arriving_typical: the root mean square over the entries of the results (the length of that of all results).
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core.context import COMPOSED, Mode, Sensitivity
+from thunder_norm.core.results import following_inside
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.eager import run_eagerly
@@ -68,18 +70,19 @@ class Program:
         # one detached tensor for each: only norm scalars are differentiated
         copies = {id(t): detached(t) for t in tensors.values()}
         args, kwargs = tree_map(self._perturbed, (self.args, self.kwargs))
-        result, environment = run_eagerly(
-            self.model,
-            args,
-            kwargs,
-            policy=self.policy,
-            mode=self.mode,
-            sensitivity=self.scope,
-            tensors={name: copies[id(t)] for name, t in tensors.items()},
-            perturbed=True,
-            otherwise=self.otherwise,
-            arithmetic=arithmetic,
-        )
+        with contextlib.nullcontext() if self.scope in COMPOSED else following_inside():
+            result, environment = run_eagerly(
+                self.model,
+                args,
+                kwargs,
+                policy=self.policy,
+                mode=self.mode,
+                sensitivity=self.scope,
+                tensors={name: copies[id(t)] for name, t in tensors.items()},
+                perturbed=True,
+                otherwise=self.otherwise,
+                arithmetic=arithmetic,
+            )
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, NormedTensor)]
         results = {i: y for i, y in enumerate(tree_flatten(result)[0]) if isinstance(y, NormedTensor)}
         return Run(inputs, list(results.values()), list(results), environment, self.per)
@@ -104,12 +107,15 @@ class Run:
 
     def gains(self, targets: Sequence[NormedTensor]) -> list[float]:
         """How far the results move, together, when one of these moves by 1."""
+        by_rules, inside = (self._gains([getattr(t, name) for t in targets]) for name in ("perturbation_size", "_inside"))
+        return [g + more for g, more in zip(by_rules, inside, strict=True)]
+
+    def _gains(self, sizes: Sequence[torch.Tensor | None]) -> list[float]:
         moving = [movement(y) for y in self.results if _moves(y)]
-        wanted = [i for i, t in enumerate(targets) if _moves(t)]
-        gains = [0.0] * len(targets)
+        wanted = {i: size for i, size in enumerate(sizes) if size is not None and size.requires_grad}
+        gains = [0.0] * len(sizes)
         if moving and wanted:
-            sizes = [targets[i].perturbation_size for i in wanted]
-            grads = torch.autograd.grad(sum(moving), sizes, allow_unused=True, retain_graph=True)
+            grads = torch.autograd.grad(sum(moving), [*wanted.values()], allow_unused=True, retain_graph=True)
             for i, g in zip(wanted, grads, strict=True):
                 gains[i] = 0.0 if g is None else g.item()
         return gains

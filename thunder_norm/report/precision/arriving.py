@@ -16,23 +16,27 @@ from thunder_norm.report.rows import Rounding
 _DIRECTIONS = 16
 
 
-def movers(environment: EagerEnvironment, inputs: Sequence[NormedTensor], points: Sequence[Point]) -> list[list[NormedTensor]]:
-    """For each point the normed tensors that stand for what moves by it: none where the program does not follow it."""
+# A normed tensor, and how far its entries move.
+Moved = tuple[NormedTensor, torch.Tensor]
+
+
+def movers(environment: EagerEnvironment, inputs: Sequence[NormedTensor], points: Sequence[Point]) -> list[list[Moved]]:
+    """For each point the normed tensors that stand for what moves by it, and how far they do: none where the program does not follow it."""
     lifting = environment.lifting
     of_tensor = {id(x.backing): [x] for x in inputs} | {id(n.out.backing): [n.out] for n in reversed(environment.noted)}
 
-    def of(point: Point) -> list[NormedTensor]:
-        name = lifting.name_of(point.source)
+    def of(t: torch.Tensor) -> list[NormedTensor]:
+        name = lifting.name_of(t)
         if name is not None:
             return [lifting.lifted[name]] if name in lifting.lifted else []
-        return of_tensor.get(id(point.source)) or lifting.norms_of_derived(point.source)
+        return of_tensor.get(id(t)) or lifting.norms_of_derived(t)
 
-    return [of(p) for p in points]
+    return [[(x, error) for t, error in p.passed_on or [(p.source, p.error)] for x in of(t)] for p in points]
 
 
 def shares(
     recorder: Recorder,
-    moved: Sequence[Sequence[NormedTensor]],
+    moved: Sequence[Sequence[Moved]],
     gains: Sequence[Sequence[float]],
     results: Sequence[torch.Tensor],
     place_of: Callable[[Point], object],
@@ -41,7 +45,7 @@ def shares(
 
     Args:
         recorder: has the points.
-        moved: for each the tensors that move by it.
+        moved: for each the tensors that move by it, and how far.
         gains: for each of those the sensitivity of the results to it.
         results: of the program, in the graph of derivatives.
         place_of: whose rounding one is.
@@ -49,8 +53,9 @@ def shares(
     variances = _variances(recorder.points, results)
     found: dict[object, list[tuple[str, float, float, float, float]]] = {}
     for point, tensors, sensitivities, variance in zip(recorder.points, moved, gains, variances, strict=True):
-        sizes = [type(x).of(point.error.reshape(x.shape).to(x.dtype), x.elem_dims).norm_size.item() for x in tensors]
-        added = max(sizes, default=math.nan)
+        added = max((_size(x, error) for x, error in tensors), default=math.nan)
+        is_absorbed = recorder.is_absorbed(point, results)
+        sizes = [_size(x, torch.where(error.isinf(), 0.0, error) if is_absorbed else error) for x, error in tensors]
         # beyond the largest number nothing is of first order
         arriving = sum((s * g if g or math.isfinite(s) else s for s, g in zip(sizes, sensitivities, strict=True)), start=0.0)
         if arriving == 0 and variance > 0:  # inside of what is known as a whole (a normalization written out) no rule follows it
@@ -59,6 +64,11 @@ def shares(
         name = str(point.dtype).removeprefix("torch.")
         found.setdefault(place_of(point), []).append((name, added, typical, arriving, variance))
     return {place: _together(parts) for place, parts in found.items()}
+
+
+def _size(x: NormedTensor, error: torch.Tensor) -> float:
+    """An error in the norm of what moves by it."""
+    return type(x).of(error.reshape(x.shape).to(x.dtype), x.elem_dims).norm_size.item()
 
 
 def _together(parts: list[tuple[str, float, float, float, float]]) -> Rounding:

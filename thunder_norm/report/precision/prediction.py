@@ -61,7 +61,7 @@ def _shares(run: Run) -> dict[object, Rounding]:
     assert isinstance(recorder, Recorder)
     points = recorder.points
     moved = movers(run.environment, run.inputs, points)
-    gains = iter(run.gains([x for tensors in moved for x in tensors]))
+    gains = iter(run.gains([x for tensors in moved for x, _ in tensors]))
     inputs = {id(x.backing) for x in run.inputs}
     last = max(len(run.environment.noted) - 1, 0)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from thunder_norm.norms.autocast import DEVICES
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
 from thunder_norm.op_names import op_key, op_name
 from thunder_norm.report.precision.formats import Format, Formats, added, of_operands, of_result
+from thunder_norm.report.precision.overflows import Overflows
 from thunder_norm.trees import flat_tensors, map_tensors
 
 # What stops derivatives and not roundings.
@@ -32,6 +33,7 @@ class Point:
         row: which operation rounds it, by its place in the report.
         source: the tensor of the program that moves by that: a result, an input or a parameter.
         dtype: of the format.
+        passed_on: where no norm rule follows `source` (running statistics): results that move by that instead, and each by how much.
     """
 
     tensor: torch.Tensor
@@ -39,6 +41,7 @@ class Point:
     row: int
     source: torch.Tensor
     dtype: torch.dtype
+    passed_on: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
 
 def _name(func: Callable) -> str:
@@ -112,6 +115,8 @@ class Recorder(_InFormats):
     def __init__(self, formats: Formats, inputs: Iterable[torch.Tensor]):
         super().__init__(formats, inputs)
         self.points: list[Point] = []
+        self._of_operands: dict[int, Point] = {}  # by what operations take
+        self._overflows = Overflows()
         self._kept: list[torch.Tensor] = []
         self._used: dict[tuple[int, torch.dtype | None], torch.Tensor] = {}
 
@@ -119,6 +124,7 @@ class Recorder(_InFormats):
         row = len(environment.noted)
         with torch.inference_mode(False), torch.enable_grad():
             inexact = None if form is None else self._inexact(func, args, kwargs, of_result(form), of)
+            found = self._overflows.through(func, args, kwargs)
             func, args, kwargs = _differentiable(func, args, kwargs)
             used_args, used_kwargs = map_tensors(lambda t: self._use(t, of(t), row), (args, kwargs))
             try:
@@ -127,11 +133,19 @@ class Recorder(_InFormats):
                 raise _without_derivative(func, environment, e) from e
             if _name(func) in _DETACHING:
                 result = used_args[0].view_as(used_args[0])
+            if func is _by_statistics:
+                self._pass_on(result, *used_args)
         if form is None or inexact is None:
             self._know_all(result)
         else:
             self._note_results(flat_tensors(result), inexact, of_result(form), row)
+        if found is not None:
+            self._overflows.used(args, kwargs, flat_tensors(result), found)
         return result
+
+    def is_absorbed(self, point: Point, results: Sequence[torch.Tensor]) -> bool:
+        """Whether entries of a point became infinite, and made no difference to the results of the program (a mask)."""
+        return bool(point.error.isinf().any()) and self._overflows.are_absorbed(point.source, {id(y) for y in results})
 
     def _use(self, t: torch.Tensor, form: Format | None, row: int) -> torch.Tensor:
         """An operand as the operation takes it: one tensor for all operations that take it rounded to the same format."""
@@ -144,8 +158,20 @@ class Recorder(_InFormats):
             self._kept.append(t)  # its id stays its own
             error = None if form is None else _error(t, form, form.rounded(t) != t)
             if error is not None and form is not None:
-                self.points.append(Point(alias, error, row, t, form.dtype))
+                self._of_operands[id(alias)] = point = Point(alias, error, row, t, form.dtype)
+                self.points.append(point)
         return self._used[key]
+
+    def _pass_on(
+        self, y: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, weight: Any, _: Any, eps: float
+    ) -> None:
+        """How far the result of a normalization moves by roundings of the statistics that it is given, to first order."""
+        with torch.no_grad():
+            slope = (var + eps).rsqrt() * (1.0 if weight is None else weight.abs())
+            slopes = _of_channels(slope, x), _of_channels(slope / (2 * (var + eps)), x) * (x - _of_channels(mean, x)).abs()
+            for t, by in zip((mean, var), slopes, strict=True):
+                if (point := self._of_operands.get(id(t))) is not None:
+                    point.passed_on.append((y, (by * _of_channels(point.error, x)).expand(y.shape)))
 
     def _inexact(self, func: Any, args: tuple, kwargs: dict, form: Format, of: Callable) -> list[torch.Tensor]:
         """Which entries of each result are no numbers of the format, if the operands are."""
@@ -170,6 +196,7 @@ class Recorder(_InFormats):
             error = _error(y, form, where)
             if error is not None:
                 self.points.append(Point(y, error, row, y, form.dtype))
+                self._overflows.begin(y, error.isinf())
 
 
 def _under_autocast(environment: EagerEnvironment) -> NormMismatchError:
@@ -222,12 +249,14 @@ def _differentiable(func: Callable, args: tuple, kwargs: dict) -> tuple[Callable
 
 
 def _by_statistics(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, weight: Any, bias: Any, eps: float) -> torch.Tensor:
-    def of_channels(t: torch.Tensor) -> torch.Tensor:
-        return t.reshape(-1, *[1] * (x.ndim - 2))
+    y = (x - _of_channels(mean, x)) * _of_channels((var + eps).rsqrt(), x)
+    y = y if weight is None else y * _of_channels(weight, x)
+    return y if bias is None else y + _of_channels(bias, x)
 
-    y = (x - of_channels(mean)) * of_channels((var + eps).rsqrt())
-    y = y if weight is None else y * of_channels(weight)
-    return y if bias is None else y + of_channels(bias)
+
+def _of_channels(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """One number for each channel of x, the second dimension."""
+    return t.reshape(-1, *[1] * (x.ndim - 2))
 
 
 def _error(t: torch.Tensor, form: Format, where: torch.Tensor) -> torch.Tensor | None:
