@@ -179,6 +179,21 @@ def test_the_vision_transformer_of_width_64_beside_muon(examples):
             assert row in page, row
 
 
+def test_what_shorter_steps_of_positions_do(examples):
+    views = importlib.import_module("transfer_views")
+    sweeps = {(s.task, s.width, s.variant): s for s in views.load(ROOT / "docs" / "learning_rate_positions.json")}
+    titles = {"text": "transformer", "gpt": "GPT of 4 layers", "gpt2": "GPT-2", "llama": "Llama"}
+    page, rows = text_of("docs/learning_rate_transfer.md"), []
+    for (task, width, variant), s in sweeps.items():
+        if variant:
+            logs = [math.log(a / b) for a, b in zip(s.losses[0], sweeps[task, width, ""].losses[0], strict=True)]
+            mean = sum(logs) / len(logs)
+            error = math.sqrt(sum((v - mean) ** 2 for v in logs) / (len(logs) - 1) / len(logs))
+            rows.append(f"| {titles[task]}, {width} | {variant} | {len(logs)} | {100 * mean:+.2f} ± {100 * error:.2f} % |")
+    missing = [row for row in rows if row not in page]
+    assert not missing, "\n".join(missing)
+
+
 def test_the_table_of_local_sensitivities(examples):
     example = importlib.import_module("local_sensitivity")
     result = json.loads((ROOT / "docs" / "local_sensitivity.json").read_text())

@@ -140,7 +140,8 @@ def look_up(notes: Notes, call: Call) -> None:
         )
         moved = replace(strand, labels=terms)
         if is_table:
-            notes.meet(Followed((strand,)), Meeting("table"))
+            is_at_places = all(notes.is_constant(i) for i in indices if i is not None)
+            notes.meet(Followed((strand,)), Meeting("table", is_at_places=is_at_places))
             moved = replace(moved, kind="table") if strand.kind == "itself" else moved
         elif moved.axes != strand.axes and not state.is_parameter:
             notes.use(Followed((strand,)), call.name)

@@ -289,7 +289,7 @@ def embed(notes: Notes, call: Call) -> None:
     state = call.state(table)
     if state is None or not state.is_parameter:
         return mix(notes, call)
-    notes.meet(state, Meeting("table"))
+    notes.meet(state, Meeting("table", is_at_places=notes.is_constant(call.args[1])))
     strands = survived(state, "table", [0], lambda t: t[0].expand(out.shape))
     notes.note(out, Followed(strands, state.scale, is_looked_up=True))
 
