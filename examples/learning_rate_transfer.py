@@ -163,7 +163,7 @@ def _norm(task: str, variant: str, width: int, depth: int, is_adapted: bool = Fa
     x, _ = chosen.batch(torch.Generator().manual_seed(0))
     repeated = {"blocks": chosen.blocks_mass * (1 if how.has_shared_mass else depth)}
     masses = repeated if how.mode == "modula" or not how.has_shared_mass else None
-    by_role = dict.fromkeys(("attention", "gated"), 0.5 if is_adapted else 1.0)
+    by_role = {"attention": 0.5, "gated": 0.5, "places": 0.3} if is_adapted else {}
     return ModularNorm(model, x, masses=masses, light=0.1, **by_role, mode=how.mode)
 
 

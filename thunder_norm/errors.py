@@ -128,6 +128,10 @@ class DivergenceWarning(UserWarning):
     """What a training monitor sees is not finite, or grows as it does before a run diverges."""
 
 
+class DeadWeightWarning(UserWarning):
+    """A training monitor sees a parameter whose gradient stays 0 while others have one."""
+
+
 class NothingWrittenWarning(UserWarning):
     """A program sets ``.data`` of a wrapper subclass, which changes nothing inside of it, in eager mode as in a trace."""
 

@@ -36,8 +36,8 @@ class Logits(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def logits_of(model: nn.Module, *args: Any) -> torch.Tensor:
-    """Logits [heads, batch, tokens, tokens] of the one attention; -inf where a mask hides them."""
+def logits_of(model: nn.Module, *args: Any, heads: int = 1) -> torch.Tensor:
+    """Logits [heads, batch, tokens, keys] of the one attention, whose heads are in a dimension; -inf where a mask hides them."""
     with torch.no_grad(), Logits() as seen:
         if isinstance(model, Torch | WrittenOut):
             seen.seen.append(model.logits(*args))  # torch does not tell what it calls inside, nor is there a softmax to see
@@ -45,7 +45,7 @@ def logits_of(model: nn.Module, *args: Any) -> torch.Tensor:
             model(*args)
     found = next(t for t in seen.seen if t.ndim > 2)  # others are of routers
     found = found.unflatten(0, (len(args[0]), -1)) if found.ndim == 3 else found
-    return torch.where(found < -1e30, -math.inf, found).transpose(0, 1)
+    return torch.where(found < -1e30, -math.inf, found).movedim(heads, 0)
 
 
 class ByHand(nn.Module):

@@ -10,7 +10,7 @@ from transformers import ViTConfig, ViTModel
 
 from tests.seeds import seeded
 from thunder_norm.modular import ModularNorm, ModularOptimizer, find_roles
-from thunder_norm.modular.masses import ATTENTION, GATED, LIGHT, TABLE
+from thunder_norm.modular.masses import ATTENTION, GATED, LIGHT, PLACES, TABLE
 
 
 class Places(nn.Module):
@@ -143,6 +143,29 @@ def test_a_table_of_which_tokens_choose_the_rows_has_a_mass_of_its_own(name, dev
         "modula": 1.0,
     }
     assert norms["typical"].masses["head.weight"] == 1.0
+
+
+AT_PLACES = {
+    "by index": lambda m, ids, mask: m.table.weight[torch.arange(6)],
+    "from a given place on": lambda m, ids, mask: m.table(torch.arange(3, 3 + ids.shape[1])),
+    "for each sample": lambda m, ids, mask: m.table(torch.arange(ids.shape[1]).expand(ids.shape)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.VanishingTargetWarning")
+@pytest.mark.parametrize("name", [*OF_TOKENS, *NOT_OF_TOKENS, *AT_PLACES])
+def test_a_table_of_places_that_depend_on_no_input_may_have_a_mass_of_its_own(name):
+    torch.manual_seed(seeded(0))
+    args = torch.randint(10, (2, 6)), torch.ones(2, 6, dtype=torch.int64)
+    model = Tokens((OF_TOKENS | NOT_OF_TOKENS | AT_PLACES)[name])
+    is_at_places = name == "positions" or name in AT_PLACES
+    assert find_roles(model, *args)["table.weight"].is_at_places == is_at_places
+    adapted = ModularOptimizer(model, *args, lr=0.1, noise_adaptation=0.9).norm
+    mass = TABLE if name in OF_TOKENS else 1.0
+    for norm, of_places in ((adapted, PLACES), (ModularNorm(model, *args, mode="typical", places=2.0), 2.0)):
+        assert norm.masses["table.weight"] == (of_places if is_at_places else mass)
+        assert norm.masses["head.weight"] == 1.0
+    assert ModularOptimizer(model, *args, lr=0.1).norm.masses["table.weight"] == mass
 
 
 class Layer(nn.Module):

@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.modular import monitored
 from tests.seeds import crossed, seeded
-from thunder_norm.errors import DivergenceWarning
+from thunder_norm.errors import DeadWeightWarning, DivergenceWarning, NormMismatchError
 from thunder_norm.modular import ModularOptimizer, TrainingMonitor
 from thunder_norm.modular.monitoring.growth import Growth
 
@@ -132,7 +132,11 @@ def _said(run: Run, every: int, steps: int) -> tuple[list[str], float, float]:
             values.append(value.item())
             if not math.isfinite(values[-1]):
                 break
-    return [str(w.message) for w in caught if issubclass(w.category, DivergenceWarning)], values[0], values[-1]
+    return (
+        [str(w.message) for w in caught if issubclass(w.category, DeadWeightWarning | DivergenceWarning)],
+        values[0],
+        values[-1],
+    )
 
 
 @pytest.mark.slow
@@ -218,3 +222,89 @@ def test_warnings_are_switched_off():
     with warnings.catch_warnings():
         warnings.simplefilter("error", DivergenceWarning)
         optimizer.step()
+
+
+def _watched(
+    model: nn.Module, steps: int, monitor: TrainingMonitor, optimizer: torch.optim.Optimizer, start: int = 0
+) -> list[str]:
+    """What is said in some steps, whose batches are numbered."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(start, start + steps):
+            torch.manual_seed(seeded(i))
+            optimizer.zero_grad()
+            _classes(model, *_digits()).backward()
+            optimizer.step()
+    return [str(w.message) for w in caught if issubclass(w.category, DeadWeightWarning | DivergenceWarning)]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_weights_behind_units_that_are_never_active_are_named_once(every):
+    torch.manual_seed(seeded(0))
+    model = _perceptron()
+    with torch.no_grad():
+        model[2].bias.fill_(-1e3)  # behind it nothing is active
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    monitor = TrainingMonitor(model, every=every, optimizer=optimizer)
+    dead = [name for name, p in model.named_parameters() if name[0] in "02"] + ["4.weight"]
+    assert _watched(model, 5 * every, monitor, optimizer) == []
+    (text,) = _watched(model, 5 * every, monitor, optimizer)
+    assert text.startswith(
+        f"the gradient of {dead[0]!r} and of {len(dead) - 1} more was 0 in the last 6 samples (to step {5 * every})"
+    )
+    with torch.no_grad():
+        model[2].bias.fill_(0.0)
+    assert _watched(model, 2 * every, monitor, optimizer) == []
+    with torch.no_grad():
+        model[2].bias.fill_(-1e3)
+    assert len(_watched(model, 8 * every, monitor, optimizer)) == 1
+
+
+def test_what_starts_at_zero_and_what_all_have_is_not_dead():
+    torch.manual_seed(seeded(0))
+    adapted = LowRank()
+    optimizer = torch.optim.SGD(adapted.parameters(), lr=0.1)
+    assert _watched(adapted, 9, TrainingMonitor(adapted, every=1, optimizer=optimizer), optimizer) == []
+    model = _perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = TrainingMonitor(model, every=1, optimizer=optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeadWeightWarning)
+        for _ in range(9):  # nothing is learnt any more
+            optimizer.zero_grad()
+            (0 * model(torch.randn(2, 64)).sum()).backward()
+            optimizer.step()
+    assert len(monitor.history) == 9
+
+
+def test_a_resumed_monitor_records_and_warns_as_one_that_goes_on(tmp_path):
+    def begun() -> tuple[nn.Module, torch.optim.Optimizer, TrainingMonitor]:
+        torch.manual_seed(seeded(0))
+        model = _perceptron()
+        with torch.no_grad():
+            model[0].bias.fill_(-1e3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return model, optimizer, TrainingMonitor(model, every=2, optimizer=optimizer)
+
+    model, optimizer, monitor = begun()
+    said = _watched(model, 18, monitor, optimizer)
+    first, its_optimizer, stopped = begun()
+    before = _watched(first, 7, stopped, its_optimizer)
+    torch.save({"model": first.state_dict(), "monitor": stopped.state_dict()}, tmp_path / "checkpoint.pt")
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    second, its_optimizer, resumed = begun()
+    second.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["monitor"])
+    after = _watched(second, 11, resumed, its_optimizer, start=7)
+    assert before + after == said and len(said) == 1
+    assert resumed.step == 18 and list(resumed.history) == list(monitor.history)
+
+
+def test_a_state_of_something_else_is_refused():
+    monitor = TrainingMonitor(_perceptron(), every=2)
+    with pytest.raises(NormMismatchError, match="this has momentum"):
+        monitor.load_state_dict({"momentum": 1})
+    state = monitor.state_dict() | {"history": [{"step": 0, "parameters": {"somewhere.weight": {}}}]}
+    with pytest.raises(NormMismatchError, match="no parameter 'somewhere.weight'"):
+        monitor.load_state_dict(state)
+    assert monitor.step == 0 and not monitor.history

@@ -45,12 +45,18 @@ def test_newton_schulz_on_singular_values_of_all_sizes(rows, least):
 
 
 FOUR = (orthogonal._FOUR_QUINTICS[0].of_multiples(1 / orthogonal._ALIKE), *orthogonal._FOUR_QUINTICS[1:])
+SEPTIC = (orthogonal._WITH_SEPTIC[0].of_multiples(1 / orthogonal._NOT_ALONE), *orthogonal._WITH_SEPTIC[1:])
 
 
 @pytest.mark.parametrize(
     "steps, low",
-    [(orthogonal._QUINTICS, 0.004), (FOUR, 0.01 * orthogonal._ALIKE), (orthogonal._WITH_INVERSE, 0.004)],
-    ids=["polynomials", "four polynomials", "an inverse first"],
+    [
+        (orthogonal._QUINTICS, 0.004),
+        (FOUR, 0.01 * orthogonal._ALIKE),
+        (SEPTIC, 0.01 * orthogonal._NOT_ALONE),
+        (orthogonal._WITH_INVERSE, 0.004),
+    ],
+    ids=["polynomials", "four polynomials", "one of degree 7", "an inverse first"],
 )
 def test_each_step_is_the_best_of_its_degree(steps, low):
     """Found anew as a linear program: |1 - (a x + b x^3 + c x^5)| at most t on a grid of the interval that the steps before leave."""
@@ -68,7 +74,7 @@ def test_each_step_is_the_best_of_its_degree(steps, low):
                 assert np.divide(*np.sort(quotient(other, x))[[0, -1]]) < np.divide(*np.sort(quotient(step, x))[[0, -1]])
             low, high = quotient(step, x).min(), 1.0
             continue
-        degrees = [1, 3, 5] if step.c else [1, 3]
+        degrees = [1, 3, 5, 7] if step.d else [1, 3, 5] if step.c else [1, 3]
         powers = np.stack([x**degree for degree in degrees], -1)
         sides = np.concatenate([np.c_[powers, -np.ones(len(x))], np.c_[-powers, -np.ones(len(x))]])
         bounds = [(None, None)] * len(degrees) + [(0, 1)]
@@ -92,8 +98,9 @@ def in_steps(s: torch.Tensor) -> torch.Tensor:
     steps = orthogonal._WITH_INVERSE if len(s) > 64 else orthogonal._QUINTICS
     s = s / s.pow(4).sum() ** 0.25 if len(s) > 64 else s
     for step in steps:
-        a, b, c = step
+        a, b, c, *d = step
         s = (a * s + b * s**3) / (1 + c * s**2) if isinstance(step, orthogonal._Rational) else a * s + b * s**3 + c * s**5
+        assert d in ([], [0.0])
     return s
 
 
@@ -104,6 +111,7 @@ def semi_orthogonal(rows: int, columns: int) -> torch.Tensor:
 SPECTRA = {
     "gaussian": lambda m: torch.linalg.svdvals(torch.randn(m, 2 * m, dtype=D)),
     "one large": lambda m: torch.cat([torch.ones(1, dtype=D), torch.linspace(0.0041, 0.02, m - 1, dtype=D)]),
+    "two large": lambda m: torch.cat([torch.ones(2, dtype=D), torch.linspace(0.0145, 0.02, m - 2, dtype=D)]),
     "one large, equal small": lambda m: torch.cat([torch.ones(1, dtype=D), torch.full((m - 1,), 0.0041, dtype=D)]),
     "half small": lambda m: torch.cat(
         [torch.ones(m // 2, dtype=D), torch.full((m - m // 2,), 0.0041 * math.sqrt(m / 2), dtype=D)]
@@ -190,7 +198,9 @@ def test_where_products_of_float32_are_rounded_no_gram_matrix_is_relied_on(spect
     assert torch.get_float32_matmul_precision() == "highest"  # as it was
 
 
-@pytest.mark.parametrize("spectrum", ["gaussian", "one large", "half small", "equal", "one that the first step makes small"])
+@pytest.mark.parametrize(
+    "spectrum", ["gaussian", "one large", "two large", "half small", "equal", "one that the first step makes small"]
+)
 @pytest.mark.parametrize("shape", [(80, 96), (72, 300), (300, 72), (512, 512)])
 def test_products_in_bfloat16_are_within_one_per_cent(spectrum, shape):
     m = min(shape)

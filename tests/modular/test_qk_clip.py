@@ -50,6 +50,7 @@ class Of:
         kept: a parameter that heads share, which may not.
         together: how many heads have one gamma.
         args: of the model.
+        heads: the dimension of heads in what the softmax gets.
     """
 
     make: Any
@@ -57,6 +58,7 @@ class Of:
     kept: str = ""
     together: int = 1
     args: tuple = (torch.randn(2, 5, 6, dtype=D, generator=torch.Generator().manual_seed(seeded(1))) * 3,)
+    heads: int = 1
 
 
 def _hf(model: str, config: str, options: dict, **more):
@@ -68,6 +70,17 @@ def _hf(model: str, config: str, options: dict, **more):
     return make
 
 
+_V2 = {
+    "q_lora_rank": 6,
+    "kv_lora_rank": 5,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 3,
+    "v_head_dim": 2,
+    "first_k_dense_replace": 1,
+}
+_V2 |= {"num_key_value_heads": 4}
+_WINDOWS = {"attention_window": [4], "hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 16, "vocab_size": 13}
+_GATED_DELTA = {"head_dim": 4, "layer_types": ["full_attention"], "num_experts": 0, "mlp_only_layers": [0]}
 _BLOOM = {k: v for k, v in _NAMES.items() if k != "n_embd"} | {"hidden_size": 16}
 _QKV = r"qkv"
 _OF_NORMS = r"[qk]_norm"
@@ -133,6 +146,9 @@ OTHERS = {
     "talking heads": Of(Talking, _QKV, together=4),
     "talking heads by a convolution": Of(lambda: Talking(is_convolution=True), _QKV, together=4),
     "JetMoE": Of(_hf("JetMoeForCausalLM", "JetMoeConfig", _MOE), "experts.input_linear|kv_proj", args=(TOKENS,)),
+    "DeepSeek-V2": Of(_hf("DeepseekV2ForCausalLM", "DeepseekV2Config", _GROUPED | _V2), "q_b_proj|kv_b_proj", args=(TOKENS,)),
+    "Qwen3-Next": Of(_hf("Qwen3NextForCausalLM", "Qwen3NextConfig", _GROUPED | _GATED_DELTA), _OF_NORMS, together=4, args=(TOKENS,)),
+    "Longformer": Of(_hf("LongformerForMaskedLM", "LongformerConfig", _WINDOWS), r"self\.(query|key)\.", args=(TOKENS.repeat(1, 3) + 2,), heads=2),
     "OLMo 2": Of(_hf("Olmo2ForCausalLM", "Olmo2Config", _GROUPED), "q_norm", args=(TOKENS,)),
 }  # fmt: skip
 
@@ -148,7 +164,7 @@ def test_clipped_heads_have_gamma_times_their_logits_and_others_what_they_had(na
         for p in model.parameters():
             p.add_(0.3 * torch.randn_like(p))  # biases that are not 0
     clip = QKClip(model, *of.args, alpha=alpha)
-    before = logits_of(model, *of.args)
+    before = logits_of(model, *of.args, heads=of.heads)
     largest = before.flatten(1).amax(1)
     torch.testing.assert_close(clip.largest_logits(*of.args), largest)
     assert clip.num_heads == len(before)
@@ -156,9 +172,11 @@ def test_clipped_heads_have_gamma_times_their_logits_and_others_what_they_had(na
     old = copy.deepcopy(model.state_dict())
     gammas = (clip.tau / largest).clamp(max=1).view(-1, of.together).amin(1).repeat_interleave(of.together)
     clipped = clip.step_(*of.args)
-    after = logits_of(model, *of.args)
+    after = logits_of(model, *of.args, heads=of.heads)
     assert [c.gamma for c in clipped] == pytest.approx(gammas[gammas < 1].tolist())
-    rounding = 1e-5 if name == "Gemma 3" else 1e-10  # whose normalizations are float32's
+    rounding = (
+        1e-5 if name in ("Gemma 3", "Qwen3-Next", "DeepSeek-V2") else 1e-10
+    )  # whose normalizations or rotations are float32's
     for a, b, gamma in zip(after, before, gammas.tolist(), strict=True):
         torch.testing.assert_close(a, b * gamma, rtol=rounding, atol=1e-2 * rounding)
     assert after.amax() <= clip.tau * (1 + rounding)

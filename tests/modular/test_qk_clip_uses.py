@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from torch import nn
 
 from tests.modular.attention_models import ByHand, Gained, Logits, Reparametrized, Torch, logits_of
@@ -40,6 +41,35 @@ def test_what_is_added_to_logits_or_done_with_them_does_not_count():
     torch.testing.assert_close(clip.largest_logits(x), before.amax((0, 2, 3)))
     assert clip.step_(x) and not clip.step_(x)
     torch.testing.assert_close(clip.largest_logits(x).amax().item(), clip.tau)
+
+
+def test_heads_of_a_window_and_of_global_tokens_are_clipped_apart():
+    """Longformer: scores of keys in the window and of global ones are of the same heads, those of global queries of others."""
+    torch.manual_seed(seeded(0))
+    sizes = {"hidden_size": 12, "num_attention_heads": 3, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 11}
+    model = transformers.LongformerForMaskedLM(transformers.LongformerConfig(attention_window=[4], **sizes)).to(D).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.5 * torch.randn_like(p))
+    ids = torch.randint(3, 11, (2, 13))
+    is_global = {"global_attention_mask": (torch.arange(13) < torch.tensor([[1], [2]])).long()}
+
+    def logits():
+        with torch.no_grad(), Logits() as seen:
+            model(ids, **is_global)
+        window, of_global = seen.seen
+        heads = (*window.unbind(2), *of_global.unflatten(0, (2, 3)).unbind(1))
+        return [t[t.abs() < 1e30] for t in heads]
+
+    before = logits()
+    largest = torch.stack([t[t != 0].amax() for t in before])
+    clip = QKClip(model, ids, **is_global)
+    torch.testing.assert_close(clip.largest_logits(ids, **is_global), largest)
+    clip.tau = largest.sort().values[3:5].mean().item()
+    clip.step_(ids, **is_global)
+    gammas = (clip.tau / largest).clamp(max=1)
+    for a, b, gamma in zip(logits(), before, gammas.tolist(), strict=True):
+        torch.testing.assert_close(a, b * gamma, rtol=1e-10, atol=1e-10)
 
 
 def test_attentions_that_run_twice_are_one():

@@ -179,6 +179,31 @@ def test_the_vision_transformer_of_width_64_beside_muon(examples):
             assert row in page, row
 
 
+def test_what_shorter_steps_of_positions_do(examples):
+    views = importlib.import_module("transfer_views")
+    kept = views.load(ROOT / "docs" / "learning_rate_positions.json")
+    sweeps = {(s.task, s.width, s.variant): s for s in kept if len(s.lrs) == 1}
+    titles = {"text": "transformer", "gpt": "GPT of 4 layers", "gpt2": "GPT-2", "llama": "Llama"}
+    page, rows = text_of("docs/learning_rate_transfer.md"), []
+    for (task, width, variant), s in sweeps.items():
+        if variant:
+            logs = [math.log(a / b) for a, b in zip(s.losses[0], sweeps[task, width, ""].losses[0], strict=True)]
+            mean = sum(logs) / len(logs)
+            error = math.sqrt(sum((v - mean) ** 2 for v in logs) / (len(logs) - 1) / len(logs))
+            rows.append(f"| {titles[task]}, {width} | {variant} | {len(logs)} | {100 * mean:+.2f} ± {100 * error:.2f} % |")
+    muon = {s.task: min(s.curve().losses) for s in kept if s.optimizer == "Muon"}
+    for task in ("text", "gpt"):
+        of = [sweeps[task, 128, v].curve().losses[0] for v in ("positions: 0.3", "positions: 0.3, head by entries")]
+        rows.append(
+            f"the {titles[task]} of width 128 ends at {of[0]:.4f}, with the head by entries at {of[1]:.4f}, with Muon at {muon[task]:.4f}"
+        )
+    best = {(s.width, s.variant): s.curve().best for s in kept if len(s.lrs) == 3}
+    moved = [abs(best[16, v] - best[128, v]) for v in ("", "positions: 0.3, head by entries")]
+    rows.append(f"by {moved[1]:.2f} octaves with the head by entries and by {moved[0]:.2f} without")
+    missing = [row for row in rows if row not in page]
+    assert not missing, "\n".join(missing)
+
+
 def test_the_table_of_local_sensitivities(examples):
     example = importlib.import_module("local_sensitivity")
     result = json.loads((ROOT / "docs" / "local_sensitivity.json").read_text())

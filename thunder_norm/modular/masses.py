@@ -5,7 +5,8 @@ scales) is light: mass 0.1, in mode "modula" 0, for Modula has none.  So is, in 
 vision transformer's positions: a bias for each place).  In mode "typical" a table whose rows the program's integers choose (tokens,
 classes) has mass 4, if nothing else is done with it: a row moves only in the steps that meet it.  What makes queries, keys or values of
 attention, and what multiplies its result, may have a mass of its own (`attention`), and so may gates and what they gate (`gated`), in one
-matrix or each in its own: their product moves by the sum of what both move it by.  1/2 is what trains best with noise adaptation.
+matrix or each in its own: their product moves by the sum of what both move it by; and tables that are looked up at places which depend on
+no input (`places`), learned positions.  1/2, and 0.3 for places, is what trains best with noise adaptation.
 Frozen parameters have mass 0, whatever is said.
 
 Repeated blocks have the mass of one of them together: modules inside an ``nn.ModuleList`` or ``nn.Sequential`` that are of one class,
@@ -41,6 +42,7 @@ LIGHT = 0.1
 TABLE = 4.0
 ATTENTION = 0.5
 GATED = 0.5
+PLACES = 0.3
 
 _ADDITIONS = {"add", "sub"}
 
@@ -124,19 +126,21 @@ def repetitions(model: torch.nn.Module, tied: Mapping[str, tuple[str, ...]]) -> 
     return found
 
 
-def role_masses(roles: Roles, attention: float = 1.0, gated: float = 1.0) -> dict[str, float]:
-    """The masses, by first name, of matrices that have one of their own for their role.
+def role_masses(roles: Roles, attention: float = 1.0, gated: float = 1.0, places: float = 1.0) -> dict[str, float]:
+    """The masses, by first name, of matrices and tables that have one of their own for their role.
 
     Args:
         roles: of all parameters.
         attention: the mass of what makes queries, keys or values, or multiplies what attention returns.
         gated: of each of two factors, a gate and what it gates, or of the matrix that both are, if it has nothing to do with attention.
+        places: of a table that is looked up at places which depend on no input.
 
     Raises:
         NormMismatchError: a mass is negative or not finite.
     """
     of_gates = dict.fromkeys((role.name for role in roles if role.is_factor), _checked("gated", gated))
-    return of_gates | dict.fromkeys(roles.of_attention, _checked("attention", attention))
+    of_places = dict.fromkeys((role.name for role in roles if role.is_at_places), _checked("places", places))
+    return of_places | of_gates | dict.fromkeys(roles.of_attention, _checked("attention", attention))
 
 
 def assign_masses(
@@ -160,7 +164,7 @@ def assign_masses(
         mode: in "modula" repeated blocks do not share a mass.
         uses: which parameters are only added (in mode "modula" no reason to be light, for light is without mass there), which are
             tables of tokens (of a mass of their own in mode "typical").
-        by_role: the masses of matrices for which that is not 1; see `role_masses`.
+        by_role: the masses of matrices and tables for which that is not 1; see `role_masses`.
 
     Raises:
         NormMapKeyError: a name or pattern that nothing has.

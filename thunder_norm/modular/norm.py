@@ -64,6 +64,7 @@ class ModularNorm:
             unless it is given.
         attention: the mass of a matrix that makes queries, keys or values, or multiplies attention's result, that `masses` says nothing about.
         gated: the same of a gate, and of what it gates, or of the matrix that is both.
+        places: the same of a table that is looked up at places which depend on no input (learned positions).
         mode: "bound" (the output moves by at most the norm of an update), "typical" or "modula".
         blocks: whether a matrix (or bias) that is several in one, as the program takes it (see `find_roles`), has the largest of the
             blocks' norms as its own, and each block a steepest step of its own; "heads": queries and keys head by head, too.  A mapping
@@ -107,6 +108,7 @@ class ModularNorm:
         light: float | None = None,
         attention: float = 1.0,
         gated: float = 1.0,
+        places: float = 1.0,
         mode: Mode = "bound",
         blocks: Blocks = False,
         **example_kwargs: Any,
@@ -126,7 +128,8 @@ class ModularNorm:
         self.sensitivities: dict[str, float] = found.sensitivities
         light = light_mass(light, self.mode)
         self._examples, self._roles = (example_args, example_kwargs), roles_given(blocks, model, example_args, example_kwargs)
-        by_role = role_masses(self.roles, attention, gated) if (attention, gated) != (1, 1) else {}
+        of_roles = attention, gated, places
+        by_role = role_masses(self.roles, *of_roles) if of_roles != (1, 1, 1) else {}
         self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, found.uses, by_role)
         self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
         self._check_bounded(found.loss)

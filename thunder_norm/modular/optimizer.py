@@ -15,7 +15,7 @@ from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
 from thunder_norm.model_state.shards import check_placement, is_spread, local, placed, reshard
 from thunder_norm.modular.block_balls import Blocks
 from thunder_norm.modular.distributed import Spread
-from thunder_norm.modular.masses import ATTENTION, GATED, LIGHT
+from thunder_norm.modular.masses import ATTENTION, GATED, LIGHT, PLACES
 from thunder_norm.modular.moving import (
     Gradients,
     Moving,
@@ -79,7 +79,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         nesterov: look one step ahead.
         weight_decay: decoupled, as above.
         masses: which share of a step parameters get, as for `ModularNorm`; biases, gains and scales have 0.1 unless it says otherwise, with
-            noise adaptation in mode "typical" the matrices of attention 1/2, and gates and what they gate.
+            noise adaptation in mode "typical" the matrices of attention 1/2, gates and what they gate, and learned positions 0.3.
         mode: whose sensitivities; see `ModularNorm`.  "typical", the default, has those of random inputs and suits models as they are;
             "modula" models in Modula's form (residual branches scaled by 1 / depth, attention by 1 / width of a head); "bound" is safe
             for all inputs, but its steps vanish in deep networks with normalizations.
@@ -140,7 +140,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         else:
             check_foreign_options(example_kwargs, inspect.signature(type(self)).parameters, model)
             is_whole = noise_adaptation is None or mode not in (None, "typical")
-            by_role = {} if is_whole else {"attention": ATTENTION, "gated": GATED}
+            by_role = {} if is_whole else {"attention": ATTENTION, "gated": GATED, "places": PLACES}
             said: dict[str, Any] = {
                 "masses": masses,
                 "light": LIGHT,

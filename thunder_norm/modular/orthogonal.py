@@ -28,11 +28,12 @@ Method = Literal["newton_schulz", "newton_schulz_bf16", "svd"]
 
 
 class _Polynomial(NamedTuple):
-    """``a x + b x^3 + c x^5`` of singular values x."""
+    """``a x + b x^3 + c x^5 + d x^7`` of singular values x."""
 
     a: float
     b: float
     c: float = 0.0
+    d: float = 0.0
 
     @property
     def constant(self) -> float:
@@ -41,16 +42,18 @@ class _Polynomial(NamedTuple):
 
     def of_multiples(self, times: float) -> _Polynomial:
         """The polynomial of `times` singular values x."""
-        return _Polynomial(self.a * times, self.b * times**3, self.c * times**5)
+        return _Polynomial(self.a * times, self.b * times**3, self.c * times**5, self.d * times**7)
 
     def rest(self, gram: torch.Tensor, is_exact: bool = False) -> torch.Tensor:
-        """What of P is not: ``b G + c G^2``."""
-        return _symmetric(gram, gram, gram, self.b, self.c, is_exact) if self.c else gram * self.b
+        """What of P is not: ``b G + c G^2 + d G^3``."""
+        if not self.d:
+            return _symmetric(gram, gram, gram, self.b, self.c, is_exact) if self.c else gram * self.b
+        return _symmetric(gram, _symmetric(gram, gram, gram, self.c, self.d, is_exact), gram, self.b, 1.0, is_exact)
 
     @property
     def products(self) -> int:
         """Of Gram matrices, that `rest` takes."""
-        return 1 if self.c else 0
+        return bool(self.c) + bool(self.d)
 
 
 class _Rational(NamedTuple):
@@ -101,6 +104,15 @@ _FOUR_QUINTICS = (
     _Polynomial(2.33151172, -1.64907957, 0.392963806),
     _Polynomial(1.90800438, -1.2998896, 0.388941704),
 )
+# Four of which one has degree 7, of [0.0115, 1], above which they end within 0.53 % of 1, for 1.15 times matrices none of whose singular values
+# exceed 1 / 1.15: 13 products for the 15 of five quintics.
+_NOT_ALONE = 1.15
+_WITH_SEPTIC = (
+    _Polynomial(7.87614913, -22.036256, 15.6320329).of_multiples(_NOT_ALONE),
+    _Polynomial(4.52422957, -6.27647, 2.96123861, -0.423728747),
+    _Polynomial(2.32969242, -1.64754569, 0.392809708),
+    _Polynomial(1.90781016, -1.29964235, 0.388920371),
+)
 # The same with a first step of QDWH (Nakatsukasa, Bai and Gygi 2010, equation 3.12, of l = 0.004), of which 1 is the maximum and what [0.004, 1] becomes is [0.3845, 1];
 # a quintic; a cubic, flat at 1.  Above 0.004 they end within 0.57 % of 1.
 _WITH_INVERSE = (
@@ -128,8 +140,8 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
         method: "newton_schulz": matrix products, on a CPU one inverse for most of them where there are more than 64 rows and columns; singular values come out up to 0.6 % too small,
             more if they were below 0.004 of the Frobenius norm (as "newton_schulz_bf16" where torch may round products of float32);
             differentiable.  "newton_schulz_bf16": the same with products in bfloat16, many times faster on
-            devices with instructions for it (and slower on others); within 1 %, for those that were above 0.01 (on a CPU with four polynomials
-            where that does, else five, for all of a batch); complex matrices, which
+            devices with instructions for it (and slower on others); within 1 %, for those that were above 0.01 (on a CPU with as few products,
+            12 to 15, as that takes, for all of a batch); complex matrices, which
             bfloat16 has none of, and on a CPU those of at most 64 rows or columns as "newton_schulz".  "svd": exact.
         size: the singular values of the result.
 
@@ -230,7 +242,7 @@ def _as_often_as_needed(x: torch.Tensor, length: torch.Tensor, size: float) -> t
     gram = _symmetric(*_of_gram(x))
     # at least the largest singular value, also of rounded products, squared; at most 1
     largest = torch.linalg.vector_norm(gram, dim=(-2, -1), dtype=torch.float32).max().item() * (1 + 2**-7)
-    *before, last = _QUINTICS if largest > _ALIKE**-2 else _FOUR_QUINTICS
+    *before, last = _FOUR_QUINTICS if largest <= _ALIKE**-2 else _WITH_SEPTIC if largest <= _NOT_ALONE**-2 else _QUINTICS
     for step in before:
         p = step.rest(gram)
         p.diagonal(dim1=-2, dim2=-1).add_(step.constant)  # a product without a sum takes a quarter less

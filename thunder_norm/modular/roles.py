@@ -48,6 +48,7 @@ class Role:
         is_attended: whether all that it multiplies, as a matrix, is what attention returns.
         is_factor: whether its product is multiplied entry by entry by that of one other matrix of its shape, as by a gate, and by no others,
             or, of a matrix of two blocks, whether these gate one another.
+        is_at_places: whether, of a table, all rows that are looked up are those of places that depend on no input (positions).
         stack_axis: of a stack of three dimensions, the axis that says which matrix; None if it is not known, and of others.
     """
 
@@ -61,6 +62,7 @@ class Role:
     is_first: bool = False
     is_attended: bool = False
     is_factor: bool = False
+    is_at_places: bool = False
     stack_axis: int | None = None
 
     @property
@@ -255,7 +257,8 @@ def _role(name: str, shape: tuple[int, ...], notes: Notes, uses: Sequence[Use], 
     products = [m for m in met if m.op in ("matrix", "convolution")]
     is_first = bool(products) and all(m.is_first for m in products)
     is_attended = bool(products) and all(m.is_attended for m in products)
-    return Role(name, shape, role, blocks, axis, groups, names, is_first, is_attended, False, stack_axis)
+    is_at_places = role == "table" and {m.is_at_places for m in met if m.op == "table"} == {True}
+    return Role(name, shape, role, blocks, axis, groups, names, is_first, is_attended, False, is_at_places, stack_axis)
 
 
 def _stack_axis(summed: Sequence[frozenset[int]]) -> int | None:

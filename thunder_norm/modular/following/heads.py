@@ -71,11 +71,19 @@ def heads_of(notes: Notes, frozen: Set[str]) -> list[Head]:
         width = next(p.at.shape[1] for side in sides for p in side.parts)
         for number in mixed or range(attention.num_heads):
             of = range(attention.num_heads) if mixed else [number]
-            query, key = (_entries(side, width, of, notes, lambda p: p.scales) for side in sides)
+            query, key = _without_nothing(*(_entries(side, width, of, notes, lambda p: p.scales) for side in sides))
             new = Head(f"{_names(attention)}, head {number}", query, key, can, [], gains)
-            all_of_it = tuple(_entries(side, width, of, notes, lambda p: True) for side in sides)
+            all_of_it = _without_nothing(*(_entries(side, width, of, notes, lambda p: True) for side in sides))
             found.setdefault((query, key, can, all_of_it, bool(mixed) and number), new).at.append((position, number))
     return list(found.values())
+
+
+def _without_nothing(
+    query: tuple[frozenset[Entry], ...], key: tuple[frozenset[Entry], ...]
+) -> tuple[tuple[frozenset[Entry], ...], tuple[frozenset[Entry], ...]]:
+    """Both sides without places where neither has entries: those of other terms, where logits of one head are of several products."""
+    there = [j for j, pair in enumerate(zip(query, key, strict=True)) if any(pair)]
+    return tuple(query[j] for j in there), tuple(key[j] for j in there)
 
 
 def _names(attention: Attention) -> str:

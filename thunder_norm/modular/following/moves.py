@@ -17,6 +17,7 @@ from thunder_norm.modular.following.strands import (
     Score,
     Strand,
     added,
+    in_memory,
     is_constant_along,
     joined,
 )
@@ -139,7 +140,8 @@ def look_up(notes: Notes, call: Call) -> None:
         )
         moved = replace(strand, labels=terms)
         if is_table:
-            notes.meet(Followed((strand,)), Meeting("table"))
+            is_at_places = all(notes.is_constant(i) for i in indices if i is not None)
+            notes.meet(Followed((strand,)), Meeting("table", is_at_places=is_at_places))
             moved = replace(moved, kind="table") if strand.kind == "itself" else moved
         elif moved.axes != strand.axes and not state.is_parameter:
             notes.use(Followed((strand,)), call.name)
@@ -170,13 +172,26 @@ def triangle(notes: Notes, call: Call) -> None:
 
 
 def pad(notes: Notes, call: Call) -> None:
-    """Entries of no parameter around a tensor."""
+    """Entries of no parameter around a tensor; scores among which others stand that are none are no more products alone."""
     state = call.state(call.args[0])
     if state is not None:
         is_zero = (call.args[2] if len(call.args) > 2 else 0) == 0
         moved = state.mapped(lambda t: torch.constant_pad_nd(t, call.args[1], NOTHING), raw=call.out)
-        score = moved.score if is_zero and moved.score is not None and moved.score.is_raw else None
+        score = moved.score and replace(moved.score, is_raw=moved.score.is_raw and is_zero)
         notes.note(call.out, replace(moved, scale=state.scale if is_zero else Scale.NOTHING, score=score))
+
+
+def stride(notes: Notes, call: Call) -> None:
+    """A part of a tensor's memory, in which entries may stand several times (chunks that overlap)."""
+    t, out = call.args[0], call.out
+    state = call.state(t)
+    if state is None:
+        return
+
+    def moved(label: torch.Tensor) -> torch.Tensor:
+        return in_memory(t, NOTHING, [(t.storage_offset(), t.shape, t.stride(), label)], out)
+
+    notes.note(out, state.mapped(moved, raw=out))
 
 
 def as_complex(notes: Notes, call: Call) -> None:
@@ -234,6 +249,30 @@ def put(notes: Notes, call: Call) -> None:
     notes.note(
         call.out, spread if own is None else replace(spread, strands=added([own, spread]), scale=min(own.scale, state.scale))
     )
+
+
+def put_at(notes: Notes, call: Call) -> None:
+    """Entries are put where integers or masks say: rows of a tensor among constants, or constants into a tensor."""
+    into, indices, source = call.args[:3]
+    own, state = call.state(into), call.state(source)
+    if own is not None and not own.is_parameter and state is None:
+        scale = own.scale if _is_zero(source) else Scale.NOTHING
+        return notes.note(call.out, replace(own, scale=scale, score=own.score and replace(own.score, is_raw=False)))
+    is_leading = all(i is not None for i in indices)
+    num_rest = into.ndim - sum(i.ndim if i.dtype in (torch.bool, torch.uint8) else 1 for i in indices) if is_leading else 0
+    is_put = own is None and state is not None and not state.is_parameter and state.score is None
+    if not is_put or not is_leading or not source.numel() or source.ndim < num_rest or call.args[3:] == (True,):
+        return mix(notes, call)
+    rows = range(source.ndim - num_rest)
+    of_rows = [s for s in state.strands if all(is_constant_along(t, d) for of in s.labels for t in of.values() for d in rows)]
+    lost = state.without(s.name for s in of_rows)
+    if lost.strands:
+        notes.use(lost, call.name)
+    kept = replace(state, strands=tuple(of_rows)).mapped(lambda t: t[(0,) * len(rows)].expand(into.shape))
+    is_zero = not into.is_meta and _is_zero(
+        call.out.index_put(indices, call.out.new_zeros(()))
+    )  # `into` has changed by now, if in place
+    notes.note(call.out, replace(kept, scale=state.scale if is_zero and not lost.strands else Scale.NOTHING))
 
 
 def mix(notes: Notes, call: Call) -> None:
@@ -297,7 +336,9 @@ HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     **dict.fromkeys(("cat", "stack"), join),
     **dict.fromkeys(("index", "index_select", "_unsafe_index"), look_up),
     **dict.fromkeys(("index_add", "index_copy"), put),
+    **dict.fromkeys(("index_put", "_index_put_impl"), put_at),
     "constant_pad_nd": pad,
+    "as_strided": stride,
     "gather": gather,
     **dict.fromkeys(("tril", "triu"), triangle),
     "view_as_complex": as_complex,

@@ -25,6 +25,7 @@ class Meeting:
         is_first: whether what it multiplies depends on no parameter.
         is_attended: whether what it multiplies is what an attention returns.
         summed: the parameter's axes that a product sums over.
+        is_at_places: whether what is looked up depends on no input: the places of tokens.
     """
 
     op: str
@@ -33,6 +34,7 @@ class Meeting:
     is_first: bool = False
     is_attended: bool = False
     summed: frozenset[int] = frozenset()
+    is_at_places: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +146,10 @@ class Notes:
     def is_dependent(self, t: torch.Tensor) -> bool:
         """Whether a tensor depends on parameters."""
         return t in self._of_parameters
+
+    def is_constant(self, t: torch.Tensor) -> bool:
+        """Whether a tensor depends on no parameter and no input."""
+        return t not in self._of_parameters and t not in self._of_inputs
 
     def operands(self, given: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, Followed | None]]:
         """What is known of the tensors that an operation is given.

@@ -205,7 +205,14 @@ def _heads(strand: Strand, t: torch.Tensor, shape: Sequence[int]) -> torch.Tenso
     axes = [axis for axis in strand.axes if shape[axis] != 1]
     if t.ndim != 3 or len(axes) != 1:
         return None
-    return head_rows([labels[axes[0]][:, 0] for labels in strand.labels if axes[0] in labels])
+    return head_rows([_of_one_token(labels[axes[0]]) for labels in strand.labels if axes[0] in labels])
+
+
+def _of_one_token(label: torch.Tensor) -> torch.Tensor:
+    """A label of values [n, tokens, d] at a token that has it: others may stand around these (windows over a padded sequence)."""
+    largest = label.amax(1) if label.shape[1] else label[:, 0]
+    is_same = ((label == largest.unsqueeze(1)) | (label < 0)).all()
+    return largest if is_same else label[:, 0]
 
 
 def convolve(notes: Notes, call: Call) -> None:
@@ -282,7 +289,7 @@ def embed(notes: Notes, call: Call) -> None:
     state = call.state(table)
     if state is None or not state.is_parameter:
         return mix(notes, call)
-    notes.meet(state, Meeting("table"))
+    notes.meet(state, Meeting("table", is_at_places=notes.is_constant(call.args[1])))
     strands = survived(state, "table", [0], lambda t: t[0].expand(out.shape))
     notes.note(out, Followed(strands, state.scale, is_looked_up=True))
 

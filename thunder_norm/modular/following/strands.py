@@ -316,21 +316,28 @@ Written = tuple[int, torch.Size, tuple[int, ...], Followed]
 """Offset, shape and strides of a part of a memory that was written, and what is there now."""
 
 
+def in_memory(
+    t: torch.Tensor, nothing: float, parts: Sequence[tuple[int, Sequence[int], Sequence[int], torch.Tensor]], out: torch.Tensor
+) -> torch.Tensor:
+    """Labels (or scores) of `out`, a tensor of the memory of t, of which parts, by offset, shape and strides, have them; `nothing` elsewhere."""
+    dtype, device = parts[0][3].dtype, parts[0][3].device
+    whole = torch.full((t.untyped_storage().nbytes() // t.element_size(),), nothing, dtype=dtype, device=device)
+    for offset, shape, stride, label in parts:
+        whole.as_strided(shape, stride, offset).copy_(label)
+    return whole.as_strided(out.shape, out.stride(), out.storage_offset())
+
+
 def assembled(t: torch.Tensor, written: Sequence[Written]) -> Followed:
     """What is known of a tensor from the parts of its memory that were written one by one."""
-    size = t.untyped_storage().nbytes() // t.element_size()
-    flat: dict[Any, torch.Tensor] = {}
+    of_each: dict[Any, list[tuple[int, Sequence[int], Sequence[int], torch.Tensor]]] = {}
     for offset, shape, stride, state in written:
         for strand in state.strands:
             for term, labels in enumerate(strand.labels):
                 for axis, label in labels.items():
-                    key = strand.identity, term, axis
-                    whole = flat.setdefault(key, torch.full((size,), NOTHING, dtype=torch.int32))
-                    whole.as_strided(shape, stride, offset).copy_(label)
+                    of_each.setdefault((strand.identity, term, axis), []).append((offset, shape, stride, label))
     terms: dict[Any, dict[int, Labels]] = {}
-    for (identity, term, axis), whole in flat.items():
-        label = whole.as_strided(t.shape, t.stride(), t.storage_offset())
-        terms.setdefault(identity, {}).setdefault(term, {})[axis] = label
+    for (identity, term, axis), parts in of_each.items():
+        terms.setdefault(identity, {}).setdefault(term, {})[axis] = in_memory(t, NOTHING, parts, t)
     strands = tuple(
         Strand(name, kind, tuple(of_terms.values()), scales, made, math.nan)
         for (name, kind, scales, made), of_terms in terms.items()
@@ -338,4 +345,30 @@ def assembled(t: torch.Tensor, written: Sequence[Written]) -> Followed:
     is_all = sum(shape.numel() for _, shape, _, _ in written) >= t.numel()
     states = [state for *_, state in written]
     scale, is_attended = min(s.scale for s in states) if is_all else Scale.NOTHING, all(s.is_attended for s in states)
-    return Followed(strands, scale, all(s.is_parameter for s in states), is_attended=is_attended)
+    return Followed(strands, scale, all(s.is_parameter for s in states), _written_scores(t, written), is_attended)
+
+
+def _written_scores(t: torch.Tensor, written: Sequence[Written]) -> Score | None:
+    """Scores that were written into parts of a memory (windows of one that slides); what else was written there is none."""
+    scores = [state.score for *_, state in written if state.score is not None]
+    if not scores:
+        return None
+    first = scores[0]
+    if any(s.problem or s.num_mixed or s.is_probability != first.is_probability for s in scores):
+        return replace(
+            first, problem=next((s.problem for s in scores if s.problem), "") or "mixed scores are written beside others"
+        )
+    products = tuple({id(product): product for score in scores for product in score.products}.values())
+
+    def ids(product: Product) -> torch.Tensor:
+        none = torch.full((), NOTHING, dtype=torch.int32)
+        return in_memory(t, NOTHING, [(*at, _ids_of(state.score, product, none).expand(at[1])) for *at, state in written], t)
+
+    is_raw = len(scores) == len(written) and all(score.is_raw for score in scores)
+    raw = t if is_raw else in_memory(t, -math.inf, [(*at, state.score.raw) for *at, state in written if state.score], t)
+    return replace(first, products=products, ids=tuple(map(ids, products)), raw=raw, is_raw=is_raw)
+
+
+def _ids_of(score: Score | None, product: Product, none: torch.Tensor) -> torch.Tensor:
+    own = () if score is None else zip(score.products, score.ids, strict=True)
+    return next((ids for of, ids in own if of is product), none)

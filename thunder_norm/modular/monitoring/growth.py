@@ -57,6 +57,20 @@ class Growth:
         self._not_finite: set[str] = set()
         self._said: dict[str, float] = {}
 
+    def state(self) -> dict[str, Any]:
+        """All that was seen, in strings, numbers, lists and dicts."""
+        series = [[what, name, s.first, [list(v) for v in s.last]] for (what, name), s in self._series.items()]
+        return {"series": series, "not_finite": sorted(self._not_finite), "said": dict(self._said)}
+
+    @staticmethod
+    def of(state: dict[str, Any]) -> Growth:
+        """One that goes on from a `state`."""
+        found = Growth()
+        for what, name, first, last in state["series"]:
+            found._series[what, name] = _Series(first, deque(((step, value) for step, value in last), maxlen=WINDOW))
+        found._not_finite, found._said = set(state["not_finite"]), dict(state["said"])
+        return found
+
     def judge(self, record: dict[str, Any]) -> list[str]:
         """What there is to say about a record of a training monitor, after those before it."""
         step = record["step"]

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo import OptimizedModule
 
 from thunder_norm.core.tensors import describe
-from thunder_norm.errors import DivergenceWarning, MissingBoundsWarning, NormMismatchError, ThunderNormError, with_details
+from thunder_norm.errors import (
+    DeadWeightWarning,
+    DivergenceWarning,
+    MissingBoundsWarning,
+    NormMismatchError,
+    ThunderNormError,
+    with_details,
+)
 from thunder_norm.modular.monitoring import outputs
 from thunder_norm.modular.monitoring.bounds import LayerBounds, as_arguments, plain_arguments
+from thunder_norm.modular.monitoring.dead import Dead
 from thunder_norm.modular.monitoring.forwards import Forwards, Seen
 from thunder_norm.modular.monitoring.growth import Growth
 from thunder_norm.modular.monitoring.outputs import Record
@@ -78,6 +87,7 @@ class TrainingMonitor:
 
     Warns:
         DivergenceWarning: something is not finite, or grows as it does before a run diverges; said once, and again when it has doubled.
+        DeadWeightWarning: the gradient of a parameter was 0 in six samples without a break, in which others had one.
         MissingBoundsWarning: no bounds can be derived, or no kinds of parameters; everything else works.
 
     Raises:
@@ -101,7 +111,7 @@ class TrainingMonitor:
         self.model, compiled = _plain(model, activations)
         self.every, self.step = every, 0
         self.history: deque[Record] = deque(maxlen=keep)
-        self._warns, self._growth = warn, Growth()
+        self._warns, self._growth, self._dead = warn, Growth(), Dead()
         self._args, self._kwargs = ((), {}) if example is None else as_arguments(example)
         self._has_example = example is not None
         self._norms: dict[str, NormSpec] = {}
@@ -162,6 +172,30 @@ class TrainingMonitor:
                 else "there is no record yet, and no optimizer to wait for: attach(optimizer)"
             )
         return self.history[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run needs to go on from a checkpoint as if it had not stopped: steps, records, and what warnings go by; strings and numbers."""
+        growth, dead = self._growth.state(), dict(self._dead.counts)
+        return {"step": self.step, "history": copy.deepcopy(list(self.history)), "growth": growth, "dead": dead}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`, of a monitor of the same model.
+
+        Raises:
+            NormMismatchError: it is of something else; nothing was changed.
+        """
+        names = {"step", "history", "growth", "dead"}
+        if not isinstance(state_dict, Mapping) or set(state_dict) != names:
+            has = ", ".join(sorted(map(str, state_dict))) if isinstance(state_dict, Mapping) else describe(state_dict)
+            raise NormMismatchError(f"a state of a TrainingMonitor has {', '.join(sorted(names))}; this has {has}")
+        unknown = {name for record in state_dict["history"][-1:] for name in record["parameters"]}.difference(self._shapes)
+        if unknown:
+            raise NormMismatchError(f"the state is of another model: there is no parameter {min(unknown)!r}")
+        state = copy.deepcopy(dict(state_dict))
+        self._growth, self._dead, self.step = Growth.of(state["growth"]), Dead(state["dead"]), state["step"]
+        self.history = deque(state["history"], maxlen=self.history.maxlen)
+        if self._steps is not None:
+            self._open()
 
     def dataframe(self) -> Any:
         """A pandas DataFrame of `history`, by step (needs pandas, the extra `dataframe`).
@@ -288,9 +322,12 @@ class TrainingMonitor:
 
     def _publish(self, record: Record) -> None:
         texts = self._growth.judge(record)
+        dead = self._dead.judge(record)
         if self._warns:
             for text in texts:
                 warnings.warn(text, DivergenceWarning, stacklevel=2)
+            if dead is not None:
+                warnings.warn(dead, DeadWeightWarning, stacklevel=2)
         for subscriber in list(self._subscribers):
             subscriber(record)
 
