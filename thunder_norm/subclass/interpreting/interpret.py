@@ -264,12 +264,15 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     If what it takes requires grad, its backward is torch's affair, and so is that of all that follows.
     """
     apply, given = unwrap(args[0]).apply, args[1:]
-    if not _has_wrapper(given, kwargs) and not (acquisition.autograd.is_running and acquisition.wants(apply, given, kwargs)):
+    values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
+    makes_wrappers = acquisition.computes_wrappers(apply.__self__, values)
+    if not (makes_wrappers or _has_wrapper(given, kwargs)) and not (
+        acquisition.autograd.is_running and acquisition.wants(apply, given, kwargs)
+    ):
         take_proxies(*given, **kwargs)
         if not _makes_wrappers(acquisition, apply, given, kwargs):
             return lookasides.of_others(AUTOGRAD_APPLY)
-    values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
-    if acquisition.is_followed(values):
+    if not makes_wrappers and acquisition.is_followed(values):
         acquisition.differentiate()
 
     side_effects.note_read(apply.__self__, *[v for v in values if callable(v)], by_identity=True)
@@ -339,7 +342,7 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     if outer_metadata(x)[2] and torch.is_grad_enabled():  # not Thunder's flag: x may be met in a no_grad region first
         acquisition.differentiate()
     for known in acquisition.wrappers.inputs():  # one object has one proxy: what is written into it has one history
-        if acquisition.fakes.real_input(known) is x and guards.note_one(known.history, history):
+        if acquisition.fakes.real_input(known) is x and guards.note_meeting(known.history, history, True):
             return known
     fake = acquisition.fake_wrapper(x)
     acquisition.fakes.note_input(fake, x)

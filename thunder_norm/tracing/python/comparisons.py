@@ -16,6 +16,7 @@ import torch
 
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
+from thunder_norm.tracing.python.identities import object_behind
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions.known_values import is_replaced
 from thunder_norm.tracing.torch_functions.torch_arguments import as_pythons, holds_number
@@ -181,11 +182,7 @@ def _noting_none(opname: str) -> Any:
 
 def _is_one(a: WrappedValue, b: WrappedValue) -> bool:
     """Whether two values are one object, or stand for one."""
-    return a.value is b.value or _behind(a) is _behind(b)
-
-
-def _behind(x: WrappedValue) -> Any:
-    return x.value if x.original_value is x.nothing else x.original_value
+    return a.value is b.value or object_behind(a) is object_behind(b)
 
 
 def _wrapped(result: bool, *of: WrappedValue) -> WrappedValue:
