@@ -193,6 +193,11 @@ class NormAcquisition(Acquisition):
             return False
         return is_grad_enabled() or not self.lifting.is_measured(self.fake_of(proxy))
 
+    @property
+    def has_own_formulas(self) -> bool:
+        """Norms have those of their rules."""
+        return self._has_norms
+
     def computes_wrappers(self, function: type[torch.autograd.Function], given: Sequence[Any]) -> bool:
         """Where it is given parameters, or can reach some, as those of a module, and parameters have norms."""
         if not self._has_norms:

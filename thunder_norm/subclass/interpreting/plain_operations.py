@@ -126,12 +126,21 @@ def _written(acquisition: Acquisition, torch_fn: Callable, target: WrappedValue,
 def _handed_back(
     acquisition: Acquisition, torch_fn: Callable, kwargs: dict[str, WrappedValue], same: WrappedValue | None, result: Any
 ) -> Any:
-    """What an operation returns: its argument where it hands that back, unless it does as long as it lies as it does."""
+    """What an operation returns: its argument where it hands that back, unless it does as long as it lies as it does.
+
+    Tensors without data do not show which put off a conjugation or a sign, and inputs that are not strided have strided ones for theirs.
+    """
     if torch_fn is not torch.Tensor.contiguous and "memory_format" not in kwargs:
-        return result if same is None else same
+        if same is None or torch_fn.__name__ in _RESOLVING:
+            return result
+        real = acquisition.fakes.real_input(same.value)
+        return result if real is not None and real.layout is not torch.strided else same
     if isinstance(result.value, TensorProxy):
         identities.note_second_name(result.value, None if same is None else same.value, acquisition.fakes.guard_layouts)
     return result
+
+
+_RESOLVING = ("resolve_conj", "resolve_neg")
 
 
 def is_unknown(fn: Callable, given: Iterable[WrappedValue], found: Any) -> bool:
