@@ -12,6 +12,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_flatten
 
 import thunder_norm.transforms as T
+from tests.fuzz.wrapper_classes import Interval
+from tests.fuzz.wrapper_formats import BlockQuantised, LowRank
+from tests.fuzz.wrapper_runs import differences
 from tests.seeds import seeded
 from tests.transform_oracles import assert_same, float64
 from thunder_norm.errors import TransformError
@@ -183,3 +186,29 @@ def test_functions_of_modules_have_the_gradients_of_their_parameters(name: str, 
     for _ in range(2):
         torch.testing.assert_close(run(jm), run(m))
     assert thunder.cache_misses(jm) == 1
+
+
+_CLASSES: dict[str, Callable[[], torch.Tensor]] = {
+    "LowRank": lambda: LowRank(float64(3, 2), float64(3, 2)),
+    "BlockQuantised": lambda: BlockQuantised.of(float64(4, 4)),
+    "Interval": lambda: Interval(float64(3, 4), float64(3, 4) + 1),
+}
+_OF_CLASSES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "vmap": lambda x: func.vmap(lambda row: row * 2)(x),
+    "vmap beside the whole": lambda x: func.vmap(lambda row: row * x)(x),
+    "grad": lambda x: func.grad(lambda t: (t * t).sum())(x),
+    "jvp": lambda x: func.jvp(torch.sin, (x,), (x,))[1],
+    "vjp": lambda x: func.vjp(torch.sin, x)[1](x)[0],
+}
+
+
+@pytest.mark.parametrize("of", _CLASSES)
+@pytest.mark.parametrize("name", _OF_CLASSES)
+def test_classes_that_are_no_sums_of_their_parts_are_transformed_as_a_whole(name: str, of: str) -> None:
+    """`vmap` of a product of two matrices multiplied rows of one with rows of the other; the others were refused."""
+    torch.manual_seed(seeded())
+    x = _CLASSES[of]()
+    jitted = thunder.jit(_OF_CLASSES[name], transforms=[T.SubclassTransform()])
+    for _ in range(2):
+        assert list(differences(jitted(x), _OF_CLASSES[name](x))) == []
+    assert thunder.cache_misses(jitted) == 1

@@ -71,8 +71,6 @@ def _is_followed(func: WrappedValue, args: WrappedValue, kwargs: WrappedValue) -
         return wrap_const(False)
     found = _reachable(func.value).tensors
     members = _members_of(func) if any(map(is_wrapper, found)) or acquisition.autograd.is_running else []
-    if not acquisition.autograd.is_running:  # which it is from the first wrapper on that requires grad
-        return wrap_const(False)
     take_proxies(args, kwargs)
     given = [v for v in tree_leaves((unwrap(args), unwrap(kwargs))) if isinstance(v, TensorProxy)]
     recipe = FunctionRecipe(shares=True)
@@ -81,9 +79,12 @@ def _is_followed(func: WrappedValue, args: WrappedValue, kwargs: WrappedValue) -
     except NotMakeableError:
         return wrap_const(False)
     used = [*given, *members, *(p for p in recipe.arguments.values() if isinstance(p, TensorProxy))]
-    requires_grad = acquisition.autograd.requires_grad
-    is_torchs = any(isinstance(p, SubclassProxy) or (is_grad_enabled() and requires_grad(p)) for p in used)
-    if not is_torchs:
+    has_wrappers = any(isinstance(p, SubclassProxy) for p in used)
+    has_history = is_grad_enabled() and any(map(acquisition.autograd.requires_grad, used))
+    if not acquisition.autograd.is_running:  # which it is from the first wrapper on that requires grad
+        if acquisition.has_own_formulas or has_history or found or not has_wrappers:
+            return wrap_const(False)
+    if not (has_wrappers or has_history):
         return wrap_const(False)
     # torch would take a parameter that the function finds elsewhere for a constant
     reals = {id(acquisition.fakes.real_input(p)) for p in members}

@@ -171,3 +171,18 @@ def test_keys_of_before_the_call_are_refused():
 
     with pytest.raises(UnsupportedOpError, match="before the call"):
         thunder.jit(g, transforms=[SubclassTransform()])(y)
+
+
+def test_tensors_beside_wrappers_with_gradients_are_what_they_were():
+    """Torch's autograd follows the program, and what is written in place has another name in the trace."""
+
+    def f(w, p):
+        v = p * 1
+        known = {v: 2.0}
+        facts = v.add_(1) is v, v.contiguous() is v, v.detach() is v, id(v.mul_(2)) == id(v)
+        return w * v * known[v], facts
+
+    w, p = TwoTensor(x, y), y.clone().requires_grad_()
+    found, expected = thunder.jit(f, transforms=[SubclassTransform()])(w, p), f(w, p)
+    assert found[1] == expected[1]
+    torch.testing.assert_close(found[0].detach(), expected[0].detach())
