@@ -212,3 +212,10 @@ def test_classes_that_are_no_sums_of_their_parts_are_transformed_as_a_whole(name
     for _ in range(2):
         assert list(differences(jitted(x), _OF_CLASSES[name](x))) == []
     assert thunder.cache_misses(jitted) == 1
+
+
+def test_mapping_over_parts_that_are_no_rows_of_the_whole_is_refused_beside_plain_tensors_with_gradients() -> None:
+    x, y = _CLASSES["LowRank"](), float64(3).requires_grad_()
+    jitted = thunder.jit(lambda x, y: func.vmap(lambda row: (row * 2).dense() * y)(x), transforms=[T.SubclassTransform()])
+    with pytest.raises(TransformError):
+        jitted(x, y)
