@@ -9,7 +9,9 @@ import functools
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
+from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform, grad, jvp, vmap
 import thunder
@@ -362,33 +364,99 @@ def test_a_function_that_takes_a_dict_is_traced():
 
 
 class Called(Function):
-    """A function of a function, which may hold tensors that torch is not told of."""
+    """A function of a function, which may hold tensors."""
 
     @staticmethod
     def forward(ctx, function, x):
+        ctx.save_for_backward(x)
+        ctx.function = function
         return function(x)
 
     @staticmethod
     def backward(ctx, g):
-        return None, g
+        (x,) = ctx.saved_tensors
+        return None, 2 * g * ctx.function(x)
 
 
 def _times(y, x):
     return x * y
 
 
-HIDING = {
-    "a closure": lambda x: (lambda y: lambda x: x * y)(x.sum()),
-    "a partial": lambda x: functools.partial(_times, x.sum()),
+class _Scaling:
+    def __init__(self, by):
+        self.by = by
+
+    def scaled(self, x):
+        return x * self.by
+
+
+def _nested(w):
+    def shifted(x):
+        return x + w
+
+    return lambda x: shifted(x) * w
+
+
+HOLDING = {
+    "a closure": lambda w: lambda x: x * w,
+    "a closure in a closure": _nested,
+    "a partial": lambda w: functools.partial(_times, w),
+    "a bound method": lambda w: _Scaling(w).scaled,
 }
 
 
+@pytest.mark.parametrize("kind", ["plain", "wrappers", "a wrapper inside", "a wrapper beside"])
+@pytest.mark.parametrize("name", HOLDING)
+def test_a_function_that_is_given_tensors_inside_of_an_object_is_eager_modes(name, kind):
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -4.0])
+    x = TwoTensor(a, b) if kind in ("wrappers", "a wrapper beside") else a.clone()
+    w = TwoTensor(b, a) if kind in ("wrappers", "a wrapper inside") else b
+    x.requires_grad_(kind != "a wrapper inside")
+
+    def f(x, w):
+        return Called.apply(HOLDING[name](w * 2), x) + Called.apply(HOLDING[name](w), x)
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    for _ in range(2):
+        found, wanted = jf(x, w), f(x, w)
+        assert type(found) is type(wanted)
+        torch.testing.assert_close(found.detach(), wanted.detach())
+        if x.requires_grad:
+            gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (found, wanted)]
+            torch.testing.assert_close(*gradients)
+    assert thunder.cache_misses(jf) == 1
+
+
+def _counting(w):
+    n = 0
+
+    def g(x):
+        nonlocal n
+        n += 1
+        return x * w * n
+
+    return g
+
+
+def _keeping(w):
+    seen = []
+
+    def g(x):
+        seen.append(x)
+        return x * w
+
+    return g
+
+
+@pytest.mark.parametrize("make", [_counting, _keeping])
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", HIDING)
-def test_a_function_that_is_given_tensors_inside_of_an_object_is_refused(name, transform):
-    jf = thunder.jit(lambda x: Called.apply(HIDING[name](x), x), transforms=[transform()])
+def test_an_object_that_changes_what_the_program_has_made_is_refused(make, transform):
+    jf = thunder.jit(lambda x: Called.apply(make(x * 2), x), transforms=[transform()])
+    with pytest.raises(UnsupportedOpError, match=r"given an object that (changes|holds)"):
+        jf(torch.ones(2, requires_grad=True))
+
+
+def test_norms_in_an_object_that_a_function_is_given_are_refused():
+    jf = thunder.jit(lambda x: Called.apply(HOLDING["a closure"](x * 2), x), transforms=[NormTransform()])
     with pytest.raises(UnsupportedOpError, match="holds tensors of the traced program"):
-        jf(torch.ones(3))
-    assert torch.equal(
-        thunder.jit(lambda x: Called.apply(torch.sin, x), transforms=[transform()])(torch.ones(3)), torch.ones(3).sin()
-    )
+        jf(RMSTensor.of(torch.ones(2)))

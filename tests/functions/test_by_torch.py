@@ -12,6 +12,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_flatten
 
 import thunder_norm.transforms as T
+from tests.fuzz.wrapper_classes import Interval
+from tests.fuzz.wrapper_formats import BlockQuantised, LowRank
+from tests.fuzz.wrapper_runs import differences
+from tests.seeds import seeded
 from tests.transform_oracles import assert_same, float64
 from thunder_norm.errors import TransformError
 import thunder
@@ -131,3 +135,87 @@ def test_parameters_that_torch_would_take_for_constants_are_refused(requires_gra
         jitted(x)
     with torch.no_grad():
         assert_same(jitted(x).a, x.a * LAYER.weight[0, 0])
+
+
+class _OfItsModule(torch.nn.Module):
+    def __init__(self, program: Callable, has_wrappers: bool):
+        super().__init__()
+        torch.manual_seed(seeded())
+        self.inner, self.program = torch.nn.Linear(3, 3), program
+        if has_wrappers:
+            for name, p in list(self.inner.named_parameters()):
+                setattr(self.inner, name, torch.nn.Parameter(TwoTensor(p.detach(), p.detach() * 2)))
+        self.register_buffer("scale", torch.full((3,), 2.0))
+
+    def forward(self, x: Any) -> Any:
+        return self.program(self, x)
+
+
+OF_MODULES = {
+    "grad": lambda m, x: func.grad(lambda t: (m.inner(t) * m.scale).pow(2).sum())(x),
+    "vjp of a module": lambda m, x: func.vjp(m.inner, x)[1](x)[0],
+    "jvp": lambda m, x: func.jvp(lambda t: m.inner(t).sin(), (x,), (x,))[1],
+    "vmap": lambda m, x: func.vmap(lambda row: m.inner(row).tanh())(x),
+    "vmap of grad": lambda m, x: func.vmap(func.grad(lambda row: m.inner(row).tanh().sum()))(x),
+    "functional_call": lambda m, x: func.grad(lambda p: func.functional_call(m.inner, p, (x,)).pow(2).sum())(
+        dict(m.inner.named_parameters())
+    )["weight"],
+    "some of its parameters": lambda m, x: func.grad(lambda w: func.functional_call(m.inner, {"weight": w}, (x,)).pow(2).sum())(
+        m.inner.weight
+    ),
+    "per sample": lambda m, x: func.vmap(
+        func.grad(lambda p, row: func.functional_call(m.inner, p, (row[None],)).pow(2).sum()), in_dims=(None, 0)
+    )(dict(m.inner.named_parameters()), x)["weight"],
+}
+
+
+@pytest.mark.parametrize("kind", ["wrappers", "wrappers as inputs", "wrappers as parameters"])
+@pytest.mark.parametrize("name", OF_MODULES)
+def test_functions_of_modules_have_the_gradients_of_their_parameters(name: str, kind: str) -> None:
+    """Those of ``vmap(grad(f))`` were lost, and said nothing; others were refused."""
+    m = _OfItsModule(OF_MODULES[name], has_wrappers=kind != "wrappers as inputs")
+    values = torch.arange(6.0).reshape(2, 3) / 5 - 0.4
+    x = values if kind == "wrappers as parameters" else TwoTensor(values, values * 2).requires_grad_()
+    jm = thunder.jit(m, transforms=[T.SubclassTransform()])
+    sources = [m.inner.weight, m.inner.bias, *([x] if x.requires_grad else [])]
+
+    def run(f: Callable) -> Any:
+        y = f(x)
+        return y.detach(), torch.autograd.grad(y.sum(), sources, allow_unused=True)
+
+    for _ in range(2):
+        torch.testing.assert_close(run(jm), run(m))
+    assert thunder.cache_misses(jm) == 1
+
+
+_CLASSES: dict[str, Callable[[], torch.Tensor]] = {
+    "LowRank": lambda: LowRank(float64(3, 2), float64(3, 2)),
+    "BlockQuantised": lambda: BlockQuantised.of(float64(4, 4)),
+    "Interval": lambda: Interval(float64(3, 4), float64(3, 4) + 1),
+}
+_OF_CLASSES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "vmap": lambda x: func.vmap(lambda row: row * 2)(x),
+    "vmap beside the whole": lambda x: func.vmap(lambda row: row * x)(x),
+    "grad": lambda x: func.grad(lambda t: (t * t).sum())(x),
+    "jvp": lambda x: func.jvp(torch.sin, (x,), (x,))[1],
+    "vjp": lambda x: func.vjp(torch.sin, x)[1](x)[0],
+}
+
+
+@pytest.mark.parametrize("of", _CLASSES)
+@pytest.mark.parametrize("name", _OF_CLASSES)
+def test_classes_that_are_no_sums_of_their_parts_are_transformed_as_a_whole(name: str, of: str) -> None:
+    """`vmap` of a product of two matrices multiplied rows of one with rows of the other; the others were refused."""
+    torch.manual_seed(seeded())
+    x = _CLASSES[of]()
+    jitted = thunder.jit(_OF_CLASSES[name], transforms=[T.SubclassTransform()])
+    for _ in range(2):
+        assert list(differences(jitted(x), _OF_CLASSES[name](x))) == []
+    assert thunder.cache_misses(jitted) == 1
+
+
+def test_mapping_over_parts_that_are_no_rows_of_the_whole_is_refused_beside_plain_tensors_with_gradients() -> None:
+    x, y = _CLASSES["LowRank"](), float64(3).requires_grad_()
+    jitted = thunder.jit(lambda x, y: func.vmap(lambda row: (row * 2).dense() * y)(x), transforms=[T.SubclassTransform()])
+    with pytest.raises(TransformError):
+        jitted(x, y)

@@ -79,6 +79,31 @@ STATEMENTS = {
         sum([{a}, {b}]) | {a} * len({a}) | {a} if isinstance({a}, (Masked, Dual)) else {a} + 1 | [r * 2 for r in {a}][0] | {a} + {a}.numel()
         {a} * {a}.stride(0) | {a} if {a}.dtype == torch.float64 else {a}.double() | {a} * 2 if {a}.is_contiguous() else {a} * 3
     """,
+    "Python's own": """
+        next(t * 2 for t in [{a}, {b}]) | (lambda t, s={b}: t + s)({a}) | dict(a={a})["a"] * {c} | functools.reduce(torch.add, [{a}, {a}])
+        (lambda *ts, **k: ts[0] * k["by"])({a}, by={c}) | max([{a}, {b}], key=lambda t: t.ndim) | [*{a}][0] * {c} | Pair({a}, {b}).first * 2
+        sorted([{a}, {b}], key=lambda t: t.ndim)[0] + 1 | {v} = Pair({a}, {b}); {v}.first = {v}.second * 2; {v} = {v}.first + {a}
+        list(map(torch.sin, [{a}, {b}]))[1] | list(rows_of({a}))[0] | tried(lambda: {a} @ torch.ones(99, 7), {a}) | tried(lambda: {a} * 2, {b})
+        {v} = {{"x": {a}}}; {v}["x"] *= 2; {v} = {v}["x"] + 1 | {v} = [{a} * 1]; {v}[0] += {b}; {v} = {v}[0] | (({a}, {b}), {c})[0][1] * 2
+    """,
+    "identities": """
+        {a} * (2 if {a}.contiguous() is {a} else 3) | {a} * (2 if {a}.to({a}.dtype) is {a} else 3) | {a} * (2 if {a} is {b} else 3)
+        {a} * len({{{a}, {b}}}) | {{{a}: 2.0}}[{a}] * {b} | {a} * (2 if id({a}) == id({b}) else 3) | {a} * (2 if {a} in {{{b}}} else 3)
+        {v} = {a} * 1; {v} = {v} * (2 if {v}.add_(1) is {v} else 3) | {v} = {{{a}: {b}}}; {v} = [k + w for k, w in {v}.items()][0]
+        {a} * (2 if {a}.detach() is {a} else 3) | {a} * (2 if F.dropout({a}, 0.5, False) is {a} else 3) | {a} * (1 + (hash({a}) == hash({b})))
+    """,
+    "functions of autograd": """
+        Doubled.apply({a}) | Called.apply({a}, torch.sin) | Called.apply({a}, lambda t: t * {b}) | Called.apply({a}, functools.partial(torch.add, {b}))
+        Doubled.apply({a}) * {b} | Called.apply({a}, Pair({b}, {a}).scaled) | {v} = {b} * 2; {v} = Called.apply({a}, lambda t: t + {v})
+    """,
+    "transforms of torch's": """
+        torch.func.grad(lambda t: (t * t).sum())({a}) | torch.func.grad(lambda t: (t * {b}).sum())({a}) | torch.func.vjp(torch.sin, {a})[1]({a})[0]
+        torch.func.jvp(torch.sin, ({a},), ({a},))[1] | torch.func.vmap(lambda r: r * 2)({a}) | torch.func.vmap(lambda r: r * {b})({a})
+        torch.func.vmap(torch.func.grad(lambda r: (r * r).sum()))({a}) | torch.func.vmap(torch.func.grad(lambda r: (r * {b}).sum()))({a})
+    """,
+    "hooks": """
+        {v} = {a} * 2; {v}.register_hook(lambda g: g * 3) if {v}.requires_grad else None | {v} = {a} * 1; {v}.retain_grad() if {v}.requires_grad else None
+    """,
     "regions": """
         with torch.no_grad(): {v} = {a} * 2 | with torch.no_grad(): {v} = {a}.clone().mul_(3)
         with torch.enable_grad(): {v} = {a} * {b} | {v} = torch.utils.checkpoint.checkpoint(lambda t: t.sin() * t, {a}, use_reentrant=False)

@@ -7,6 +7,7 @@ under `thunder.jit` with a `SubclassTransform`, twice with other values, of whic
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random as randomness
 import re
 import textwrap
@@ -26,10 +27,12 @@ import thunder
 from .program import Outcome, outcome_of
 from .wrapper_classes import Dual, Interval, Masked
 from .wrapper_formats import BlockQuantised, LowRank
+from .wrapper_parts import Called, Doubled, Pair, rows_of, tried
 from .wrapper_runs import Ran, differences, given, ran
 from .wrapper_statements import CONSTRUCTORS, INNER, TEMPLATES, WEIGHTS
 
 NAMES = {
+    "functools": functools,
     "torch": torch,
     "nn": nn,
     "F": F,
@@ -40,8 +43,14 @@ NAMES = {
     "Interval": Interval,
     "LowRank": LowRank,
     "BlockQuantised": BlockQuantised,
+    "Called": Called,
+    "Doubled": Doubled,
+    "Pair": Pair,
+    "rows_of": rows_of,
+    "tried": tried,
 }
 HEADER = """\
+import functools
 import torch, thunder
 import torch.nn.functional as F
 from torch import nn
@@ -49,6 +58,7 @@ from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 from tests.fuzz.wrapper_classes import Dual, Interval, Masked
 from tests.fuzz.wrapper_formats import BlockQuantised, LowRank
+from tests.fuzz.wrapper_parts import Called, Doubled, Pair, rows_of, tried
 from tests.fuzz.wrapper_runs import given, show
 from thunder_norm.transforms import SubclassTransform
 """

@@ -10,7 +10,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from thunder_norm import NormedTensor, RMSTensor, build_norm_map, normed
-from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.errors import NormMismatchError, UnsupportedOpError
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -211,3 +211,70 @@ def test_parameters_of_a_module_that_a_function_is_given_may_be_replaced(of):
     torch.testing.assert_close(result(), model(x))
     model.inner.weight = torch.nn.Parameter(torch.randn(4, 4))
     torch.testing.assert_close(result(), model(x))
+
+
+class _Product(Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight, grad.t() @ x
+
+
+class _ByModule(Function):
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        return module(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad @ ctx.module.weight, None
+
+
+class _OfParameters(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(seeded())
+        self.inner, self.how = nn.Linear(3, 3, bias=False), how
+
+    def forward(self, x):
+        if self.how == "directly":
+            return self.inner(x)
+        return _ByModule.apply(x, self.inner) if self.how == "its module" else _Product.apply(x, self.inner.weight)
+
+
+@pytest.mark.parametrize("how", ["its module", "its weight"])
+def test_a_function_that_is_given_parameters_has_norms_beside_plain_tensors(how):
+    """As the layer itself has, in all calls; and eager mode's gradients."""
+    x = torch.ones(2, 3, requires_grad=True)
+    m, direct = _OfParameters(how), _OfParameters("directly")
+    jm, expected = (thunder.jit(f, transforms=[NormTransform()]) for f in (m, direct))
+    for _ in range(2):
+        out = normed(jm)(x)
+        torch.testing.assert_close(out.norm_size.detach(), normed(expected)(x).norm_size.detach())
+        torch.testing.assert_close(out.backing, m(x))
+        with torch.no_grad():
+            m.inner.weight.mul_(3)
+            direct.inner.weight.mul_(3)
+    assert thunder.cache_misses(jm) == 1
+    tensors = [x] if how == "its module" else [x, m.inner.weight]
+    found, wanted = (torch.autograd.grad(out.sum(), tensors) for out in (normed(jm)(x).backing, m(x)))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("given", ["unit", {"inner.weight": 7.0}], ids=["unit", "a size"])
+@pytest.mark.parametrize("is_normed_input", [False, True])
+def test_norms_that_are_given_for_parameters_hold_in_functions(given, is_normed_input):
+    def norm(how):
+        jm = thunder.jit(_OfParameters(how), transforms=[NormTransform(parameters=given)])
+        x = torch.ones(2, 3)
+        return (jm(RMSTensor.of(x)) if is_normed_input else normed(jm)(x)).norm_size.detach()
+
+    torch.testing.assert_close(norm("its weight"), norm("directly"))
+    with pytest.raises(NormMismatchError, match=r"inner\.weight, whose norm is given.*finds it by itself"):
+        norm("its module")

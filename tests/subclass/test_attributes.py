@@ -373,3 +373,34 @@ def test_data_of_a_wrapper_set_to_what_is_laid_out_otherwise_or_may_be_is_refuse
 
     with pytest.raises(UnsupportedOpError, match="attribute 'data' of a TwoTensor"):
         jit(f)(two(3, 3), torch.ones(3, 3))
+
+
+class _ReadsAbove(TwoTensor):
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
+        return _ReadsAbove(inner["a"], inner["b"])
+
+    def __getattr__(self, name):
+        if name == "second":
+            return self.b
+        raise AttributeError(name)
+
+    def read(self, name, default):
+        try:
+            return super().__getattribute__(name)
+        except AttributeError:
+            return default
+
+
+def test_attributes_read_by_getattribute_are_eager_modes():
+    def f(x):
+        made = _ReadsAbove(x.b, x.a)
+        return (
+            *(x.second, x.read("second", x.a), x.read("b", None), made.read("a", None)),
+            *(object.__getattribute__(x, "a") * x.__getattribute__("ndim"), super(TwoTensor, x).__getattribute__("shape")[0]),
+        )
+
+    x = _ReadsAbove(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    found, wanted = thunder.jit(f, transforms=[SubclassTransform()])(x), f(x)
+    torch.testing.assert_close(list(found[:-1]), list(wanted[:-1]))
+    assert found[-1] == wanted[-1]

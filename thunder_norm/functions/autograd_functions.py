@@ -19,9 +19,9 @@ from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.backward import side_effects
 from thunder_norm.subclass.backward.refused_backward import Refuse, untraceable_backward
+from thunder_norm.subclass.interpreting.held_tensors import held_by
 from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.subclass.interpreting.operations import AUTOGRAD_APPLY, on_proxies
-from thunder_norm.subclass.interpreting.refusals import blaming_hidden_tensors
 from thunder_norm.subclass.recording.record import Recorded, recording
 from thunder_norm.subclass.recording.trace import OperationId, composite
 from thunder_norm.tracing import lookasides
@@ -82,19 +82,23 @@ class FunctionCall:
         self.cls = cls
         self.leaves, self.spec = tree_flatten((args, kwargs))
         given = {v.name: v for v in self.leaves if isinstance(v, TensorProxy)}
-        self.proxies = list({**given, **{v.name: v for v in held}}.values())
+        self.inside = held_by(cls, (args, kwargs))
+        inside = [p for p in (() if self.inside is None else self.inside.proxies) if isinstance(p, TensorProxy)]
+        self.proxies = list({**given, **{v.name: v for v in (*held, *inside)}}.values())
         self.num_given = len(given)
         self.acquisition = Acquisition()  # of the fakes of this call alone
         self.acquisition.num_levels = 1  # what has effects, or changes what the program holds, is no part of one operation
         self.acquisition.asks = self._ask
         side_effects.note_read(cls, *[v for v in self.leaves if not isinstance(v, TensorProxy)])
         self.fakes = {p.name: self._fake(p) for p in self.proxies}
+        for p in inside:
+            if p.name not in given:  # torch knows of no gradient to it
+                self.fakes[p.name].requires_grad_(False)
         self.inputs = [self.fakes[p.name] for p in self.proxies]
         self.backward: list[Recorded] = []
         self.gradients: list[torch.Tensor | None] = [None] * len(self.inputs)
         with self._standing_in(), recording(self.acquisition) as recorder, torch.set_grad_enabled(is_grad_enabled()):
-            with blaming_hidden_tensors(cls, self.leaves):
-                self.result = self._run()
+            self.result = self._run()
             self.forward, recorder.log = recorder.log, []
             self.outputs = list({id(t): t for t in flat_tensors(self.result)}.values())
             self._check_unchanged()
@@ -151,6 +155,8 @@ class FunctionCall:
     def _run(self) -> Any:
         values = [self.fakes[v.name] if isinstance(v, TensorProxy) else self.acquisition.to_fake(v) for v in self.leaves]
         args, kwargs = tree_unflatten(values, self.spec)
+        if self.inside is not None:
+            return self.inside.apply(self.cls, args, kwargs, [self.fakes.get(p.name, p) for p in self.inside.proxies])
         return self.cls.apply(*args, **kwargs)
 
     def _check_unchanged(self) -> None:

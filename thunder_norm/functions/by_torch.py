@@ -6,10 +6,13 @@ transforms the function on fakes, and what its classes did with their inner tens
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import TransformError, with_details
@@ -26,7 +29,16 @@ from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.hooks.participants import functions_inside
 from thunder_norm.tracing.locations import location_of_user
-from thunder.core.interpreter import WrappedValue, interpreter_needs_wrap, unwrap, wrap_const
+from thunder_norm.wrapper_classes import is_wrapper
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    WrappedValue,
+    _interpret_call,
+    get_interpreterruntimectx,
+    interpreter_needs_wrap,
+    unwrap,
+    wrap_const,
+)
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
@@ -55,8 +67,10 @@ def run(transform: Callable, func: Callable, options: tuple, named: dict, args: 
 @lookasides.instead_of(is_followed)
 def _is_followed(func: WrappedValue, args: WrappedValue, kwargs: WrappedValue) -> Any:
     acquisition = current_acquisition()
-    if acquisition is None or not acquisition.autograd.is_running or acquisition.num_levels or functions_inside(get_jit_ctx()):
+    if acquisition is None or acquisition.num_levels or functions_inside(get_jit_ctx()):
         return wrap_const(False)
+    found = _reachable(func.value).tensors
+    members = _members_of(func) if any(map(is_wrapper, found)) or acquisition.autograd.is_running else []
     take_proxies(args, kwargs)
     given = [v for v in tree_leaves((unwrap(args), unwrap(kwargs))) if isinstance(v, TensorProxy)]
     recipe = FunctionRecipe(shares=True)
@@ -64,11 +78,75 @@ def _is_followed(func: WrappedValue, args: WrappedValue, kwargs: WrappedValue) -
         recipe.of((func.value,))
     except NotMakeableError:
         return wrap_const(False)
-    used = [*given, *(p for p in recipe.arguments.values() if isinstance(p, TensorProxy))]
-    requires_grad = acquisition.autograd.requires_grad
-    is_torchs = any(isinstance(p, SubclassProxy) or (is_grad_enabled() and requires_grad(p)) for p in used)
+    used = [*given, *members, *(p for p in recipe.arguments.values() if isinstance(p, TensorProxy))]
+    has_wrappers = any(isinstance(p, SubclassProxy) for p in used)
+    has_history = is_grad_enabled() and any(map(acquisition.autograd.requires_grad, used))
+    if not acquisition.autograd.is_running:  # which it is from the first wrapper on that requires grad
+        if acquisition.has_own_formulas or has_history or found or not has_wrappers:
+            return wrap_const(False)
+    if not (has_wrappers or has_history):
+        return wrap_const(False)
     # torch would take a parameter that the function finds elsewhere for a constant
-    return wrap_const(is_torchs and not Reachable((func.value,)).tensors)
+    reals = {id(acquisition.fakes.real_input(p)) for p in members}
+    return wrap_const(all(id(t) in reals for t in found))
+
+
+def _reachable(func: Any) -> Reachable:
+    """What a function can reach, through transforms of ours that it is made by too."""
+    pending, roots = [func], []
+    while pending:
+        value = pending.pop()
+        if isinstance(value, types.FunctionType) and value.__module__ == __name__:
+            pending.extend([cell.cell_contents for cell in value.__closure__ or ()])
+        else:
+            roots.append(value)
+    return Reachable(roots)
+
+
+def _members_of(func: WrappedValue) -> list[TensorProxy]:
+    """What stands for the parameters and buffers of modules that a function closes over, or is a method of."""
+    members = _interpret_call(_members, func)
+    if members is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        get_interpreterruntimectx().curexc = None
+        return []
+    take_proxies(members)
+    return list({v.name: v for v in tree_leaves(unwrap(members)) if isinstance(v, TensorProxy)}.values())
+
+
+def _members(func: Any) -> list[torch.Tensor]:
+    """Interpreted, so that it is known where each is."""
+    pending, seen, found = [func], [], []
+    while pending:
+        value = pending.pop()
+        if any(value is other for other in seen):
+            continue
+        seen.append(value)
+        if isinstance(value, torch.nn.Module):
+            found.extend([*value.parameters(), *value.buffers()])
+        elif isinstance(value, types.MethodType):
+            pending.extend([value.__self__, value.__func__])
+        elif isinstance(value, functools.partial):
+            pending.extend([value.func, *value.args, *value.keywords.values()])
+        elif isinstance(value, types.FunctionType):
+            for cell in value.__closure__ or ():
+                try:
+                    pending.append(cell.cell_contents)
+                except ValueError:  # it is not filled yet
+                    pass
+    return found
+
+
+@contextlib.contextmanager
+def _standing_in(func: Any, fakes: dict[int, torch.Tensor]) -> Iterator[None]:
+    """Have modules that a function can reach hold others for some tensors, by their identity."""
+    places = [p for p in _reachable(func).places if isinstance(p.held, dict) and any(id(v) in fakes for v in p.held.values())]
+    for place in places:
+        place.write({name: fakes.get(id(v), v) for name, v in place.held.items()})
+    try:
+        yield
+    finally:
+        for place in places:
+            place.restore()
 
 
 @lookasides.instead_of(run)
@@ -87,15 +165,19 @@ def _run(
     step = recipe.of((func.value,))
     side_effects.note_read(func.value)
     names, at, of_torch = list(recipe.arguments), location_of_user(), transform.value
+    members = _members_of(func)
+    reals = [id(acquisition.fakes.real_input(p)) for p in members]
 
     @functools.wraps(of_torch, updated=())
-    def whole(held: Sequence[Any], options: tuple, named: dict, args: tuple, kwargs: dict) -> Any:
+    def whole(held: Sequence[Any], own: Sequence[Any], options: tuple, named: dict, args: tuple, kwargs: dict) -> Any:
         (native,) = step(Call(dict(zip(names, held, strict=True))))
-        return of_torch(watching(native, at, _refusal), *options, **named)(*args, **kwargs)
+        with _standing_in(native, dict(zip(reals, own, strict=True))):
+            return of_torch(watching(native, at, _refusal), *options, **named)(*args, **kwargs)
 
     @interpreter_needs_wrap
     def written(options: tuple, named: dict, args: tuple, kwargs: dict) -> Any:
-        return operations.call(acquisition, whole, (list(recipe.arguments.values()), options, named, args, kwargs), {})
+        held = list(recipe.arguments.values())
+        return operations.call(acquisition, whole, (held, members, options, named, args, kwargs), {})
 
     return written(options, named, args, kwargs)
 

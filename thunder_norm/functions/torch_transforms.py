@@ -52,7 +52,7 @@ def _instead_of(transform: Callable) -> Callable[[Callable], Callable]:
 def _vmap(
     func: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size: int | None = None
 ) -> Callable:
-    return by_torch.transformed(torch.vmap, vmap, func, in_dims, out_dims, randomness, chunk_size=chunk_size)
+    return by_torch.transformed(torch.vmap, _of_torch(vmap), func, in_dims, out_dims, randomness, chunk_size=chunk_size)
 
 
 @_instead_of(torch.func.grad)

@@ -13,6 +13,7 @@ from thunder_norm.functions.acquisition import Program
 from thunder_norm.functions.batching import Randomness, evaluate_in_chunks, with_batch
 from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.transformed import Call, Transformed, shared
+from thunder_norm.functions.wrappers_in_torchs import OfTorch, check_maps
 import thunder.torch as ltorch
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import TensorProxy
@@ -37,6 +38,8 @@ class Vmap(Transformed):
     def emit(self, call: Call) -> Any:
         """Write the program for the whole batch, or for one chunk after the other."""
         dims, axis_size = self._dims_of(call)
+        if isinstance(call.function, OfTorch):
+            check_maps(call.args, dims)
         program = call.acquire(shapes=lambda i, p: _without(p.shape, dims[i]))
         leaves = tree_flatten((call.args, call.kwargs))[0]
         in_dims = [d for d, v in zip(dims, leaves, strict=True) if isinstance(v, TensorProxy)]

@@ -68,6 +68,26 @@ def check_agrees(name: str, given: Any, trace: TraceCtx, moving: Sequence[tuple[
         propagate(bsym, active)
 
 
+def check_maps(args: Sequence[Any], dims: Sequence[int | None]) -> None:
+    """Refuse to map over wrappers whose inner tensors have other shapes than the whole, which torch maps over.
+
+    Args:
+        args: of the mapped function.
+        dims: the batch dimension of each leaf of these, inner tensors among them.
+
+    Raises:
+        TransformError: there is one.
+    """
+    position = 0
+    for v in tree_flatten(args, is_leaf=is_open)[0]:
+        count = len(v.leaves) if is_open(v) else 1
+        is_mapped = any(d is not None for d in dims[position : position + count])
+        position += count
+        if is_open(v) and is_mapped and any(shape != tuple(v.structure.spec.shape) for shape in v.structure.shapes):
+            why = "its inner tensors have other shapes than the whole, and torch maps over that"
+            raise _refused("vmap", f"a {v.class_name}", why, location_of_user())
+
+
 def of_whole(name: str, of_inner: Sequence[Any]) -> Any:
     """The derivatives of a wrapper in the structure of the arguments, of those of its inner tensors.
 

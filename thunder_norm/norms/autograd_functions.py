@@ -23,6 +23,8 @@ from thunder_norm.subclass.recording import trace
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
 
+_IS_FORWARD = "_thunder_norm_is_forward"
+
 
 class _Unknown(torch.autograd.Function):
     """Hands on a tensor that the function called `name` made of others, whose gradients are not known."""
@@ -50,6 +52,11 @@ def function_of(fn: Callable) -> type[torch.autograd.Function] | None:
     return cls if is_function and getattr(fn, "__func__", None) is operations.AUTOGRAD_APPLY else None
 
 
+def is_forward(fn: Callable) -> bool:
+    """Whether it is what `apply` runs: operations that may have rules."""
+    return getattr(fn, _IS_FORWARD, False)
+
+
 def is_normed(value: Any) -> bool:
     """Whether a proxy stands for a normed tensor."""
     return isinstance(value, SubclassProxy) and isinstance(value.fake, NormedTensor)
@@ -62,6 +69,7 @@ def apply(acquisition: Acquisition, cls: type[torch.autograd.Function], args: tu
         return cls.apply(*own_args, **own_kwargs)
 
     forward.__name__ = cls.__name__
+    setattr(forward, _IS_FORWARD, True)
     result = operations.call(acquisition, forward, args, kwargs)
     plain_args, plain_kwargs = tree_map(
         lambda v: trace.leaf_proxies(acquisition, v.fake)[0] if is_normed(v) else v, (args, kwargs)

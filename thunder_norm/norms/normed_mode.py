@@ -19,6 +19,7 @@ from thunder_norm.core import bodies, context, dispatch, in_place, registry
 from thunder_norm.core.programs import without_values
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.model_state.shards import is_spread
 from thunder_norm.norms import autograd_functions
 from thunder_norm.norms.eager import chosen_norms
@@ -200,13 +201,28 @@ class NormAcquisition(Acquisition):
             return False
         return is_grad_enabled() or not self.lifting.is_measured(self.fake_of(proxy))
 
+    @property
+    def has_own_formulas(self) -> bool:
+        """Norms have those of their rules."""
+        return self._has_norms
+
+    def computes_wrappers(self, function: type[torch.autograd.Function], given: Sequence[Any]) -> bool:
+        """Where it is given parameters, or can reach some, as those of a module, and parameters have norms."""
+        if not self._has_norms:
+            return False
+        if any(_is_proxy(v) and self.lifting.is_parameter_proxy(v) for v in given):
+            return True
+        others = [v for v in given if not isinstance(v, TensorProxy)]
+        return any(isinstance(t, torch.nn.Parameter) for t in Reachable((function, *others)).tensors)
+
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
         """With what stands for constants by now, where there are any; or a buffer that normed tensors change in place.
 
         That one, a running mean, is written plainly too.
         """
         function = autograd_functions.function_of(fn)
-        if function is not None and any(map(autograd_functions.is_normed, tree_flatten((args, kwargs))[0])):
+        given = tree_flatten((args, kwargs))[0]
+        if function is not None and (any(map(autograd_functions.is_normed, given)) or self.computes_wrappers(function, given)):
             return lambda: autograd_functions.apply(self, function, args, kwargs)
         is_mutation = registry.is_mutation(fn, {}) or fn is torch.Tensor.copy_
         target = args[0] if args else None
@@ -239,6 +255,9 @@ class NormAcquisition(Acquisition):
             tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
             if isinstance(fn, type):  # which says the norm itself
                 return fn(*args, **kwargs)
+            if autograd_functions.is_forward(fn):  # operations that may have rules
+                with environment.inside_function():
+                    return fn(*args, **kwargs)
             if wrappers := [t for t in tensors if is_wrapper(t)]:
                 _refuse_mixture(fn, wrappers)
                 return fn(*args, **kwargs)

@@ -66,7 +66,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
             return tensor_attributes.has
         return _has if has_written() and not is_simple(args[0].value) and type(args[1].value) is str else None
     if fn is object.__getattribute__ and len(args) == 2:
-        return _by_object
+        is_of_wrapper = isinstance(args[0].value, TensorProxy) and type(args[0].value) is not TensorProxy
+        return None if is_of_wrapper else _by_object
     is_of_c = type(fn) is WrapperDescriptorType
     if (fn is setattr or (is_of_c and fn in SETTING)) and len(args) == 3:
         return assignment(fn, *args)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.tracing.python.plain_programs import PROGRAMS
-from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -53,18 +52,3 @@ def test_a_list_of_the_model_that_is_looked_into_is_guarded():
     assert torch.equal(jm(x), m(x))
     m.names[1] = "a"
     assert torch.equal(jm(x), m(x))
-
-
-@pytest.mark.parametrize(
-    "f",
-    [
-        lambda x: x * {x: 2.0}[x],
-        lambda x: x * len({x, x * 2}),
-        lambda x: x if hash(x) else -x,
-        lambda x: dict.fromkeys([x * 2], x)[x],
-    ],
-)
-def test_tensors_as_keys_are_refused(f):
-    """In eager mode the hash of a tensor is that of an object, which a trace has none of."""
-    with pytest.raises(UnsupportedOpError, match="the hash of a tensor"):
-        thunder.jit(f, transforms=[NormTransform()])(torch.ones(2))

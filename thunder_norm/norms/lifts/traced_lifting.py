@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import by_data, conversions
@@ -60,8 +61,16 @@ class TracedLifting(Lifting):
     def name_of(self, t: torch.Tensor) -> str | None:
         """The dotted name of the parameter or buffer a fake stands for: of several, the one a norm is given for."""
         proxy = self._acquisition.fakes.proxy_of(t)
-        found = None if proxy is None else self.member(proxy)
+        found = self._found_itself(t) if proxy is None else self.member(proxy)
         return None if found is None else self._given_name(found[1])
+
+    def _found_itself(self, t: torch.Tensor) -> tuple[str, str] | None:
+        """The same of a tensor of the model that a function which runs as a whole has found by itself."""
+        if self._model is None or isinstance(t, FakeTensor):
+            return None
+        if self._members is None:
+            self._members = _members(self._model)
+        return self._members.get(id(t))
 
     def member(self, proxy: TensorProxy) -> tuple[str, str] | None:
         """("_parameters" | "_buffers", dotted name) of a parameter or buffer, whatever the way on which the program came to it.
@@ -73,14 +82,16 @@ class TracedLifting(Lifting):
         found = member_of_module(history) if isinstance(history, ProvenanceRecord) else None
         if self._model is None or (found is not None and found.root.inst is PseudoInst.INPUT_FN):
             return None if found is None or found.table == "_modules" else (found.table, ".".join(found.names))
-        if self._members is None:
-            self._members = _members(self._model)
-        return self._members.get(id(self._acquisition.fakes.real_input(proxy)))
+        real = self._acquisition.fakes.real_input(proxy)
+        return None if real is None else self._found_itself(real)
 
     def is_parameter(self, t: torch.Tensor) -> bool:
-        """Whether a fake stands for a floating parameter."""
+        """Whether a fake stands for a floating parameter, or is one that a function which runs as a whole has found by itself."""
         proxy = self._acquisition.fakes.proxy_of(t)
-        return proxy is not None and self.is_parameter_proxy(proxy)
+        if proxy is None:
+            found = self._found_itself(t)
+            return found is not None and found[0] == "_parameters" and (t.dtype.is_floating_point or t.dtype.is_complex)
+        return self.is_parameter_proxy(proxy)
 
     def is_parameter_proxy(self, proxy: TensorProxy) -> bool:
         """Whether a proxy is a floating parameter of a module, or derived from parameters alone."""
@@ -188,6 +199,15 @@ class TracedLifting(Lifting):
     def lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """The normed tensor for a plain one, by the policy; written once, and again after something was written into its memory."""
         if self._acquisition.fakes.proxy_of(t) is None and (id(t) not in self.derived or self.is_measured(t)):
+            if self._found_itself(t) is not None and not self.is_measured(t):
+                raise NormMismatchError(
+                    with_details(
+                        f"the parameter {self.name_of(t)}, whose norm is given, in a torch.autograd.Function that finds it by itself",
+                        at=location_of_user(),
+                        why="the trace knows there what it holds, and not what is given for it",
+                        instead="give the function the parameter as an argument",
+                    )
+                )
             return kind.of(t, dims)  # a temporary of the operation being recorded
         if id(t) in self._norm_of and not self._writes.into(t):
             found = self.lift(recorder, self._norm_of[id(t)], kind, dims)

@@ -215,6 +215,15 @@ class Acquisition:
             return True
         return self.autograd.is_running and is_grad_enabled() and any(self.autograd.requires_grad(p) for p in proxies)
 
+    @property
+    def has_own_formulas(self) -> bool:
+        """Whether gradients are others than torch's are of what an autograd function computes as a whole."""
+        return False
+
+    def computes_wrappers(self, function: type[torch.autograd.Function], given: Sequence[Any]) -> bool:
+        """Whether an autograd function that is given no wrapper is one of wrappers all the same."""
+        return False
+
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
         """What to do in place of an operation on wrappers that is none; None for all others.  `args` and `kwargs` hold proxies."""
         return None

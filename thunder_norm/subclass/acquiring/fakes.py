@@ -19,7 +19,7 @@ from thunder_norm.subclass.classes import jagged
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.guarding.layouts import guard_layout
-from thunder_norm.tracing.torch_functions.known_values import FAKES
+from thunder_norm.tracing.torch_functions.known_values import REPLACED
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import devices, dtypes, prims
 from thunder.core.jit_ext import get_jit_ctx
@@ -169,7 +169,7 @@ class Fakes:
             self.on_replaced()
             ctx = get_jit_ctx()
             self.replaced[before.name] = Replaced(before, fake, num_made(ctx.computation_trace.bound_symbols))
-            setattr(ctx, FAKES, self)
+            setattr(ctx, REPLACED, self.replaced.keys())
         self._proxy_of[id(fake)] = (fake, proxy)
         self._fake_of[proxy.name] = fake
         if is_input:

@@ -70,8 +70,6 @@ class SubclassProxy(TensorProxy):
     # What a special method does when C code calls it (set by `interpret`).
     run_special_method: ClassVar[Callable[..., Any]]
 
-    __hash__ = TensorProxy.__hash__
-
     def type_string(self) -> str:
         """Shown in traces: the class, then what a tensor shows."""
         return f"{type(self.fake).__name__} {super().type_string()}"

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -75,13 +75,32 @@ _MAX_POOLS = frozenset({torch.max_pool1d, torch.nn.functional.max_pool1d})
 _NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException, ThunderNormError)
 
 
+class HandedBack(NamedTuple):
+    """What a function returns that returns one of its arguments: ``x.float()`` of a float, `dropout` that drops nothing."""
+
+    position: int  # among the tensors given
+    value: torch.Tensor
+
+
 def of_torch(
     acquisition: Acquisition, torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]
-) -> Any:
+) -> tuple[Any, WrappedValue | None]:
     """What torch's function returns for tensors without data, the exception that it raises with data too, or `UNKNOWN`.
 
+    Beside it the argument that it hands back as it is; None where it makes another tensor.
     Under autocast it is unknown: without data a function that calls others (`linalg.pinv`) may return another dtype than with it.
     """
+    found = _of_torch(acquisition, torch_fn, args, kwargs)
+    if type(found) is not HandedBack:
+        return found, None
+    given = [v for v in tree_leaves((_unwrapped(args), _unwrapped(kwargs))) if isinstance(v, TensorProxy)]
+    same = given[found.position]
+    return found.value, next((a for a in (*args, *kwargs.values()) if a.value is same), None)
+
+
+def _of_torch(
+    acquisition: Acquisition, torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]
+) -> Any:
     if in_autocast_region() or torch._C._is_any_autocast_enabled():
         return UNKNOWN
     call = _Call(torch_fn, _unwrapped(args), _unwrapped(kwargs), functools.partial(stride_of, acquisition))
@@ -136,7 +155,7 @@ class _Call:
         return self.function, structure, tuple(described), torch.get_default_dtype()
 
     def outcome(self, mode: FakeTensorMode) -> Any:
-        """See `of_torch`."""
+        """What `of_torch` finds, or a `HandedBack` of it."""
         proxies = [v for v in tree_leaves((self.args, self.kwargs)) if isinstance(v, TensorProxy)]
         is_of_any = self.function in _OF_ANY_DEVICE or (
             self.function in _OF_ANY_DEVICE_IF_CONTIGUOUS and all(self._empty(p, "meta").is_contiguous() for p in proxies)
@@ -203,14 +222,23 @@ class _Call:
             return UNKNOWN
         device = for_torch(proxies[0].device)
         with mode:
-            return tree_map_only(
-                torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device), found
+            made = tree_map_only(
+                torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device), _value(found)
             )
+        return found._replace(value=made) if type(found) is HandedBack else made
 
     def _run(self, make: Callable[[TensorProxy], torch.Tensor], is_recorded: bool = False) -> Any:
-        args, kwargs = _for_torch(self.args, make), {k: _for_torch(v, make) for k, v in self.kwargs.items()}
+        given: list[torch.Tensor] = []
+
+        def noting(p: TensorProxy) -> torch.Tensor:
+            given.append(make(p))
+            return given[-1]
+
+        args, kwargs = _for_torch(self.args, noting), {k: _for_torch(v, noting) for k, v in self.kwargs.items()}
         with torch.set_grad_enabled(is_recorded):
-            return self.function(*args, **kwargs)
+            found = self.function(*args, **kwargs)
+        position = next((i for i, t in enumerate(given) if t is found), None)
+        return found if position is None else HandedBack(position, found)
 
     def _empty(self, p: TensorProxy, device: str | None = None) -> torch.Tensor:
         shape, dtype, device = tuple(map(int, p.shape)), for_torch(p.dtype), device or for_torch(p.device)
@@ -218,6 +246,10 @@ class _Call:
         if stride is None or len(stride) != len(shape):  # a view of it since, in place
             return torch.empty(shape, dtype=dtype, device=device)
         return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def _value(found: Any) -> Any:
+    return found.value if type(found) is HandedBack else found
 
 
 def agrees(found: Any, wanted: Any) -> bool:
@@ -276,7 +308,7 @@ def stride_of(acquisition: Acquisition, proxy: TensorProxy) -> tuple[int, ...] |
     torch_fn = None if made_by is None else _torch_functions().get(made_by.sym)
     if made_by is None or torch_fn is None or is_in_place(torch_fn):
         return None
-    found = _Call(torch_fn, made_by.args, made_by.kwargs, functools.partial(stride_of, acquisition)).outcome(fakes.mode)
+    found = _value(_Call(torch_fn, made_by.args, made_by.kwargs, functools.partial(stride_of, acquisition)).outcome(fakes.mode))
     if agrees(made_by.output, found):
         note_strides(acquisition, made_by.output, found, (made_by.args, made_by.kwargs))
     return fakes.strides.get(proxy.name)

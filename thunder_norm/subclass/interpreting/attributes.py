@@ -67,6 +67,14 @@ def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
     return wrapped_result(value, [obj.provenance, name.provenance])
 
 
+def read_own(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> Any:
+    """Called for ``object.__getattribute__(x, name)``, ``super().__getattribute__(name)`` too: ``x.name`` without the class's ``__getattr__``."""
+    fake, attribute = obj.value.fake, unwrap(name)
+    if not (attribute in vars(fake) or any(attribute in vars(base) for base in type(fake).__mro__)):
+        return do_raise(AttributeError(f"{type(fake).__name__!r} object has no attribute {attribute!r}"))
+    return read_attribute(acquisition, obj, name)
+
+
 @dataclass(frozen=True)
 class _Above:
     """What ``super()`` is in a method of a wrapper's class: what classes after one say of the wrapper."""

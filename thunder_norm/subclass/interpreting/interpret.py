@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 from torch.nn.functional import one_hot
 from torch.utils._pytree import tree_flatten
 
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquiring import values
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
@@ -30,8 +31,10 @@ from thunder_norm.subclass.interpreting.attributes import (
     is_instance,
     read_above,
     read_attribute,
+    read_own,
     type_of,
 )
+from thunder_norm.subclass.interpreting.held_tensors import held_by, refused
 from thunder_norm.subclass.interpreting.operations import (
     AUTOGRAD_APPLY,
     call,
@@ -46,7 +49,6 @@ from thunder_norm.subclass.interpreting.plain import about_plain
 from thunder_norm.subclass.interpreting.plain_operations import written_out
 from thunder_norm.subclass.interpreting.refusals import (
     FUNCTORCH_LEVELS,
-    blaming_hidden_tensors,
     is_derivative,
     refuse_derivative,
     refuse_functorch,
@@ -204,6 +206,8 @@ def _about_wrapper(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVa
     """What Python itself asks of a wrapper: attributes, types, truth."""
     if fn is getattr and len(args) >= 2:
         return functools.partial(read_attribute, acquisition)
+    if fn is object.__getattribute__:
+        return functools.partial(read_own, acquisition)
     if fn is hasattr:
         return functools.partial(has_attribute, acquisition)
     if fn in (setattr, delattr, object.__setattr__, object.__delattr__):
@@ -264,19 +268,38 @@ def _autograd_function(acquisition: Acquisition, args: tuple, kwargs: dict) -> C
     If what it takes requires grad, its backward is torch's affair, and so is that of all that follows.
     """
     apply, given = unwrap(args[0]).apply, args[1:]
-    if not _has_wrapper(given, kwargs) and not (acquisition.autograd.is_running and acquisition.wants(apply, given, kwargs)):
+    function, arguments = apply.__self__, ([value_of(a) for a in given], {k: value_of(v) for k, v in kwargs.items()})
+    values = tree_flatten(arguments)[0]
+    try:
+        held = held_by(function, arguments)
+    except UnsupportedOpError as e:
+        error = acquisition.refuse(e)
+        return lambda *_, **__: do_raise(error)
+    makes_wrappers = acquisition.computes_wrappers(function, values)
+    holds_wrappers = held is not None and any(isinstance(p, SubclassProxy) for p in held.proxies)
+    if not (makes_wrappers or holds_wrappers or _has_wrapper(given, kwargs)) and not (
+        acquisition.autograd.is_running and acquisition.wants(apply, given, kwargs)
+    ):
         take_proxies(*given, **kwargs)
-        if not _makes_wrappers(acquisition, apply, given, kwargs):
+        if held is not None or not _makes_wrappers(acquisition, apply, given, kwargs):
             return lookasides.of_others(AUTOGRAD_APPLY)
-    values = tree_flatten(([value_of(a) for a in given], [value_of(v) for v in kwargs.values()]))[0]
-    if acquisition.is_followed(values):
+    if not makes_wrappers and acquisition.is_followed([*values, *(held.proxies if held is not None else ())]):
         acquisition.differentiate()
+    if held is not None and acquisition.has_own_formulas:
+        error = acquisition.refuse(refused(function, next(v for v in values if callable(v))))
+        return lambda *_, **__: do_raise(error)
 
-    side_effects.note_read(apply.__self__, *[v for v in values if callable(v)], by_identity=True)
+    side_effects.note_read(function, *[v for v in values if callable(v)], by_identity=True)
 
     def run(*inputs: Any, **options: Any) -> Any:
-        with blaming_hidden_tensors(apply.__self__, (inputs, options)):
+        if held is None:
             return call(acquisition, apply, inputs, options)
+
+        def whole(held_values: list[Any], inputs: tuple, options: dict) -> Any:
+            return held.apply(function, inputs, options, held_values)
+
+        whole.__name__ = function.__name__
+        return call(acquisition, whole, (list(held.proxies), inputs, options), {})
 
     return lambda cls, *inputs, **options: on_proxies(run)(*inputs, **options)
 
@@ -339,7 +362,7 @@ def proxy_for_input(acquisition: Acquisition, x: torch.Tensor, name: str | None,
     if outer_metadata(x)[2] and torch.is_grad_enabled():  # not Thunder's flag: x may be met in a no_grad region first
         acquisition.differentiate()
     for known in acquisition.wrappers.inputs():  # one object has one proxy: what is written into it has one history
-        if acquisition.fakes.real_input(known) is x and guards.note_one(known.history, history):
+        if acquisition.fakes.real_input(known) is x and guards.note_meeting(known.history, history, True):
             return known
     fake = acquisition.fake_wrapper(x)
     acquisition.fakes.note_input(fake, x)

@@ -72,8 +72,6 @@ class OpaqueProxy(TensorProxy):
         """The acquisition it belongs to, as long as there is one."""
         return self._acquisition()
 
-    __hash__ = TensorProxy.__hash__
-
     def type_string(self) -> str:
         """Shown in traces: the class, then what a tensor shows."""
         return f"{type(self.example).__name__} {super().type_string()}"

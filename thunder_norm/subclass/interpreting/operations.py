@@ -28,6 +28,7 @@ from thunder_norm.subclass.recording import lists, trace
 from thunder_norm.subclass.recording.record import Recorded, in_autocast_region, recording
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.python import identities
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
 from thunder_norm.wrapper_classes import is_wrapper
 import thunder.torch as ltorch
@@ -202,7 +203,9 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
     runtime = get_interpreterruntimectx()
     get_jit_ctx().computation_trace.set_current_source_location(*runtime.get_current_user_source_location())
     try:
-        return _call(acquisition, fn, args, kwargs)
+        result = _call(acquisition, fn, args, kwargs)
+        _note_handed_back(acquisition, result, args)
+        return result
     except (DynamicOutputShapeException, DataDependentOutputException) as e:
         known = _with_numbers(acquisition, (args, kwargs))
         if known is not None:
@@ -214,6 +217,15 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
         if not any(text in str(e) for text in _READS_DATA):
             raise
         raise acquisition.refuse(data_dependent_on_wrapper(f"{getattr(fn, '__name__', fn)} reads values of a tensor")) from e
+
+
+def _note_handed_back(acquisition: Acquisition, result: Any, args: tuple) -> None:
+    """What an operation writes into has another name in the trace afterwards, and is the same tensor."""
+    if type(result) is not TensorProxy or (made := acquisition.fakes.known(result)) is None:
+        return
+    same = next((p for p in args if type(p) is TensorProxy and p is not result and acquisition.fakes.known(p) is made), None)
+    if same is not None:
+        identities.note_second_name(result, same)
 
 
 def _with_numbers(acquisition: Acquisition, arguments: tuple[tuple, dict]) -> tuple[tuple, dict] | None:

@@ -60,6 +60,10 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
         answer = _METADATA.get(args[1].value)
         if answer is not None:
             return answer if from_user() else None
+        if args[1].value == "real" and not dtypes.is_complex_dtype(args[0].value.dtype):
+            return lambda obj, *_: obj
+        if args[1].value == "T" and args[0].value.ndim < 2:  # of which Thunder's is the tensor itself
+            return lambda obj, *_: _interpret_call(torch.Tensor.view_as, obj, obj)
         written_out = _WRITTEN_OUT.get(args[1].value)
         if acquisition is not None and acquisition.fakes.follows_plain:
             written_out = _VIEWS.get(args[1].value, written_out)

@@ -28,6 +28,7 @@ from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
+from thunder_norm.tracing.python import identities
 from thunder_norm.tracing.shared_memory import replaced_memory, views_in_place
 from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
@@ -77,7 +78,7 @@ def with_fallback(
     def call(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
         trace = get_jit_ctx().computation_trace
         scopes, lengths = list(trace.scopes), [len(s) for s in trace.scopes]
-        wanted = agreement.of_torch(acquisition, torch_fn, args, kwargs)
+        wanted, same = agreement.of_torch(acquisition, torch_fn, args, kwargs)
         if isinstance(wanted, Exception):
             return do_raise(wanted)
         if torch_fn in _VIEWS and isinstance(wanted, torch.Tensor):
@@ -92,11 +93,10 @@ def with_fallback(
         result = found(*args, **kwargs)
         is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED
         if not is_raised and is_in_place(torch_fn):
-            acquisition.fakes.keeps_strides(args[0].value, result.value)
-            return result
+            return _written(acquisition, torch_fn, args[0], result)
         if not is_raised and agreement.agrees(result, wanted):
             agreement.note_strides(acquisition, result, wanted, (args, kwargs))
-            return result
+            return _handed_back(acquisition, torch_fn, kwargs, same, result)
         trace.scopes[:] = scopes  # a symbol whose meta function raises leaves its own scope behind
         for scope, length in zip(scopes, lengths, strict=True):
             del scope[length:]
@@ -109,6 +109,38 @@ def with_fallback(
         return _recorded(acquisition, torch_fn, *args, **kwargs)
 
     return call
+
+
+def _written(acquisition: Acquisition, torch_fn: Callable, target: WrappedValue, result: Any) -> Any:
+    """What an operation in place returns: what it writes into.
+
+    ``y[1:] *= x`` writes that into y again; under another name nothing reads the view after the write, which not all can follow.
+    """
+    if not isinstance(result.value, TensorProxy) or not torch_fn.__name__.startswith("__i"):
+        return target if isinstance(result.value, TensorProxy) else result
+    acquisition.fakes.keeps_strides(target.value, result.value)
+    identities.note_second_name(result.value, target.value)
+    return result
+
+
+def _handed_back(
+    acquisition: Acquisition, torch_fn: Callable, kwargs: dict[str, WrappedValue], same: WrappedValue | None, result: Any
+) -> Any:
+    """What an operation returns: its argument where it hands that back, unless it does as long as it lies as it does.
+
+    Tensors without data do not show which put off a conjugation or a sign, and inputs that are not strided have strided ones for theirs.
+    """
+    if torch_fn is not torch.Tensor.contiguous and "memory_format" not in kwargs:
+        if same is None or torch_fn.__name__ in _RESOLVING:
+            return result
+        real = acquisition.fakes.real_input(same.value)
+        return result if real is not None and real.layout is not torch.strided else same
+    if isinstance(result.value, TensorProxy):
+        identities.note_second_name(result.value, None if same is None else same.value, acquisition.fakes.guard_layouts)
+    return result
+
+
+_RESOLVING = ("resolve_conj", "resolve_neg")
 
 
 def is_unknown(fn: Callable, given: Iterable[WrappedValue], found: Any) -> bool:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch.utils._pytree import tree_leaves
 
-from thunder_norm.errors import InnerDerivativeError, ThunderNormError, UnsupportedOpError, UnsupportedSubclassError, with_details
+from thunder_norm.errors import InnerDerivativeError, UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.backward.recipes import holds_proxies
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of, instead_of_named
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
@@ -22,7 +19,6 @@ from thunder.core.interpreter import (
     do_raise,
     interpreter_needs_wrap,
 )
-from thunder.core.proxies import Proxy
 
 
 def refuse_value(acquisition: Acquisition, fn: Callable, obj: WrappedValue, *args: Any, **kwargs: Any) -> Any:
@@ -148,30 +144,3 @@ def pack_saved_tensors(pack: Callable, unpack: Callable) -> Any:
             )
         )
     return torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
-@contextlib.contextmanager
-def blaming_hidden_tensors(function: type[torch.autograd.Function], given: Any) -> Iterator[None]:
-    """Say of an autograd function that fails inside the block, and is given an object with tensors of the trace in it, that this is why.
-
-    Raises:
-        UnsupportedOpError: it is given a function that closes over one, a ``partial`` or a bound method with one.
-    """
-    try:
-        yield
-    except ThunderNormError:
-        raise
-    except Exception as e:
-        hidden = [v for v in tree_leaves(given) if not isinstance(v, Proxy) and holds_proxies(v)]
-        if not hidden:
-            raise
-        name = getattr(hidden[0], "__qualname__", None)
-        raise UnsupportedOpError(
-            with_details(
-                f"{function.__name__}.apply is given an object that holds tensors of the traced program",
-                object=f"a {type(hidden[0]).__name__}" + (f", {name}" if name else ""),
-                at=location_of_user(),
-                why="torch runs the function as a whole, and knows the tensors among its arguments alone",
-                instead="give it the tensors as arguments, or call it outside of the jitted function",
-            )
-        ) from e

@@ -138,8 +138,6 @@ def _why_unknown(mask: TensorProxy) -> str | None:
 class _Selected(TensorProxy):
     """Python compares natively, where Thunder's interpreter has nothing to say."""
 
-    __hash__ = TensorProxy.__hash__
-
 
 def _comparison(name: str) -> Callable[[TensorProxy, Any], Any]:
     return lambda self, other: _compared(name, self, other)

@@ -235,12 +235,12 @@ def note_identity(a: WrappedValue, b: WrappedValue, is_one: bool) -> None:
             note(known, "is none", None, is_one)
 
 
-def note_one(record: ProvenanceRecord, other: ProvenanceRecord) -> bool:
-    """Have later calls find one object at two places; False if they would not know where to look."""
+def note_meeting(record: ProvenanceRecord, other: ProvenanceRecord, is_one: bool) -> bool:
+    """Have later calls find one object at two places, or two; False if they would not know where to look."""
     guards, path, second = _current.get(), path_of(record), path_of(other)
     if guards is None or path is None or second is None:
         return False
-    guards.meetings.setdefault((path, second), True)
+    guards.meetings.setdefault((path, second), is_one)
     return True
 
 

@@ -18,7 +18,7 @@ from thunder_norm.tracing.hooks.participants import functions_inside, has_part, 
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import is_parameter_of_module, member_of_module
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
-from thunder_norm.tracing.python import callbacks, conversions, derived, patterns, special_methods
+from thunder_norm.tracing.python import callbacks, conversions, derived, identities, patterns, special_methods
 from thunder_norm.tracing.python import constructors as constructors_of_python
 from thunder_norm.tracing.shared_memory import aliases, arrays, replaced_memory
 from thunder_norm.tracing.torch_functions import (
@@ -99,6 +99,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         autocast.note_call()
         about_python = (
             attributes.lookaside(fn, args)
+            or identities.lookaside(fn, args)
             or standard_library.lookaside(fn)
             or cached_calls.lookaside(fn, args, kwargs)
             or derived.lookaside(fn, args)

@@ -123,11 +123,11 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         except InterpreterError as e:  # raised beside the program: while it is answered what a call of it does
             if isinstance(e.__cause__, ThunderNormError | RecursionError):
                 raise e.__cause__ from None
-            raise _of_unknown_dtype(e, e.__cause__) or _tensor_as_key(e, e.__cause__) from e.__cause__
+            raise _of_unknown_dtype(e, e.__cause__) or _given_to_c(e, e.__cause__) from e.__cause__
         except KeyError as e:
             raise _of_unknown_dtype(e, e) or e from e.__cause__
         except TypeError as e:
-            raise _tensor_as_key(e, e) from e.__cause__
+            raise _given_to_c(e, e) from e.__cause__
         finally:
             autocast.end()
         if may_begin_again and asked.begins_again(found):
@@ -197,25 +197,16 @@ def _tensor_from_nowhere(error: NotImplementedError) -> Exception:
 _IN_C = re.compile(r"must be Tensor, not \w*Proxy|incompatible function arguments(.|\n)*Invoked with: (.|\n)*Proxy")
 
 
-def _tensor_as_key(error: Exception, cause: BaseException | None) -> Exception:
-    """The error where a program asks for the hash of a tensor, which Thunder's have none, or gives one to C; any other as it is."""
-    if isinstance(cause, TypeError) and _IN_C.search(str(cause)):
-        return UnsupportedOpError(
-            with_details(
-                "a traced function gives a tensor to a function in C that takes torch's alone",
-                at=user_line_of(cause),
-                why=str(cause).splitlines()[0],
-                instead="operations of torch that return tensors, or compute it outside of the function",
-            )
-        )
-    if not isinstance(cause, TypeError) or not re.fullmatch(r"unhashable type: '\w*Proxy'", str(cause)):
+def _given_to_c(error: Exception, cause: BaseException | None) -> Exception:
+    """The error where a program gives a tensor to a function in C that takes torch's alone; any other as it is."""
+    if not isinstance(cause, TypeError) or not _IN_C.search(str(cause)):
         return error
     return UnsupportedOpError(
         with_details(
-            "the hash of a tensor in a traced program: it is a key of a dict, or in a set",
+            "a traced function gives a tensor to a function in C that takes torch's alone",
             at=user_line_of(cause),
-            why="tensors of a trace have no identity that lasts: in-place operations, views and copies give others",
-            instead="use a name or a position as key, or a list",
+            why=str(cause).splitlines()[0],
+            instead="operations of torch that return tensors, or compute it outside of the function",
         )
     )
 

@@ -16,9 +16,9 @@ import torch
 
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
+from thunder_norm.tracing.python.identities import object_behind
 from thunder_norm.tracing.replacement import Replacement
-from thunder_norm.tracing.shared_memory.views_in_place import is_one_object
-from thunder_norm.tracing.torch_functions.known_values import are_one_fake, is_replaced
+from thunder_norm.tracing.torch_functions.known_values import is_replaced
 from thunder_norm.tracing.torch_functions.torch_arguments import as_pythons, holds_number
 from thunder.core import dtypes
 from thunder.core import interpreter as thunders
@@ -181,16 +181,8 @@ def _noting_none(opname: str) -> Any:
 
 
 def _is_one(a: WrappedValue, b: WrappedValue) -> bool:
-    """Whether two values are one object, or stand for one: a tensor has a name of its own for each operation that returned it as it was."""
-    if a.value is b.value or _behind(a) is _behind(b):
-        return True
-    if not isinstance(a.value, TensorProxy) or not isinstance(b.value, TensorProxy):
-        return False
-    return is_one_object(a.value, b.value) or are_one_fake(a.value, b.value)
-
-
-def _behind(x: WrappedValue) -> Any:
-    return x.value if x.original_value is x.nothing else x.original_value
+    """Whether two values are one object, or stand for one."""
+    return a.value is b.value or object_behind(a) is object_behind(b)
 
 
 def _wrapped(result: bool, *of: WrappedValue) -> WrappedValue:

@@ -91,20 +91,6 @@ def names_of_one_object(what: str, here: Sequence[BoundSymbol], proxy: TensorPro
     return list(found.values())
 
 
-def is_one_object(a: TensorProxy, b: TensorProxy) -> bool:
-    """Whether two proxies of the acquisition at hand are one tensor for the program: operations took one and returned it as the other.
-
-    Raises:
-        UnsupportedOpError: nobody knows, as strides say it.
-    """
-    so_far = [bsym for around in get_jit_ctx().computation_trace.scopes for bsym in around]
-    if b.name in _returned_as_they_were(so_far, a, with_unknown=False):
-        return True
-    if b.name in _returned_as_they_were(so_far, a, with_unknown=True):
-        raise _refused("whether two names are one tensor", "contiguous() may have returned it as it was")
-    return False
-
-
 def _returned_as_they_were(bsyms: Sequence[BoundSymbol], proxy: TensorProxy, *, with_unknown: bool) -> dict[str, TensorProxy]:
     """`names_of_one_object` by their names, with what strides say of one that nobody knows or without."""
     found = {proxy.name: proxy}

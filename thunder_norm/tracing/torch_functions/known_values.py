@@ -27,7 +27,7 @@ from thunder.executors import pythonex, torchex
 from thunder.executors.passes import transform_for_execution
 from thunder.torch import _torch_to_thunder_function_map
 
-FAKES = "_thunder_norm_fakes"  # where the acquisition at hand has written into some: what fakes its tensors have, `subclass.acquiring.fakes`
+REPLACED = "_thunder_norm_replaced"  # the names of what `is_replaced`, where the acquisition at hand has some
 _MAX_NUMEL = 1 << 20  # beyond, what decides is no mask or position
 _READ: dict[Any, Callable[[torch.Tensor], Any]] = {
     bool: bool,
@@ -60,14 +60,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
 
 def is_replaced(value: Any) -> bool:
     """Whether it stands for a tensor that was written into, and is another value by now than that which the trace has under its name."""
-    fakes = getattr(get_jit_ctx(), FAKES, None)
-    return fakes is not None and isinstance(value, TensorProxy) and value.name in fakes.replaced
-
-
-def are_one_fake(a: TensorProxy, b: TensorProxy) -> bool:
-    """Whether two names stand for one tensor, one of them since it was written into."""
-    fakes = getattr(get_jit_ctx(), FAKES, None)
-    return fakes is not None and fakes.known(a) is not None and fakes.known(a) is fakes.known(b)
+    replaced = getattr(get_jit_ctx(), REPLACED, None)
+    return replaced is not None and isinstance(value, TensorProxy) and value.name in replaced
 
 
 def value_of(p: TensorProxy) -> torch.Tensor | None:

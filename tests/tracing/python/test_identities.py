@@ -1,0 +1,188 @@
+"""Which tensor is which object: what operations hand back, keys of dicts, sets, `id`; the oracle is eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.transforms import SubclassTransform
+import thunder
+
+x = torch.tensor([1.0, -2.0, 3.0])
+y = torch.tensor([0.5, 4.0, -1.0])
+
+HAND_BACK: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "in place": lambda z: z.add_(1),
+    "in place, by an operator": lambda z: z.__imul__(2),
+    "relu in place": lambda z: F.relu(z, inplace=True),
+    "float of a float": lambda z: z.float(),
+    "to the dtype": lambda z: z.to(torch.float32),
+    "to the device": lambda z: z.cpu(),
+    "type": lambda z: z.type(torch.float32),
+    "contiguous": lambda z: z.contiguous(),
+    "dropout in eval mode": lambda z: nn.Dropout().eval()(z),
+    "alpha_dropout": lambda z: F.alpha_dropout(z, 0.5, False),
+    "flatten": lambda z: z.flatten(),
+    "atleast_1d": lambda z: torch.atleast_1d(z),
+    "real": lambda z: z.real,
+    "conj": lambda z: z.conj(),
+    "positive": lambda z: +z,
+    "another": lambda z: z.double(),
+    "a copy": lambda z: z.to(torch.float32, copy=True),
+    "a view": lambda z: z.view(3),
+    "T": lambda z: z.T,
+    "detach": lambda z: z.detach(),
+    "data": lambda z: z.data,
+}
+
+
+@pytest.mark.parametrize("name", HAND_BACK)
+def test_what_is_handed_back_is_the_tensor(name: str):
+    operation = HAND_BACK[name]
+
+    def f(x: torch.Tensor) -> Any:
+        made = x * 2
+        of_made, of_given = operation(made), operation(x)
+        facts = of_made is made, id(of_made) == id(made), of_given is x
+        return facts, of_made.add_(1) if of_made.dtype is made.dtype else of_made, made * 1, x * 1
+
+    given, other = x.clone(), x.clone()
+    found, expected = thunder.jit(f, transforms=[SubclassTransform()])(given), f(other)
+    assert found[0] == expected[0]
+    torch.testing.assert_close((*found[1:], given), (*expected[1:], other))
+
+
+def test_what_lies_otherwise_is_not_handed_back():
+    def f(x: torch.Tensor) -> Any:
+        z = x.contiguous()
+        return z is x, z * 2
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    for given in (torch.ones(2, 3), torch.ones(3, 2).T, torch.ones(2, 3)):
+        assert jf(given)[0] == f(given)[0]
+
+
+def memoized(x, y):
+    known: dict[torch.Tensor, torch.Tensor] = {}
+
+    def square(t):
+        if t not in known:
+            known[t] = t * t
+        return known[t]
+
+    total = square(x) + square(y) + square(x)
+    return total + sum(k * v for k, v in known.items()), len(known)
+
+
+def changed_in_place(x, y):
+    a = x * 2
+    known = {a: y}
+    b = a.mul_(2)
+    return known[b] + a, a in known, known.get(y) is None
+
+
+def sets(x, y):
+    a, b = x * 2, y + 1
+    seen = {a, b, a}
+    seen.discard(b)
+    return len(seen) * a, a in seen, b in seen, len(frozenset([x, y, x])), list(dict.fromkeys([a, b, a]))
+
+
+def in_tuples(x, y):
+    a = x * 2
+    known = {(a, 1): y, (y, "b"): a}
+    return known[(a, 1)] * known[(y, "b")], (a, 2) in known
+
+
+def returned(x, y):
+    a = x * 2
+    known = {a: y, y: a}
+    return list(known), list(known.items()), known.pop(a), len(known)
+
+
+def by_number(x, y):
+    known = {id(x): 2.0, hash(y): 3.0}
+    return x * known[id(x)] + y * known[hash(y)], id(y) in {id(x)}, hash(x) == hash(y)
+
+
+@pytest.mark.parametrize("f", [memoized, changed_in_place, sets, in_tuples, returned, by_number], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", ["plain", "wrappers"])
+def test_tensors_are_keys(f: Callable, kind: str):
+    given = (x, y) if kind == "plain" else (TwoTensor(x, y), TwoTensor(y, x))
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    for _ in range(2):
+        found, expected = jf(*given), f(*given)
+        torch.testing.assert_close(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected))
+    assert thunder.cache_misses(jf) == 1
+
+
+@pytest.mark.parametrize("asks", [lambda x, y: id(x) == id(y), lambda x, y: len({x, y}) == 1], ids=["id", "set"])
+@pytest.mark.parametrize("kind", ["plain", "wrappers"])
+def test_one_tensor_given_twice_is_told_from_two(asks: Callable, kind: str):
+    """Plain tensors in sets are refused where they are one."""
+    a, b = (x, y) if kind == "plain" else (TwoTensor(x, y), TwoTensor(y, x))
+    jf = thunder.jit(lambda x, y: (x + y, asks(x, y)), transforms=[SubclassTransform()])
+    for given in ((a, b), (a, a), (b, a), (b, b)):
+        try:
+            assert jf(*given)[1] == asks(*given)
+        except UnsupportedOpError as e:
+            assert "has two names" in str(e)
+            assert given[0] is given[1]
+
+
+class ById(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.factors = {id(p): 2.0 + i for i, p in enumerate(self.parameters())}
+
+    def forward(self, x):
+        return self.inner(x) * self.factors.get(id(self.inner.weight), 0.0)
+
+
+def test_parameters_are_known_by_id():
+    model = ById()
+    jm = thunder.jit(model, transforms=[SubclassTransform()])
+    given = torch.ones(2, 3)
+    torch.testing.assert_close(jm(given), model(given))
+    model.inner.weight = nn.Parameter(torch.ones(3, 3))
+    torch.testing.assert_close(jm(given), model(given))
+
+
+def test_keys_of_before_the_call_are_refused():
+    known = {x: 2.0}
+
+    def f(t):
+        return t * known[x]
+
+    with pytest.raises(UnsupportedOpError, match="before the call"):
+        thunder.jit(f, transforms=[SubclassTransform()])(y)
+
+    def g(t):
+        known[t] = 3.0
+        return t
+
+    with pytest.raises(UnsupportedOpError, match="before the call"):
+        thunder.jit(g, transforms=[SubclassTransform()])(y)
+
+
+def test_tensors_beside_wrappers_with_gradients_are_what_they_were():
+    """Torch's autograd follows the program, and what is written in place has another name in the trace."""
+
+    def f(w, p):
+        v = p * 1
+        known = {v: 2.0}
+        facts = v.add_(1) is v, v.contiguous() is v, v.detach() is v, id(v.mul_(2)) == id(v)
+        return w * v * known[v], facts
+
+    w, p = TwoTensor(x, y), y.clone().requires_grad_()
+    found, expected = thunder.jit(f, transforms=[SubclassTransform()])(w, p), f(w, p)
+    assert found[1] == expected[1]
+    torch.testing.assert_close(found[0].detach(), expected[0].detach())

@@ -1,0 +1,129 @@
+"""Which tensor is which object: what ``is``, `id` and hashes go by, and with them dicts and sets of tensors.
+
+What stands for a tensor in a trace is one object from the operation that makes it to the end, and what operations hand back; so its place in
+memory tells it from others as that of a tensor does.  No number of it may leave the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.replacement import Replacement
+from thunder_norm.tracing.shared_memory.aliases import given_as
+from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+
+_SECOND_NAMES = "_thunder_norm_second_names"  # of an acquisition; see `note_second_name`
+_ASKED = "_thunder_norm_identities_asked"  # the inputs of which the program has asked it
+_OF_ONE_KEY = frozenset("__getitem__ __setitem__ __delitem__ __contains__ get pop setdefault add remove discard".split())
+_HASHING = (dict, set, frozenset)
+
+
+def note_second_name(result: TensorProxy, same: TensorProxy | None, guard: Callable[[], None] | None = None) -> None:
+    """An operation has handed back its argument, or not, and the trace has another name for what it returned.
+
+    If it would not with an argument that lies otherwise, `guard` lets the trace serve calls alone in which it lies as it does; it is
+    called if the program asks.
+    """
+    vars(get_jit_ctx()).setdefault(_SECOND_NAMES, {})[result.name] = same, guard
+
+
+def object_behind(x: WrappedValue) -> Any:
+    """The object that a value of the interpreter stands for."""
+    if x.original_value is not x.nothing:
+        return x.original_value
+    if not isinstance(x.value, TensorProxy) or x.value.name not in getattr(get_jit_ctx(), _SECOND_NAMES, ()):
+        return x.value
+    same = _handed_back(x.value)
+    given = given_as(same)
+    return same if given is None else given
+
+
+def _handed_back(p: TensorProxy) -> TensorProxy:
+    """What it is another name for, while the inputs lie as they do."""
+    known = getattr(get_jit_ctx(), _SECOND_NAMES, {})
+    while p.name in known:
+        same, guard = known[p.name]
+        if guard is not None:
+            guard()
+        if same is None:
+            break
+        p = same
+    return p
+
+
+def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call instead of `fn`, if it asks which object a tensor is, or looks for one in what was there before the call."""
+    if fn is id and len(args) == 1 and isinstance(args[0].value, TensorProxy):
+        return lambda x: wrap_const(_place(x))
+    if args and _is_looked_for(fn, args):
+        return lambda *_: do_raise(_from_before())
+    return None
+
+
+def _place(x: WrappedValue) -> int:
+    """A parameter's is that of the model, which may have noted it; of others it is of the call."""
+    p = _handed_back(x.value)
+    real = given_as(p)
+    first = _first_of(p)
+    return id(real) if isinstance(real, torch.nn.Parameter) else id(first)
+
+
+def _first_of(p: TensorProxy) -> TensorProxy:
+    """Of an input that is given at several places the proxy that was asked first; later calls have the same inputs at the same places."""
+    real = given_as(p)
+    if real is None or p.history is None:
+        return p
+    if isinstance(real, torch.nn.Parameter):
+        guards.note_at(p.history, "is", None, real)
+    asked: dict[str, tuple[TensorProxy, torch.Tensor]] = vars(get_jit_ctx()).setdefault(_ASKED, {})
+    first = p
+    if p.name not in asked:
+        for other, tensor in asked.values():
+            if not (isinstance(tensor, torch.nn.Parameter) and isinstance(real, torch.nn.Parameter)):
+                guards.note_meeting(p.history, other.history, tensor is real)
+        asked[p.name] = p, real
+    return next((other for other, tensor in asked.values() if tensor is real), first)
+
+
+def _is_looked_for(fn: Callable, args: tuple[WrappedValue, ...]) -> bool:
+    owner, name = getattr(fn, "__objclass__", None), getattr(fn, "__name__", None)
+    if owner not in _HASHING or not isinstance(args[0].value, _HASHING):
+        return False
+    hashed = args[1:2] if name in _OF_ONE_KEY else args[1:] if owner is not dict else ()
+    return any(_holds_tensor(a.value) for a in hashed) and guards.is_guarded(args[0])
+
+
+def _holds_tensor(value: Any) -> bool:
+    if type(value) in (tuple, list, set, frozenset):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, TensorProxy)
+
+
+def _hash(p: TensorProxy) -> int:
+    if _first_of(_handed_back(p)) is not p:
+        what = "the hash of a tensor that has two names in the trace: it is given twice, or x += y or x.contiguous() returned it"
+        why = "Python finds a key by what stands for it, which is another object under the other name"
+        raise UnsupportedOpError(with_details(what, at=location_of_user(), why=why, instead="id(tensor) as the key"))
+    return id(p)
+
+
+def _from_before() -> UnsupportedOpError:
+    return UnsupportedOpError(
+        with_details(
+            "a tensor is looked for, or put, as a key in a dict or set that was there before the call",
+            at=location_of_user(),
+            why="what stands for a tensor in a trace is another object than the tensor of a call",
+            instead="id(parameter) for parameters, a name or a position as key, or a dict that the program makes itself",
+        )
+    )
+
+
+REPLACEMENTS = (Replacement(TensorProxy, "__hash__", _hash, "class TensorProxy, which has __eq__ and so no hash"),)
