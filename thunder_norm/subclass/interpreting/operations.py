@@ -204,7 +204,7 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
     get_jit_ctx().computation_trace.set_current_source_location(*runtime.get_current_user_source_location())
     try:
         result = _call(acquisition, fn, args, kwargs)
-        _note_handed_back(acquisition, result, args)
+        _note_handed_back(acquisition, result, (*args, *kwargs.values()))
         return result
     except (DynamicOutputShapeException, DataDependentOutputException) as e:
         known = _with_numbers(acquisition, (args, kwargs))
@@ -219,11 +219,11 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
         raise acquisition.refuse(data_dependent_on_wrapper(f"{getattr(fn, '__name__', fn)} reads values of a tensor")) from e
 
 
-def _note_handed_back(acquisition: Acquisition, result: Any, args: tuple) -> None:
+def _note_handed_back(acquisition: Acquisition, result: Any, given: tuple) -> None:
     """What an operation writes into has another name in the trace afterwards, and is the same tensor."""
     if type(result) is not TensorProxy or (made := acquisition.fakes.known(result)) is None:
         return
-    same = next((p for p in args if type(p) is TensorProxy and p is not result and acquisition.fakes.known(p) is made), None)
+    same = next((p for p in given if type(p) is TensorProxy and p is not result and acquisition.fakes.known(p) is made), None)
     if same is not None:
         identities.note_second_name(result, same)
 
