@@ -18,21 +18,30 @@ _counter = itertools.count()
 
 
 def bindable(name: str, fn: Callable) -> Callable:
-    """A function that binds a one-off operator with given proxies as its output; its name gets a number."""
-    name = f"{name}_{next(_counter)}"
+    """A function that binds a one-off operator with given proxies as its output; its name gets a number.
+
+    Called in a trace, as Thunder's ``check_traces`` does, the operator returns these.
+    """
+    name, bound = f"{name}_{next(_counter)}", [None]
 
     def with_call_ctx(bsym: BoundSymbol) -> None:
         bsym._call_ctx = {name: fn}
 
     symbol = Symbol(
         name=name,
+        meta=lambda *args, **kwargs: bound[0],
         id=name,
         is_prim=True,
         executor=executor,
         tags=(prims.OpTags.DONT_DCE,),
         _bind_postprocess=with_call_ctx,
     )
-    return symbol.bind
+
+    def bind(*args: Any, output: Any, **kwargs: Any) -> BoundSymbol:
+        bound[0] = output
+        return symbol.bind(*args, output=output, **kwargs)
+
+    return bind
 
 
 def guard(name: str, check: Callable[[], bool]) -> BoundSymbol:
