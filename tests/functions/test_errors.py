@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import thunder_norm.transforms as T
 from tests.transform_oracles import assert_same
@@ -205,3 +206,17 @@ def test_gradients_are_not_lost_where_the_derivative_is_unknown() -> None:
         T.grad(lambda s: torch.special.zeta(s, X).sum())(X + 1)
     with pytest.raises(MissingTransformRuleError, match="zeta"):
         T.jvp(lambda s: torch.special.zeta(s, X).sum(), (X + 1,), (X,))
+
+
+def test_what_a_trace_does_not_look_at_is_refused() -> None:
+    def switched_off(x):
+        with forward_ad._set_fwd_grad_enabled(False):
+            return x**3
+
+    programs = {
+        "set_fwd_grad_enabled": lambda x: torch.func.jvp(switched_off, (x,), (x,)),
+        "strict=True": lambda x: torch.func.jvp(torch.ones_like, (x,), (x,), strict=True),
+    }
+    for said, f in programs.items():
+        with pytest.raises(ThunderNormError, match=said):
+            thunder.jit(f, transforms=[T.NormTransform()])(torch.ones(2))

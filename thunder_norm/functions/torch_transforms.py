@@ -142,6 +142,14 @@ def _pullback_of(func: Callable, has_aux: bool) -> Callable:
 
 @_instead_of(torch.func.jvp)
 def _jvp(func: Callable, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> tuple:
+    if strict:
+        raise TransformError(
+            with_details(
+                "torch.func.jvp with strict=True in a traced program",
+                why="derivatives of a trace are zeros where a result does not depend on the arguments, and no error",
+                instead="strict=False",
+            )
+        )
     if by_torch.is_followed(func, (primals, tangents), {}):
         return by_torch.run(_jvp_of, func, (has_aux,), {}, (primals, tangents), {})
     return jvp(OfTorch(func), primals, tangents, has_aux=has_aux)

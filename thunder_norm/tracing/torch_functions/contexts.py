@@ -152,3 +152,11 @@ for _fn in (torch.random.fork_rng, torch.manual_seed, torch.seed, torch.get_rng_
         "the program is traced once: later calls would go on with the random numbers of the process",
         "seed or fork outside the call, or give the drawn numbers as arguments",
     )
+
+for _fn in (torch._C._set_fwd_grad_enabled, torch._C._functorch.set_inplace_requires_grad_allowed):
+    _refuse(
+        _fn,
+        f"{_fn.__name__.lstrip('_')}, a switch of torch's",
+        "derivatives of a trace are made of its operations, which do not look at it",
+        "leave out what is not to be followed by x.detach(), or set it around the call",
+    )
