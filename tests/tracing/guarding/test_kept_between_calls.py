@@ -151,9 +151,78 @@ def context_variables(jit: Callable) -> Iterator:
     yield jf(_x()), depth.get()
 
 
+def containers_that_are_replaced(jit: Callable) -> Iterator:
+    """Between calls; the program writes tensors into them, of one shape, so that nothing else tells them apart."""
+
+    def step(self, x):
+        self.last[0] = x * 2
+        self.named["a"] = self.own
+        self.named.update(b=x)
+        self.slices[:] = [self.own]
+        self.queue.append(x + 1)
+        self.queue.popleft()
+        return x * 3
+
+    def fresh() -> dict:
+        zero = torch.zeros(2, 3)
+        return {"last": [zero], "named": {"a": zero, "b": zero}, "slices": [zero], "queue": deque([zero, zero])}
+
+    m = _Module(step, own=_x(5), **fresh())
+    jm = jit(m)
+    for name, new in [*fresh().items(), ("own", _x(7))]:
+        for scale in (1.0, 2.0):
+            yield jm(_x(scale)), m.last, m.named, m.slices, list(m.queue)
+        setattr(m, name, new)
+    yield jm(_x()), m.last, m.named, m.slices, list(m.queue)
+
+
+def last_results_that_begin_as_one(jit: Callable) -> Iterator:
+    def step(self, x):
+        self.last.append(x * 2)
+        self.last.pop(0)
+        self.queue.appendleft(x)
+        self.ends["a"] = self.ends["b"]
+        self.ends["b"] = x + 1
+        return x * 3
+
+    zero = torch.zeros(2, 3)
+    m = _Module(step, last=[zero] * 3, queue=deque([zero] * 3, maxlen=3), ends={"a": zero, "b": zero})
+    jm = jit(m)
+    for scale in (1.0, 2.0, 3.0, 4.0, 5.0):
+        yield jm(_x(scale)), m.last, list(m.queue), m.ends
+
+
+def lists_in_closures_that_are_replaced(jit: Callable) -> Iterator:
+    last = [torch.zeros(2, 3)]
+
+    def f(x):
+        last[0] = x * 2
+        return x * 3
+
+    jf = jit(f)
+    for scale in (1.0, 2.0, 3.0):
+        yield jf(_x(scale)), last
+        last = [torch.zeros(2, 3)]
+
+
+def held_by_what_is_returned(jit: Callable) -> Iterator:
+    m = _Module(lambda self, x: (SimpleNamespace(held=self.held), defaultdict(list, held=self.held), x * 2), held=[_x()])
+    jm = jit(m)
+    for scale in (2.0, 3.0):
+        yield jm(_x())
+        m.held = [_x(scale)]
+    yield jm(_x())
+
+
 _PROGRAMS = (
     *(buffer_that_is_none_again, buffer_that_is_reset, members_that_are_none, order_of_dicts, order_of_a_dict_of_the_call),
     *(counts_in_order, attributes_of_functions, context_variables),
+    *(
+        containers_that_are_replaced,
+        last_results_that_begin_as_one,
+        lists_in_closures_that_are_replaced,
+        held_by_what_is_returned,
+    ),
 )
 
 

@@ -312,6 +312,7 @@ class SideEffects:
         if is_reordered:
             touched = [*(k for k in before if k not in after), *after]
         position = {id(v): k for k, v in before.items()}
+        is_twice = len(position) < len(before)  # which of two places a value comes from nobody knows, if they hold one object
         # what was there stays what is there in the call at hand
         values = [_Same(position[id(v)]) if id(v) in position else v for v in (after.get(k, _ABSENT) for k in touched)]
         if not is_of_argument and not holds_proxies(values):
@@ -334,7 +335,8 @@ class SideEffects:
 
         def looked_at(place: Place) -> Any:
             current = place.read()
-            return {k: current.get(k, _ABSENT) for k in touched} if is_map else current
+            found = {k: current.get(k, _ABSENT) for k in touched} if is_map else current
+            return [found, _first_places(current.values() if is_map else current)] if is_twice else found
 
         what = f"what {described(place.owner)} holds"
         if not is_of_argument:
@@ -389,6 +391,12 @@ class SideEffects:
         }
         is_plain = not is_of_argument and any(is_kept_plainly(acquisition, p) for p in tensors.values())
         self.made.bind(epilogue, NAME, recipe, lambda call: put(make(call)), None, kept_of, is_plain=is_plain)
+
+
+def _first_places(values: Iterable[Any]) -> list[int]:
+    """For each value at which place the same object stands first."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(v), i) for i, v in enumerate(values)]
 
 
 def _setter(module: torch.nn.Module, name: str) -> Callable[[list], None]:
