@@ -52,6 +52,8 @@ def assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrapp
     owner = obj.value
     if type(owner) is TensorProxy:
         return tensor_attributes.assignment(obj, name, value)
+    if type(owner) is FunctionType and fn is setattr and name.value not in dir(FunctionType):
+        return _on_new  # whose attributes are a place that is looked at afterwards
     if is_simple(owner) or isinstance(owner, super) or type(name.value) is not str:
         return None
     was_made = is_new(obj)

@@ -22,9 +22,11 @@ from thunder_norm.tracing.guarding import guards, snapshots, stored
 from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, path_of
 from thunder_norm.tracing.shared_memory.aliases import given_as
 from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.trace import TraceCtx
 
 _OF_VARIABLES = (("attribute", "__globals__"), ("attribute", "cell_contents"))
 _NUMBERS_AND_WORDS = (bool, int, float, complex, str)
+_taken_out: contextvars.ContextVar[list[TensorProxy]] = contextvars.ContextVar("thunder_norm_taken_out")
 _are_made_once: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_changes_are_made_once", default=False)
 
 
@@ -39,12 +41,15 @@ def let_be(ctx: Any, roots: dict[str, Any]) -> None:
         UnsupportedOpError: the program uses a tensor that it has taken out of where a prologue would look for it.
     """
     ways = Ways(roots)
+    _taken_out.set([])
     changed = [c for c in ctx._constraints if _is_changed_variable(c, ways)]
     if changed:
         name = path_of(changed[0][1].history)[-1][1]  # type: ignore[index]
         _acquire_anew("a variable of a closure" if name == "cell_contents" else str(name))
     if guards.has_changed_array():
         _acquire_anew("a numpy array")
+    if (surroundings := guards.surroundings()) is not None and surroundings.has_changed_variable():
+        _acquire_anew("a context variable")
     is_changing = guards.is_of_one_call()
     used = {p.name for b in ctx.computation_trace.bound_symbols for p in b.flat_proxy_args}
     ctx._constraints[:] = [c for c in ctx._constraints if not _is_outdated(c, ways, used, is_changing)]
@@ -114,7 +119,11 @@ def _made_of(function: FunctionType) -> tuple[Any, ...]:
 
 def _way(constraint: tuple) -> Path | None:
     """The way to what a constraint is of."""
-    history = getattr(constraint[1], "history", None) if len(constraint) > 1 else None
+    return _way_of(constraint[1]) if len(constraint) > 1 else None
+
+
+def _way_of(value: Any) -> Path | None:
+    history = getattr(value, "history", None)
     return None if history is None else path_of(history)
 
 
@@ -146,11 +155,29 @@ def _is_outdated(constraint: tuple, ways: Ways, used: set[str], is_changing: boo
     if not is_moved or (now is not GONE and (not isinstance(now, torch.Tensor) or given_as(constraint[1]) is now)):
         return False
     if constraint[1].name not in used:
+        _taken_out.get().append(constraint[1])
         return True
-    raise UnsupportedOpError(
+    raise _refusal(constraint[1])
+
+
+def check_taken_out(prologue: TraceCtx) -> None:
+    """Refuse a prologue that looks for what the program has taken out, and returns or keeps.
+
+    Raises:
+        UnsupportedOpError: it would return what is at the place by then.
+    """
+    # by their ways: what stands for them may have been named anew
+    looked_for = {_way_of(p) for p in prologue.bound_symbols[-1].flat_proxy_args}
+    for tensor in _taken_out.get():
+        if _way_of(tensor) in looked_for:
+            raise _refusal(tensor)
+
+
+def _refusal(tensor: TensorProxy) -> UnsupportedOpError:
+    return UnsupportedOpError(
         with_details(
-            f"a tensor of shape {list(constraint[1].shape)} is taken out of a list or dict that was there before the call, and used",
-            name=constraint[1].name,
+            f"a tensor of shape {list(tensor.shape)} is taken out of a list or dict that was there before the call, and used",
+            name=tensor.name,
             why="a prologue would look for it where it was, and there is another by then, or none",
             instead="take it out before, and give it as an argument",
         )

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from thunder_norm.model_state import buffers
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.tracing.calls import buffers
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.translation import proxy_like
 from thunder.core import prims

@@ -308,24 +308,35 @@ class SideEffects:
         before = held if is_map else dict(enumerate(held))
         after = now if is_map else dict(enumerate(now))
         touched = [k for k in {**before, **after} if before.get(k, _ABSENT) is not after.get(k, _ABSENT)]
+        is_reordered = is_map and [*(k for k in before if k in after), *(k for k in after if k not in before)] != [*after]
+        if is_reordered:
+            touched = [*(k for k in before if k not in after), *after]
         position = {id(v): k for k, v in before.items()}
+        is_twice = len(position) < len(before)  # which of two places a value comes from nobody knows, if they hold one object
         # what was there stays what is there in the call at hand
         values = [_Same(position[id(v)]) if id(v) in position else v for v in (after.get(k, _ABSENT) for k in touched)]
         if not is_of_argument and not holds_proxies(values):
             if not place.is_of_others:  # their caches: what they do is taken to be the same in each call
-                own_changes.note(place.named(touched[0]), {k: (before.get(k, _ABSENT), after.get(k, _ABSENT)) for k in touched})
+                changes = {k: (before.get(k, _ABSENT), after.get(k, _ABSENT)) for k in touched}
+                own_changes.note(
+                    place.named(touched[0]), changes | ({_ORDER: (tuple(before), tuple(after))} if is_reordered else {})
+                )
             return
         place.write(held)
 
         def put_at(place: Place, new: list) -> None:
             found = place.read() if is_map else dict(enumerate(place.read()))
             for k, v in zip(touched, [found[v.key] if isinstance(v, _Same) else v for v in new], strict=True):
-                found.pop(k, None) if v is _ABSENT else found.update({k: v})
+                if is_reordered or v is _ABSENT:
+                    found.pop(k, None)
+                if v is not _ABSENT:
+                    found[k] = v
             place.write(found if is_map else type(held)(found.values()))
 
         def looked_at(place: Place) -> Any:
             current = place.read()
-            return {k: current.get(k, _ABSENT) for k in touched} if is_map else current
+            found = {k: current.get(k, _ABSENT) for k in touched} if is_map else current
+            return [found, _first_places(current.values() if is_map else current)] if is_twice else found
 
         what = f"what {described(place.owner)} holds"
         if not is_of_argument:
@@ -382,6 +393,12 @@ class SideEffects:
         self.made.bind(epilogue, NAME, recipe, lambda call: put(make(call)), None, kept_of, is_plain=is_plain)
 
 
+def _first_places(values: Iterable[Any]) -> list[int]:
+    """For each value at which place the same object stands first."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(v), i) for i, v in enumerate(values)]
+
+
 def _setter(module: torch.nn.Module, name: str) -> Callable[[list], None]:
     def put(values: list) -> None:
         vars(module)[name] = values[0]
@@ -396,6 +413,7 @@ class _Same:
     key: Any
 
 
+_ORDER = object()  # of the keys of a dict
 _TOLD_BY_MORE = (torch.Tensor, dict, list, tuple)
 
 

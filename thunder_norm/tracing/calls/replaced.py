@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from thunder_norm.errors import TransformError, with_details
+from thunder_norm.tracing.calls import buffers
 from thunder.core.module import ThunderModule
-
-_MISSING = object()
 
 
 @dataclass
@@ -45,7 +44,6 @@ class Watched:
                 )  # which has no tables of its own, and is refused where it is called
                 for table in (getattr(module, kind),)
                 for key, value in table.items()
-                if value is not None
             ]
             for kind in _OVERRIDES
         }
@@ -70,8 +68,8 @@ class Watched:
             now = {e.name: e.value for e in entries}
             used = getattr(jitted, _OVERRIDES[kind])
             for name in [n for n in used if n in before[kind] and now.get(n) is not before[kind][n]]:
-                if used[name] is before[kind][name]:
-                    _put(used, name, now.get(name, _MISSING))
+                if used[name] is before[kind][name] or buffers.is_of_program(jitted, name, used[name]):
+                    _put(used, name, now.get(name))
                 elif used[name] is not now.get(name):
                     raise TransformError(
                         with_details(
@@ -88,7 +86,7 @@ _OVERRIDES = {"_parameters": "_overrides_parameters", "_buffers": "_overrides_bu
 
 
 def _put(used: dict[str, Any], name: str, value: Any) -> None:
-    if value is _MISSING:
+    if value is None:  # or nothing: what is not there is asked of the model
         del used[name]
     else:
         used[name] = value

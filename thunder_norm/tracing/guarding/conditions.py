@@ -23,6 +23,7 @@ _NOT_AS_IT_WAS = "not what it was when the trace was acquired"
 # What is checked, of a value, what was noted of it, and an attribute or key.
 _CONDITIONS = {
     "is": "{value} is {expected}",
+    "itself": "{value} is {expected}",  # what is no code, and may be in a cell
     "is none": "({value} is None) is {expected}",
     "type": "type({value}) is {expected}",
     "instance": "isinstance({value}, {expected}[0]) is {expected}[1]",

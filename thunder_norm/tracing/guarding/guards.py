@@ -19,13 +19,14 @@ import functools
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
     FunctionType,
     GetSetDescriptorType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
@@ -71,6 +72,20 @@ _LOOK_INTO_NOTHING = frozenset(
     }
 )
 _BY_KEY = (dict.get, dict.__getitem__)
+# what writes into what it is a method of
+_CHANGING = frozenset(
+    getattr(kind, name)
+    for kind in (*CONTAINERS, set, collections.deque)
+    for name in (
+        *(
+            "append appendleft extend extendleft insert sort reverse rotate update setdefault pop popleft popitem remove discard add".split()
+        ),
+        *("clear move_to_end __setitem__ __delitem__ __iadd__ __imul__ __ior__ __iand__ __isub__ __ixor__".split()),
+    )
+    if hasattr(kind, name)
+)
+_WITH_ITEMS = (list, dict, set, collections.deque)
+_KEEPING = (SimpleNamespace.__init__, collections.defaultdict.__init__)  # what is given by name
 _OPAQUE_NAMES = ("cython_function_or_method", "_lru_cache_wrapper")
 _COMPARE = frozenset("__contains__ __getitem__ get pop index count remove discard".split())  # methods of containers
 # what else hashes or compares what it is given first
@@ -291,7 +306,7 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
     return found
 
 
-def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
+def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str, WrappedValue] = MappingProxyType({})) -> None:
     """Note what a call that is interpreted looks at: whether attributes and keys are there, and what functions in C are given."""
     if fn is getattr and len(args) == 2:
         return  # more than half of all calls: what is read is noted where it is wrapped
@@ -304,6 +319,11 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         _note_key(args[0], args[1].value, is_asked=fn is dict.get)
     elif isinstance(fn, OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
         _note_opaque(fn, args)
+        if fn in _CHANGING:
+            _note_container(args[0])
+        elif fn in _KEEPING:
+            for held in (part for a in kwargs.values() for part in (a, *_items(a))):
+                _note_container(held)
     elif fn is torch.Tensor or type(fn) is _TENSOR_TYPE:
         look_into(args)
     if type(fn) in _OF_C and fn in _ITERATING:
@@ -313,6 +333,13 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
 
 
 _OF_C = (type, BuiltinFunctionType, MethodDescriptorType)
+
+
+def _note_container(given: WrappedValue) -> None:
+    """Note that a list or dict of the jitted function is written into, or held by an object made in C: it is that one, not its place."""
+    guards, path = _current.get(), path_of(given.provenance)
+    if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and path[0][0] == "fn":
+        guards.conditions.setdefault((path, "itself", None), given.value)
 
 
 def _note_states(given: Iterable[WrappedValue], asked: tuple[str, ...]) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
@@ -79,6 +80,7 @@ class Surroundings:
         attributes: each function, property or method that was looked up in a class, by class and name.
         builtins: of each module of a user's, its globals and the builtins that its functions may name, which a global would come before.
         states: of functions that read the state of the process, by function and arguments, whether they say the same.
+        variables: of each context variable that the program sets, what it was before.
         is_of_one_call: whether a function was called whose result is another in each call.
     """
 
@@ -87,6 +89,7 @@ class Surroundings:
     attributes: dict[tuple[type, str], Any] = field(default_factory=dict)
     states: dict[tuple[Callable, tuple], Callable[[Any], bool]] = field(default_factory=dict)
     builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
+    variables: dict[ContextVar, Any] = field(default_factory=dict)
     is_of_one_call: bool = False
 
     def note_function(self, function: FunctionType, args: tuple[Any, ...]) -> None:
@@ -160,6 +163,8 @@ class Surroundings:
         elif isinstance(function, functools._lru_cache_wrapper):
             if not any(isinstance(v, Proxy) for v in given):
                 self._note_state(function, given)
+        elif function in (ContextVar.set, ContextVar.reset) and given and not _is_in_library():
+            self.variables.setdefault(given[0], given[0].get(_nothing))
         elif function is ContextVar.get and given and not _is_in_library():
             self._note_state(ContextVar.get, (given[0], None))
         elif given and isinstance(given[0], torch.Generator) and getattr(function, "__objclass__", None) is torch.Generator:
@@ -213,6 +218,25 @@ class Surroundings:
                 AcquiredAnewWarning,
                 stacklevel=3,
             )
+
+    def has_changed_variable(self) -> bool:
+        """Whether the program leaves another value in a context variable than it found there.
+
+        Raises:
+            UnsupportedOpError: it is a tensor, for which something else stands while a trace is acquired.
+        """
+        changed = {v: then for v, then in self.variables.items() if v.get(_nothing) is not then}
+        for variable, then in changed.items():
+            if any(isinstance(held, Proxy) for held in tree_leaves(variable.get())):
+                variable.set(None if then is _nothing else then)
+                raise UnsupportedOpError(
+                    with_details(
+                        f"a traced function leaves a tensor in the context variable {variable.name!r}",
+                        why="it is set once, while the trace is acquired, and not in later calls",
+                        instead="reset it before the function returns, or return the tensor",
+                    )
+                )
+        return bool(changed)
 
     def conditions(self, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
         """What has to hold in later calls, as expressions, and what each is of; the names in them go into `names`."""

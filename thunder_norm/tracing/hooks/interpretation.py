@@ -94,7 +94,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     if asked is not None:
         if isinstance(fn, weakref.ref):
             return guards.reference_asked(fn)
-        guards.note_call(fn, args)
+        guards.note_call(fn, args, kwargs)
         questions.note_asked(fn, args)
         autocast.note_call()
         about_python = (

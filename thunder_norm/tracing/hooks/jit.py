@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.tracing import containers, native, proxy_names, python, whereabouts
+from thunder_norm.tracing import containers, native, own_changes, proxy_names, python, whereabouts
 from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.calls import threads
 from thunder_norm.tracing.calls.differentiated import Backward, connect
@@ -132,6 +132,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
             autocast.end()
         if may_begin_again and asked.begins_again(found):
             raise _Again
+        own_changes.check_taken_out(found.prologue_trace)
         if with_own_methods:
             found.prologue_trace = stored_reads.reading_stored(found.prologue_trace, fn, args, kwargs)
         found.prologue_trace = modules.asking_users(arrays.reading_memory(found.prologue_trace))
