@@ -54,6 +54,20 @@ class Skipping(nn.Module):
         return x + torch.relu(x * 3e7)
 
 
+class Padding(Skipping):
+    """Rows of zeros in front, which nothing moves: no operation is behind them (DeepSeek-V4's empty blocks)."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return torch.cat([y.new_zeros(2, 4), y])
+
+
+@pytest.mark.parametrize("mode", ["bound", "typical", "modula"])
+def test_what_comes_from_nothing_loses_nothing(mode):
+    with pytest.warns(VanishingTargetWarning, match=r"torch\.mul, which moves 3e\+07 times as far"):
+        ModularNorm(Padding(), X, mode=mode)
+
+
 @pytest.mark.parametrize("mode", ["bound", "typical", "modula"])
 def test_a_sum_is_not_what_its_terms_lose(mode):
     with pytest.warns(VanishingTargetWarning, match=r"torch\.mul, which moves 3e\+07 times as far"):

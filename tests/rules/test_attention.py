@@ -210,3 +210,19 @@ def test_modula_mode_has_sensitivity_one_for_its_attention():
     with norm_mode("modula"):
         q, k, v = (t for t in inputs((2, 3, 4), dims=(-3, -1), sizes=(1.0, 1.0, 1.0)))
         assert sdpa(q, k, v, scale=1 / 4).perturbation_size.item() == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("mode", ["bound", "typical"])
+def test_a_bias_that_moves_and_hides_tokens_leaves_values_as_large_as_they_are(mode):
+    """Of several arguments the first was looked at rightly, and a later one that is infinite made the result infinite."""
+    torch.manual_seed(seeded(0))
+    x = torch.randn(2, 3, 5, 4)
+    query, key, value, bias = (
+        RMSTensor(1.0, backing=t / t.abs().max()) for t in (x, x.flip(0), x.roll(1, 1), torch.randn(2, 3, 5, 5))
+    )
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    with norm_mode(mode):
+        mask = bias.masked_fill(hidden, -math.inf)
+        y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    assert mask.norm_size == math.inf
+    assert type(y).of(y.backing, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-6) and y.norm_size <= value.norm_size

@@ -30,10 +30,11 @@ def handing_on(result: Any, bound: inspect.BoundArguments, sizes: Sequence[tuple
         return [handing_on(r, bound, sizes, followed) for r in result]
     if isinstance(result, NormedTensor):
         sensitivity = result._sensitivity or {}
+        said = result.norm_size  # what was followed; what is put in its place was not
         for name, n in sizes:
             constant = sensitivity.get(name)
             matters = not (isinstance(constant, int | float) and constant == 0)
-            if matters and not followed.makes_nan(n, result.norm_size):
+            if matters and not followed.makes_nan(n, said):
                 result.norm_size = spoiled(result.norm_size, n)
         result.norm_size = settled(result.norm_size, numbers_given(bound))
     return result

@@ -50,6 +50,8 @@ def _largest_step(perturbation: torch.Tensor, ends: Container[Any]) -> float:
     What autograd has recorded of the operation is walked through backward, and not past the results of others: a derivative by one of
     several arguments would have the way through the others in it.
     """
+    if perturbation.grad_fn is None:
+        return 0.0  # of what comes from nothing that moves (`new_zeros`)
     totals: dict[Any, float] = {}
     ways: list[tuple[Any, torch.Tensor]] = [(perturbation.grad_fn, torch.ones_like(perturbation))]
     while ways:
