@@ -29,10 +29,14 @@ _ROOTS = {"args": PseudoInst.INPUT_ARGS, "kwargs": PseudoInst.INPUT_KWARGS}
 
 def walked(way: tuple[tuple[str, Any], ...], args: tuple, kwargs: dict) -> Any:
     """What is at the end of a way from the arguments of a call."""
-    value: Any = args if way[0][0] == "args" else kwargs
+    return walked_from(args if way[0][0] == "args" else kwargs, way)
+
+
+def walked_from(root: Any, way: tuple[tuple[str, Any], ...]) -> Any:
+    """What is at the end of a way from its root."""
     for step, key in way[1:]:
-        value = getattr(value, key) if step == "attribute" else value[key]
-    return value
+        root = getattr(root, key) if step == "attribute" else root[key]
+    return root
 
 
 def is_made_natively(provenance: ProvenanceRecord | None) -> bool:

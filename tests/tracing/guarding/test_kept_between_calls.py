@@ -273,3 +273,31 @@ def test_a_tensor_in_a_context_variable() -> None:
     with pytest.raises(UnsupportedOpError, match="context variable 'last'"):
         thunder.jit(f, transforms=[NormTransform()])(_x())
     assert last.get() is None
+
+
+@pytest.mark.parametrize(
+    ("make", "put"),
+    [
+        (list, lambda held, y: held.append(y)),
+        (dict, lambda held, y: held.update(y=y)),
+        (deque, lambda held, y: held.append(y)),
+        (lambda: {"a": []}, lambda held, y: held["a"].append(y)),
+        (lambda: [torch.ones(1)], lambda held, y: [held.clear(), held.append(y)]),
+    ],
+    ids=["list", "dict", "deque", "nested", "cleared"],
+)
+def test_a_container_that_is_reset_before_each_call_needs_one_trace(make: Callable, put: Callable) -> None:
+    def step(self, x):
+        y = x * 2
+        put(self.held, y)
+        return y
+
+    m = _Module(step, held=make())
+    jm = thunder.jit(m, transforms=[NormTransform()])
+    for scale in range(4):
+        m.held = make()
+        y = jm(_x(float(scale)))
+        held = m.held.get("y", m.held.get("a")) if isinstance(m.held, dict) else m.held
+        assert (held if isinstance(held, torch.Tensor) else held[-1]) is y
+        torch.testing.assert_close(y, _x(float(scale)) * 2)
+    assert thunder.cache_misses(jm) == 1

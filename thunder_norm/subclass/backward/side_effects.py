@@ -33,7 +33,7 @@ from thunder_norm.subclass.backward.recipes import NotMakeableError, Recipe, hol
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.bindable import guard, guard_arguments
-from thunder_norm.tracing.provenances import provenance_of, walked
+from thunder_norm.tracing.provenances import provenance_of, walked, walked_from
 from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder.core.interpreter import PseudoInst, WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
@@ -250,9 +250,8 @@ class SideEffects:
             self._write(epilogue, acquisition, [value], f"attribute {name!r}", _setter(self.fn, name))
             attributes = vars(self.fn)
             self._guard(acquisition, attributes.get(name), functools.partial(attributes.get, name))
-        for place in self.before.places:
-            if place.is_changed:
-                self._write_place(ctx, epilogue, acquisition, place)
+        followed = {id(p.owner) for p in self.before.places if p.is_changed and self._write_place(ctx, epilogue, acquisition, p)}
+        guards.keep_written(followed)
         self._guard_read(ctx)
         self._plain_attributes = tensor_attributes.those_set(ctx)
         for name, of_tensor in [*self._plain_attributes.items()]:
@@ -302,7 +301,8 @@ class SideEffects:
             if is_dict and origin.inputs[0].inst is PseudoInst.INPUT_FN:
                 yield from {key.value: value.value for _, _, key, value in modifications}.items()
 
-    def _write_place(self, ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, place: Place) -> None:
+    def _write_place(self, ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, place: Place) -> bool:
+        """Have the epilogue change what a place holds, as the program has; whether it does so to what stands there in the call at hand."""
         held, now = place.held, place.read()
         is_map, is_of_argument = isinstance(held, dict), self._is_of_argument(place.owner) and place.at is not None
         before = held if is_map else dict(enumerate(held))
@@ -321,7 +321,7 @@ class SideEffects:
                 own_changes.note(
                     place.named(touched[0]), changes | ({_ORDER: (tuple(before), tuple(after))} if is_reordered else {})
                 )
-            return
+            return False
         place.write(held)
 
         def put_at(place: Place, new: list) -> None:
@@ -340,9 +340,20 @@ class SideEffects:
 
         what = f"what {described(place.owner)} holds"
         if not is_of_argument:
-            self._write(epilogue, acquisition, values, what, lambda new: put_at(place, new))
-            self._guard(acquisition, looked_at(place), lambda: looked_at(place))
-            return
+            at, way = place.at, guards.way_to_written(place.owner) if acquisition is not None else None
+            if way is None or at is None:
+                self._write(epilogue, acquisition, values, what, lambda new: put_at(place, new))
+                self._guard(acquisition, looked_at(place), lambda: looked_at(place))
+                return False
+            fn, kind = self.fn, type(place.owner)
+
+            def looked_at_there() -> Any:
+                owner = walked_from(fn, way)
+                return looked_at(at(owner)) if type(owner) is kind else _ABSENT
+
+            self._write(epilogue, acquisition, values, what, lambda new: put_at(at(walked_from(fn, way)), new))
+            self._guard(acquisition, looked_at(place), looked_at_there)
+            return True
         at, way = place.at, self._ways.get(id(place.owner))
         if at is None or way is None:
             self.undo()
@@ -350,6 +361,7 @@ class SideEffects:
         owner, expected = AnyProxy(place.owner, history=provenance_of(way)), _kind(looked_at(place), of=type)
         self._write(epilogue, acquisition, [owner, *values], what, lambda new: put_at(at(new[0]), new[1:]), True)
         guard_arguments(ctx, lambda *roots: _kind(looked_at(at(walked(way, *roots))), of=type) == expected)
+        return True
 
     @functools.cached_property
     def _ways(self) -> dict[int, tuple[tuple[str, Any], ...]]:
@@ -359,8 +371,15 @@ class SideEffects:
     def _guard(self, acquisition: Acquisition | None, held: Any, read: Callable[[], Any]) -> None:
         """The trace is for what the place held: for None, say, not for the tensor that the program puts there."""
         kind = _kind(held)
+
+        def holds() -> bool:
+            try:
+                return _kind(read()) == kind
+            except (AttributeError, LookupError):  # the place is no more
+                return False
+
         if acquisition is not None:
-            acquisition.side_effect_guards.append(guard("check_kept_values", lambda: _kind(read()) == kind))
+            acquisition.side_effect_guards.append(guard("check_kept_values", holds))
 
     def _write(
         self,

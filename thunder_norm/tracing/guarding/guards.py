@@ -119,6 +119,7 @@ class Guards:
     surroundings: Surroundings
     conditions: dict[tuple[Path, str, Any], Any] = field(default_factory=dict)
     meetings: dict[tuple[Path, Path], bool] = field(default_factory=dict)
+    written: dict[int, tuple[Path, Any]] = field(default_factory=dict)  # containers of the function that the program writes into
 
 
 _current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunder_norm_guards", default=None)
@@ -320,7 +321,7 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str,
     elif isinstance(fn, OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
         _note_opaque(fn, args)
         if fn in _CHANGING:
-            _note_container(args[0])
+            _note_written(args[0])
         elif fn in _KEEPING:
             for held in (part for a in kwargs.values() for part in (a, *_items(a))):
                 _note_container(held)
@@ -335,8 +336,32 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str,
 _OF_C = (type, BuiltinFunctionType, MethodDescriptorType)
 
 
+def _note_written(given: WrappedValue) -> None:
+    guards, path = _current.get(), path_of(given.provenance)
+    if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and path[0][0] == "fn":
+        guards.written.setdefault(id(given.value), (path, given.value))
+
+
+def way_to_written(container: Any) -> Path | None:
+    """The way from the jitted function to a list, dict, set or deque that the program writes into: in a later call another may stand there."""
+    guards = _current.get()
+    return guards.written.get(id(container), (None, None))[0] if guards is not None else None
+
+
+def keep_written(followed: set[int]) -> None:
+    """Let the trace serve calls alone in which the containers that the program has written into stand where they stood.
+
+    Args:
+        followed: the identities of those for which the trace writes into whatever stands there.
+    """
+    guards = _current.get()
+    for way, container in () if guards is None else guards.written.values():
+        if id(container) not in followed:
+            guards.conditions.setdefault((way, "itself", None), container)
+
+
 def _note_container(given: WrappedValue) -> None:
-    """Note that a list or dict of the jitted function is written into, or held by an object made in C: it is that one, not its place."""
+    """Note that a list or dict of the jitted function is held by an object made in C: it is that one, not its place."""
     guards, path = _current.get(), path_of(given.provenance)
     if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and path[0][0] == "fn":
         guards.conditions.setdefault((path, "itself", None), given.value)
