@@ -1,5 +1,9 @@
 """Lists of the call that a program changes and returns, within what it makes: eager mode's objects in each call."""
 
+import collections
+import functools
+import operator
+
 import pytest
 import torch
 
@@ -53,3 +57,35 @@ def test_lists_of_the_call(change: str, returned: str) -> None:
             results.append((_described(call(a, x), a), [t.tolist() for t in a]))
         assert results[0] == results[1]
     assert thunder.cache_misses(jf) == 1
+
+
+_CHANGES_OF_DICTS = {
+    "operator.setitem": lambda d, y: operator.setitem(d, "a", y),
+    "operator.setitem, mapped": lambda d, y: list(map(operator.setitem, [d], ["a"], [y])),
+    "operator.delitem": lambda d, y: (operator.delitem(d, "a"), operator.setitem(d, "a", y)),
+    "of what it holds": lambda d, y: operator.setitem(d, "a", d["a"] + y),
+    "update": lambda d, y: d.update(a=y),
+    "update by pairs": lambda d, y: d.update([("a", y)]),
+    "or": lambda d, y: operator.ior(d, {"a": y}),
+    "made anew": lambda d, y: d.__init__(a=y),
+    "a chain": lambda d, y: collections.ChainMap(d).__setitem__("a", y),
+    "popped": lambda d, y: (d.pop("a"), d.setdefault("a", y)),
+    "exchanged": lambda d, y: d.update(a=d["b"], b=d["a"]),
+    "nested": lambda d, y: d.setdefault("n", {}).update(z=y),
+    "reduced": lambda d, y: functools.reduce(lambda e, k: (e.__setitem__(k, y), e)[1], "ab", d),
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES_OF_DICTS)
+def test_dicts_of_the_program(change: str) -> None:
+    def f(x, y):
+        d = {"a": x, "b": x * 2}
+        _CHANGES_OF_DICTS[change](d, y)
+        made = {k: x * i for i, k in enumerate("ab", 1)}
+        _CHANGES_OF_DICTS[change](made, y)
+        return d, {"inside": made}, list(d.values()), d | {"c": 1}
+
+    jf = thunder.jit(f, transforms=[NormTransform()])
+    for scale in (1.0, 2.0):
+        x, y = torch.full((2,), scale), torch.full((2,), scale * 5)
+        assert _described(jf(x, y), []) == _described(f(x, y), [])

@@ -216,4 +216,8 @@ def _value(wrapped_v: WrappedValue) -> Any:
             wrapped_key.provenance
         ):  # which has a guard, as whatever else the program looks at
             del wrapped_v.key_wrappers[key]
+    if type(wrapped_v.value) is dict:  # what a function in C has put there is known as it is
+        for key, known in list(wrapped_v.item_wrappers.items()):
+            if not any(wrapped_v.value.get(key) is v for v in (known.value, known.original_value)):
+                del wrapped_v.item_wrappers[key]
     return asked.result(wrapped_v, _original_value)

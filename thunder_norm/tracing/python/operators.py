@@ -10,7 +10,7 @@ from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, do_raise, wrap_const
+from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, WrappedValue, do_raise, wrap_const
 from thunder.core.proxies import Proxy
 
 _REFLECTED = (
@@ -96,6 +96,25 @@ def _register(name: str, sign: str) -> None:
 
 for _name, _sign in _IN_PLACE.items():
     _register(_name, _sign)
+
+
+def _set_item(obj: Any, key: Any, value: Any) -> None:
+    obj[key] = value
+
+
+def _delete_item(obj: Any, key: Any) -> None:
+    del obj[key]
+
+
+@instead_of(operator.setitem)
+def _setitem(*args: WrappedValue) -> Any:
+    """Natively it would change a list or dict beside what the interpreter knows of its items."""
+    return thunders._interpret_call(_set_item, *args)
+
+
+@instead_of(operator.delitem)
+def _delitem(*args: WrappedValue) -> Any:
+    return thunders._interpret_call(_delete_item, *args)
 
 
 REPLACEMENTS = (
