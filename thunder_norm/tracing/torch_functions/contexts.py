@@ -153,10 +153,11 @@ for _fn in (torch.random.fork_rng, torch.manual_seed, torch.seed, torch.get_rng_
         "seed or fork outside the call, or give the drawn numbers as arguments",
     )
 
-for _fn in (torch._C._set_fwd_grad_enabled, torch._C._functorch.set_inplace_requires_grad_allowed):
-    _refuse(
-        _fn,
-        f"{_fn.__name__.lstrip('_')}, a switch of torch's",
-        "derivatives of a trace are made of its operations, which do not look at it",
-        "leave out what is not to be followed by x.detach(), or set it around the call",
-    )
+
+@instead_of(torch._C._set_fwd_grad_enabled)
+def _set_fwd_grad_enabled(is_enabled: WrappedValue) -> Any:
+    """Derivatives of a trace are made of its operations, which do not look at this switch."""
+    if is_enabled.value:
+        return wrap_const(None)
+    what, why = "set_fwd_grad_enabled(False) inside a jitted function", "derivatives of a trace do not look at it"
+    return do_raise(UnsupportedOpError(with_details(what, at=location_of_user(), why=why, instead="x.detach()")))
