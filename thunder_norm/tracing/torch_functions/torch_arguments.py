@@ -149,9 +149,9 @@ def _is_operation(fn: Callable, given: tuple[WrappedValue, ...]) -> bool:
     if getattr(owner, "__qualname__", "").startswith(_STORE):
         return isinstance(given[1].value, TensorProxy)  # otherwise a key is what it is
     module = getattr(owner, "__module__", None) or ""
-    return (
-        module.partition(".")[0] in ("torch", "thunder") and module != thunders.__name__
-    )  # whose helpers change what they are given
+    if module == thunders.__name__ and any(isinstance(v.value, list) for v in given):
+        return False  # its helpers change lists that they are given
+    return module.partition(".")[0] in ("torch", "thunder")
 
 
 def as_pythons(value: WrappedValue) -> WrappedValue:
