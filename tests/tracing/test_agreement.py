@@ -33,7 +33,8 @@ def _asked(function: Any, args: tuple, kwargs: dict) -> Any:
         own_args, own_kwargs = tree_map_only(torch.Tensor, proxy, (args, kwargs))
         call = agreement._Call(function, own_args, own_kwargs, lambda p: strides[p.name])
         given = [v for v in tree_leaves((own_args, own_kwargs)) if isinstance(v, TensorProxy)]
-        return call._outcome_of_any_device(given, FakeTensorMode())
+        found = call._outcome_of_any_device(given, FakeTensorMode())
+    return found.value if isinstance(found, agreement.HandedBack) else found
 
 
 def _described(found: Any) -> list[tuple]:

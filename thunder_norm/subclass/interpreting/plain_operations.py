@@ -140,7 +140,7 @@ def _handed_back(
     return result
 
 
-_RESOLVING = ("resolve_conj", "resolve_neg")
+_RESOLVING = ("resolve_conj", "resolve_neg", "to_dense")
 
 
 def is_unknown(fn: Callable, given: Iterable[WrappedValue], found: Any) -> bool:
