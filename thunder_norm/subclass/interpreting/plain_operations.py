@@ -29,7 +29,7 @@ from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.tracing.python import identities
-from thunder_norm.tracing.shared_memory import replaced_memory, views_in_place
+from thunder_norm.tracing.shared_memory import aliases, replaced_memory, views_in_place
 from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
 from thunder.core.interpreter import (
@@ -116,7 +116,8 @@ def _written(acquisition: Acquisition, torch_fn: Callable, target: WrappedValue,
 
     ``y[1:] *= x`` writes that into y again; under another name nothing reads the view after the write, which not all can follow.
     """
-    if not isinstance(result.value, TensorProxy) or not torch_fn.__name__.startswith("__i"):
+    is_written_again = torch_fn.__name__.startswith("__i") or aliases.is_view(target.value)
+    if not isinstance(result.value, TensorProxy) or not is_written_again:
         return target if isinstance(result.value, TensorProxy) else result
     acquisition.fakes.keeps_strides(target.value, result.value)
     identities.note_second_name(result.value, target.value)
