@@ -116,9 +116,10 @@ def _written(acquisition: Acquisition, torch_fn: Callable, target: WrappedValue,
 
     ``y[1:] *= x`` writes that into y again; under another name nothing reads the view after the write, which not all can follow.
     """
-    is_written_again = torch_fn.__name__.startswith("__i") or aliases.is_view(target.value)
-    if not isinstance(result.value, TensorProxy) or not is_written_again:
-        return target if isinstance(result.value, TensorProxy) else result
+    if not isinstance(result.value, TensorProxy):
+        return result
+    if not torch_fn.__name__.startswith("__i") and not aliases.is_view(target.value):
+        return target
     acquisition.fakes.keeps_strides(target.value, result.value)
     identities.note_second_name(result.value, target.value)
     return result

@@ -85,25 +85,20 @@ def names_of_one_object(what: str, here: Sequence[BoundSymbol], proxy: TensorPro
     Raises:
         UnsupportedOpError: nobody knows, as strides say it.
     """
-    found = _returned_as_they_were(here, proxy, with_unknown=False)
-    if _returned_as_they_were(here, proxy, with_unknown=True).keys() != found.keys():
-        raise _refused(what, "contiguous() may have returned it as it was")
-    return list(found.values())
-
-
-def _returned_as_they_were(bsyms: Sequence[BoundSymbol], proxy: TensorProxy, *, with_unknown: bool) -> dict[str, TensorProxy]:
-    """`names_of_one_object` by their names, with what strides say of one that nobody knows or without."""
     found = {proxy.name: proxy}
     num_before = 0
     while num_before != len(found):
         num_before = len(found)
-        for bsym in bsyms:
+        for bsym in here:
             for pair in _taken_and_returned(bsym):
                 if not any(p.name in found for p in pair):
                     continue
-                if bsym.sym.name != "contiguous" or (with_unknown and not _is_permuted(bsyms, pair[0])):
-                    found |= {p.name: p for p in pair}
-    return found
+                if bsym.sym.name == "contiguous":
+                    if _is_permuted(here, pair[0]):
+                        continue
+                    raise _refused(what, "contiguous() may have returned it as it was")
+                found |= {p.name: p for p in pair}
+    return list(found.values())
 
 
 def _check_made_here(name: str, scopes: Sequence[Sequence[BoundSymbol]], objects: Sequence[TensorProxy]) -> None:
