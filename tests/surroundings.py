@@ -20,7 +20,7 @@ from torch._subclasses import fake_tensor
 
 import thunder_norm  # noqa: F401 - Thunder cannot be imported before it
 from tests import bare_python
-from tests.seeds import SHIFT, named_seed, seeded, shift_operator_database
+from tests.seeds import SHIFT, named_seed, part, seeded, shift_operator_database
 from thunder.transforms import autocast
 
 # The tensors of the tests are small, and pytest-xdist already uses the cores.
@@ -145,16 +145,26 @@ def pytest_collection_finish() -> None:
         leave_unittest()
 
 
+def _keep(config: pytest.Config, items: list[pytest.Item], chosen: list[bool]) -> None:
+    config.hook.pytest_deselected(items=[item for item, kept in zip(items, chosen, strict=True) if not kept])
+    items[:] = itertools.compress(items, chosen)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests marked gpu are skipped where there is no CUDA device; the seed that hypothesis has for a test is shifted.
 
-    ``THUNDER_NORM_PART=1/3`` leaves every third test, chosen by name, the second third of them (tests/versions).
+    ``THUNDER_NORM_PART=1/3`` leaves every third test, chosen by name, the second third of them (tests/versions).  A run that names
+    neither files nor keywords is one of the whole suite, and has a part of the cases of a test that has many (tests/seeds.py).
     """
-    if part := os.environ.get("THUNDER_NORM_PART"):
-        number, parts = map(int, part.split("/"))
-        chosen = [zlib.crc32(item.nodeid.encode()) % parts == number for item in items]
-        config.hook.pytest_deselected(items=[item for item, kept in zip(items, chosen, strict=True) if not kept])
-        items[:] = itertools.compress(items, chosen)
+    if numbers := os.environ.get("THUNDER_NORM_PART"):
+        number, parts = map(int, numbers.split("/"))
+        _keep(config, items, [zlib.crc32(item.nodeid.encode()) % parts == number for item in items])
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword:
+        cases: dict[str, list[str]] = {}
+        for item in items:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item.nodeid)
+        drawn = {name for names in cases.values() for name in part(names)}
+        _keep(config, items, [item.nodeid in drawn for item in items])
     for item in items if SHIFT else ():
         if isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.function):
             hypothesis.seed(named_seed(item.nodeid.partition("[")[0]))(item.function)
