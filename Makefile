@@ -1,4 +1,4 @@
-# make setup | example | test | fuzz | bench | models | audit | lint       (PYTHON=python3.12 chooses the interpreter of a new .venv)
+# make setup | example | test | test-long | fuzz | bench | models | audit | lint       (PYTHON=python3.12 chooses the interpreter of a new .venv)
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 # The tests start dozens of processes: without what Python keeps of a compiled module each takes a third longer to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup example test fuzz test-machines test-versions bench models audit lint format clean
+.PHONY: help setup example test test-long fuzz test-machines test-versions bench models audit lint format clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
@@ -37,8 +37,11 @@ $(STAMP): pyproject.toml constraints.txt
 example: setup ## the main example: norms of GPT-2, layer by layer (ARGS=... for its options)
 	$(PY) examples/gpt2_norms.py $(ARGS)
 
-test: setup ## the tests (ARGS="-k linear -x" for pytest)
+test: setup ## the tests, and of many cases of a test a part (ARGS="-k linear -x" for pytest)
 	$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-long: setup ## the tests with nothing left out to save time: an hour
+	THUNDER_NORM_LONG=1 $(PY) -m pytest -n 2 --dist worksteal $(ARGS)
 
 fuzz: setup ## random programs, long: derivatives, torch's operators, modules, wrappers, changes between calls, writes, writes into wrappers, bounds, networks, real mode, random numbers (ARGS="derivatives --minutes 30")
 	$(PY) -m tests.fuzz --jobs 2 $(ARGS)

@@ -164,7 +164,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item.nodeid)
         drawn = {name for names in cases.values() for name in part(names)}
-        _keep(config, items, [item.nodeid in drawn for item in items])
+        _keep(config, items, [item.nodeid in drawn or item.get_closest_marker("drawn") is not None for item in items])
     for item in items if SHIFT else ():
         if isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.function):
             hypothesis.seed(named_seed(item.nodeid.partition("[")[0]))(item.function)

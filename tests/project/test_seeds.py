@@ -1,10 +1,11 @@
-"""One variable shifts every seed of the suite."""
+"""One variable shifts every seed of the suite, and a whole run has a part of its cases."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,31 +34,64 @@ def test_draws(capsys):
 """
 
 
-def _run(seed: str, folder: str, printed: str) -> None:
+def _run(variables: dict[str, str], folder: str, printed: str, *arguments: str) -> None:
     """In a process that has imported what takes seconds: tests/surroundings.py, and what it shifts before it is imported, are its own."""
     with open(printed, "w") as file:
         os.dup2(file.fileno(), 1)
-    os.environ["THUNDER_NORM_SEED"] = seed
+    os.environ.update(variables)
+    os.chdir(folder)
     for name in [n for n in sys.modules if n == "tests.seeds" or n.startswith("torch.testing._internal.opinfo")]:
         del sys.modules[name]
-    os._exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", folder]))
+    os._exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]))
 
 
 @pytest.mark.slow
 def test_the_variable_shifts_every_stream_and_each_value_repeats(tmp_path):
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (tmp_path / "test_draws.py").write_text(DRAWS)
-    drawn = []
-    for seed in ("0", "1", "1"):
-        process = FORKS.Process(target=_run, args=(seed, str(tmp_path), str(tmp_path / "printed")))
-        process.start()
-        process.join()
-        printed = (tmp_path / "printed").read_text()
-        assert process.exitcode == 0, printed
-        drawn += [line.split("DRAWN")[1].split() for line in printed.splitlines() if "DRAWN" in line]
-    zero, one, again = drawn
+    zero, one, again = (_printed(tmp_path, {"THUNDER_NORM_SEED": seed}) for seed in ("0", "1", "1"))
     assert one == again
+    (zero,), (one,) = zero, one
     assert len(one) == 6 and not set(zero) & set(one)
+
+
+def _printed(folder: Path, variables: dict[str, str], *arguments: str) -> list[list[str]]:
+    """What the tests of a folder print after DRAWN."""
+    process = FORKS.Process(target=_run, args=(variables, str(folder), str(folder / "printed"), *arguments))
+    process.start()
+    process.join()
+    printed = (folder / "printed").read_text()
+    assert process.exitcode == 0, printed
+    return [line.split("DRAWN")[1].split() for line in printed.splitlines() if "DRAWN" in line]
+
+
+MANY = """
+import pytest
+
+@pytest.mark.parametrize("n", range(100))
+def test_many(n, capsys):
+    with capsys.disabled():
+        print("DRAWN", "many", n)
+
+@pytest.mark.parametrize("n", range(4))
+def test_few(n, capsys):
+    with capsys.disabled():
+        print("DRAWN", "few", n)
+"""
+
+
+@pytest.mark.slow
+def test_a_whole_run_has_a_part_of_many_cases_and_all_of_few(tmp_path):
+    """Another part with another seed; where a file is named or nothing is left out, all."""
+    (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers =\n    drawn: none is left out")
+    (tmp_path / "test_draws.py").write_text(MANY)
+    short = {"THUNDER_NORM_LONG": "0", "THUNDER_NORM_SEED": "0"}
+    ways = [(short, ()), (short | {"THUNDER_NORM_SEED": "1"}, ()), (short, ("test_draws.py",)), ({"THUNDER_NORM_LONG": "1"}, ())]
+    parts = [_printed(tmp_path, variables, *arguments) for variables, arguments in ways]
+    many = [{n for name, n in found if name == "many"} for found in parts]
+    assert [len(found) for found in many] == [28, 28, 100, 100] and many[0] != many[1]
+    assert all(sum(name == "few" for name, _ in found) == 4 for found in parts)
 
 
 def test_no_test_has_a_seed_that_is_not_shifted():

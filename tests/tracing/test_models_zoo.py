@@ -36,6 +36,7 @@ def is_current() -> bool:
     return all(importlib.util.find_spec(p) for p in ("torchvision", "timm")) and page.versions() == page.installed()
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 @pytest.mark.skipif(not is_current(), reason="docs/models.json has the outcomes of other versions")
 @pytest.mark.parametrize(("name", "columns"), drawn())
