@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
 from tests.op_coverage import compare
-from tests.seeds import seeded
+from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor, build_norm_map
 from thunder_norm.errors import AcquiredAnewWarning, DataDependentError, UnsupportedOpError
 from thunder_norm.subclass.acquiring import data_sizes
@@ -436,3 +439,30 @@ def test_values_of_a_tensor_that_a_rule_is_the_first_to_meet_are_known() -> None
     x, edges = torch.randn(4, 3), torch.tensor([[0, 1, 2, 3], [1, 1, 3, 0]])
     found = thunder.jit(mean_of_neighbours, transforms=[NormTransform()])(RMSTensor.of(x), edges)
     torch.testing.assert_close(found.backing, mean_of_neighbours(x, edges))
+
+
+_NORMALIZED = {
+    "batch norm": lambda: nn.BatchNorm1d(3),
+    "cumulative": lambda: nn.BatchNorm1d(3, momentum=None),
+    "instance norm": lambda: nn.InstanceNorm1d(3, track_running_stats=True),
+    "two": lambda: nn.Sequential(nn.BatchNorm1d(3), nn.ReLU(inplace=True), nn.BatchNorm1d(3)),
+}
+_ASKED = {
+    "condition": lambda y: y * (2 if y.sum() > 0 else 3),
+    "mask": lambda y: y[y > 0],
+    "number": lambda y: y * y.sum().item(),
+}
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize(("name", "asked"), crossed(_NORMALIZED, _ASKED))
+def test_statistics_are_written_once_a_call(name, asked, is_wrapped):
+    """What is computed to learn a value writes into nothing of the model's."""
+    module, ask = _NORMALIZED[name](), _ASKED[asked]
+    copied = copy.deepcopy(module)
+    jitted = thunder.jit(lambda x: ask(module(x)).sum(), transforms=[SubclassTransform()])
+    for x in torch.randn(3, 8, 3, 4):
+        given = TwoTensor(x, x.clone()) if is_wrapped else x
+        assert_close(jitted(given), ask(copied(given)).sum())
+    for name, t in copied.state_dict().items():
+        assert_close(module.state_dict()[name], t, msg=lambda m, name=name: f"{name}: {m}")

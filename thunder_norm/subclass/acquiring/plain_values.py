@@ -31,7 +31,8 @@ class Made(NamedTuple):
     Attributes:
         operations: those that it comes from, and those that write into what these read, in order.
         given: the tensors that they take from elsewhere.
-        overwritten: where those of the latter lie that are written into.
+        overwritten: where those of the latter lie that are written into, by operations that are there for what they return as well:
+            the running statistics of a batch normalization.
     """
 
     operations: list[BoundSymbol]
@@ -65,7 +66,7 @@ def made_of(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place:
         if not made and not is_read:
             continue
         found.append(bsym)
-        overwritten |= into if is_read else set()
+        overwritten |= into
         for name in made:
             del wanted[name]
         wanted |= {a.name: a for a in bsym.flat_proxy_args}

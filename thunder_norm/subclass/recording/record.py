@@ -27,7 +27,7 @@ from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.acquiring.effects import Effect, OfOperator, SameValues, with_effects
-from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn, with_generator
+from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn, declared, with_generator
 from thunder_norm.subclass.recording.lists import is_on_lists, with_lists
 from thunder_norm.subclass.recording.writing import Writing
 from thunder_norm.tracing.locations import location_of_user
@@ -123,6 +123,7 @@ class Recorder(Writing):
             except UnknownValueError as e:
                 what = "the value of a tensor was asked for (.item(), bool(), int() or a condition)"
                 raise data_dependent_on_wrapper(what, why=str(e)) from None
+        func = declared(func, args)
         if is_on_lists(func):
             func, args = with_lists(func, args)
         if func in _ASSIGNING and self.acquisition.autograd.is_running:
