@@ -15,6 +15,7 @@ from thunder_norm import RMSTensor, build_norm_map, norm_report, normed
 from thunder_norm.errors import InnerDerivativeError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.norms.eager import run_eagerly
+from thunder_norm.norms.flat_programs import FlatProgram
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -163,6 +164,44 @@ def test_another_call_sees_what_has_changed():
         torch.testing.assert_close(found.backing, model(x), rtol=1e-4, atol=1e-5)
         assert actual_norm(found) <= found.norm_size * (1 + 1e-5)
     torch.testing.assert_close(run(x[:2]).backing, model(x[:2]), rtol=1e-4, atol=1e-5)
+
+
+class Shifted(nn.Module):
+    """With numbers that are no parameters: a tensor, a scale, a flag."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.shift, self.scale, self.twice = nn.Linear(4, 4), [torch.ones(4)], 1.0, False
+
+    def forward(self, x):
+        slope = torch.func.grad(lambda z: (self.scale * self.linear(z) * self.shift[0]).tanh().sum())(x)
+        return (slope + slope if self.twice else slope).mean(-1)
+
+
+CHANGES = {
+    "nothing": lambda model: None,
+    "its tensor, in place": lambda model: model.shift[0].mul_(3),
+    "its tensor": lambda model: model.shift.__setitem__(0, torch.full((4,), 0.5)),
+    "a number": lambda model: setattr(model, "scale", 0.5),
+    "a flag": lambda model: setattr(model, "twice", True),
+    "a parameter": lambda model: model.linear.weight.requires_grad_(False),
+    "a shape": lambda model: setattr(model, "linear", nn.Linear(4, 1)),
+    "a dtype": lambda model: model.double(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_operations_become_is_kept_where_they_are_the_same(change):
+    torch.manual_seed(seeded(0))
+    model, x, found = Shifted(), torch.randn(3, 4), []
+    for make in (lambda model: None, CHANGES[change]):
+        make(model)
+        x = x.to(model.linear.weight.dtype)
+        tensors = dict(model.named_parameters())
+        program = FlatProgram.of(model, tensors, (x,), {}, InnerDerivativeError(), *found)
+        torch.testing.assert_close(program(tensors, (x,), {}), model(x))
+        found.append(program)
+    assert (found[0].graph is found[1].graph) == (change == "nothing")
 
 
 class Counted(InnerStep):

@@ -16,6 +16,7 @@ from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.acquisition import Call
 from thunder_norm.functions.aliasing import end_of, parts_of_copies, views_in
 from thunder_norm.functions.functionalization import without_mutations
+from thunder_norm.functions.missing_gradients import has_gradient_of_ours
 from thunder_norm.functions.programs import flat_program, is_bookkeeping, is_differentiable, operations_of, outputs_of, replayed
 from thunder_norm.functions.transformed import Transformed
 from thunder_norm.subclass.backward.differentiation import has_tape
@@ -95,7 +96,7 @@ class Again:
 
     def _prepared(self) -> _Program:
         differentiable = [p for p in _results(self._trace) if is_differentiable(p)]
-        body = [part for b in self._trace.bound_symbols if not is_bookkeeping(b) for part in parts_of_copies(b)]
+        body = [part for b in self._trace.bound_symbols if not is_bookkeeping(b) for part in _parts(b)]
         kept = keep_only(body, {p.name for p in differentiable})
         kept, differentiable = _without_writes(self._trace.args, kept, differentiable)
         self._is_random = any(map(draws_numbers, kept))
@@ -108,6 +109,11 @@ class Again:
         inputs = [(i, p) for i, p in enumerate(self._trace.args) if isinstance(p, TensorProxy) and p.name in used]
         self._positions = [i for i, _ in inputs]
         return _Program(flat_program([p for _, p in inputs], kept, differentiable))
+
+
+def _parts(bsym: BoundSymbol) -> Sequence[BoundSymbol]:
+    """The operations that are run again, or not: of a batch norm, what its running statistics become is no part of the result."""
+    return bsym.subsymbols if has_gradient_of_ours(bsym) else parts_of_copies(bsym)
 
 
 def _without_writes(

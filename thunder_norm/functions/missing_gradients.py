@@ -102,8 +102,10 @@ def with_gradients(
             found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace)))
         elif (joint := _joint_of_kernels(bsym, moving)) is not None:
             found.append(_with_joint(bsym, joint, executor))
-        elif (apart := _apart_from_statistics(bsym, trace)) is not None:
-            found += with_gradients(apart, executor, trace, moving, used)
+        elif _keeps_statistics(bsym):
+            found += _keeping_statistics(bsym, executor, trace, moving) or with_gradients(
+                _apart(bsym, trace) or [bsym], executor, trace, moving, used
+            )
         elif _asks_for_what_may_be_unused(bsym):
             found += _with_a_dimension_between(bsym, executor, trace)
         else:
@@ -186,10 +188,14 @@ def _joint_of_kernels(bsym: BoundSymbol, moving: Set[str] | None) -> Callable | 
 
 def _with_joint(bsym: BoundSymbol, joint: Callable, executor: Any) -> BoundSymbol:
     """An operation that is differentiated by `joint`."""
-    name, meta = bsym.sym.name, bsym.sym
+    return bsym.from_bsym(sym=_with_rule(bsym.sym.name, bsym.sym, joint, executor), subsymbols=[bsym])
+
+
+def _with_rule(name: str, meta: Callable, joint: Callable, executor: Any) -> Symbol:
+    """A symbol that is differentiated by `joint` and else is `meta`."""
     symbol = Symbol(name=name, meta=meta, id=f"{_OURS}{name}.{len(executor.implmap)}", _bind_postprocess=print_without_module)
     executor.register_implementation(symbol, execution_transform=meta, grad_transform=joint)
-    return bsym.from_bsym(sym=symbol, subsymbols=[bsym])
+    return symbol
 
 
 def _with_statistics_in_order(bsyms: list[BoundSymbol], trace: TraceCtx) -> list[BoundSymbol]:
@@ -210,8 +216,23 @@ def _keeps_statistics(bsym: BoundSymbol) -> bool:
     return _writes_statistics(bsym) and _runs_kernels(bsym)
 
 
-def _apart_from_statistics(bsym: BoundSymbol, trace: TraceCtx) -> list[BoundSymbol] | None:
-    return _apart(bsym, trace) if _keeps_statistics(bsym) else None
+def _keeping_statistics(bsym: BoundSymbol, executor: Any, trace: TraceCtx, moving: Set[str] | None) -> list[BoundSymbol] | None:
+    """A batch norm as one call of torch's kernel, and the copies of what its running statistics become; None if it is not for it."""
+    found = kernels.KeepingBatchNorm.of(kernels.wanted(moving), *bsym.args, **bsym.kwargs)
+    apart = _apart(bsym, trace)
+    if found is None or apart is None:
+        return None
+    norm, tensors = found
+    copies = [b for b in apart if b.sym.id is prims.PrimIDs.COPY_]
+    now = {b.args[1].name: b.args[0] for b in copies}  # what the statistics become
+    symbol = _with_rule(bsym.sym.name, langctx(Languages.TORCH)(norm), norm.joint, executor)
+    with tracectx(trace), at_line_of(trace, bsym):
+        whole = symbol.bind(
+            *tensors,
+            output=(bsym.output, *(now[t.name] for t in tensors[1:3])),
+            subsymbols=[b for b in apart if b.sym.id is not prims.PrimIDs.COPY_],
+        )
+    return [whole, *copies]
 
 
 def _apart(bsym: BoundSymbol, trace: TraceCtx) -> list[BoundSymbol] | None:

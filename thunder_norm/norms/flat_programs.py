@@ -8,7 +8,7 @@ values of tensors is not traced, and stays refused.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ class FlatProgram:
         result: how what the graph gives is put together.
         others: what is in the result and no tensor, by place.
         writes: whether the program writes into tensors that it is given, which the graph does not.
+        written: what torch has traced, before it was made functional.
     """
 
     graph: torch.fx.GraphModule
@@ -51,10 +52,16 @@ class FlatProgram:
     result: TreeSpec
     others: Mapping[int, Any]
     writes: bool
+    written: _Written
 
     @staticmethod
     def of(
-        model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], args: tuple, kwargs: dict, error: InnerDerivativeError
+        model: torch.nn.Module,
+        tensors: Mapping[str, torch.Tensor],
+        args: tuple,
+        kwargs: dict,
+        error: InnerDerivativeError,
+        before: FlatProgram | None = None,
     ) -> FlatProgram:
         """That of a model with these tensors and arguments.
 
@@ -64,6 +71,8 @@ class FlatProgram:
             args: its arguments, with norms or without.
             kwargs: its keyword arguments.
             error: what a program that cannot be traced is refused with.
+            before: that of another call.  The program is traced in each, which sees whatever has changed; what became of its operations
+                then holds where they are the same.
 
         Raises:
             InnerDerivativeError: torch cannot trace it without values.
@@ -84,12 +93,15 @@ class FlatProgram:
         try:
             with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 graph = _traced(program, own, [t.detach() for t in given])
+                written = _Written.of(graph, (*own, *given))
+                if before is not None and written.is_like(before.written):
+                    return FlatProgram(before.graph, tuple(tensors), *found, before.writes, before.written)
                 with torch.no_grad():
                     graph = _traced(torch.func.functionalize(graph), own, given)
         except Exception as e:
             raise error from e
         writes = _with_rules(graph)
-        return FlatProgram(graph, tuple(tensors), *found, writes)
+        return FlatProgram(graph, tuple(tensors), *found, writes, written)
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
         """What the program gives, operation by operation."""
@@ -101,6 +113,58 @@ class FlatProgram:
         return tree_unflatten([self.others[i] if i in self.others else next(each) for i in range(num)], self.result)
 
 
+@dataclass(frozen=True)
+class _Written:
+    """What torch has traced of a program, and all that is made of it later depends on.
+
+    Attributes:
+        code: of the operations.
+        inputs: what is known of the tensors without their data, and which lie in the same memory.
+        constants: the tensors that the program has by itself, as they were; None where it has others than torch's own with data,
+            other parts, or runs under autocast.
+        settings: of torch's that change what an operation is taken apart into.
+    """
+
+    code: str
+    inputs: Sequence[tuple]
+    constants: Sequence[torch.Tensor] | None
+    settings: tuple
+
+    @staticmethod
+    def of(graph: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) -> _Written:
+        """That of a graph, traced with these tensors."""
+        memory: dict[int, int] = {}
+        inputs = [
+            (
+                *(type(t), tuple(t.shape), t.dtype, t.device, t.layout, t.requires_grad, t.is_conj(), t.is_neg()),
+                *((t.stride(), t.storage_offset(), _place(t, memory)) if t.layout is torch.strided else ()),
+            )
+            for t in tensors
+        ]
+        held = [getattr(graph, n.target, None) for n in graph.graph.nodes if n.op == "get_attr"]
+        is_plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_meta for t in held)
+        is_plain = is_plain and not torch._C._is_any_autocast_enabled()
+        settings = torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype(), torch.is_inference_mode_enabled()
+        return _Written(graph.code, inputs, [t.detach().clone() for t in held] if is_plain else None, settings)
+
+    def is_like(self, other: _Written) -> bool:
+        """Whether the same becomes of both."""
+        if self.constants is None or other.constants is None:
+            return False
+        if (self.code, self.inputs, self.settings) != (other.code, other.inputs, other.settings):
+            return False
+        return all(map(_are_equal, self.constants, other.constants))
+
+
+def _place(t: torch.Tensor, memory: dict[int, int]) -> int:
+    """Which of the memories met so far a tensor lies in."""
+    return memory.setdefault(t.untyped_storage()._cdata, len(memory))
+
+
+def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
 class FlatModule(torch.nn.Module):
     """The parameters, buffers and modules of a model, under their names, with a flat program for its `forward`."""
 
@@ -110,9 +174,18 @@ class FlatModule(torch.nn.Module):
         self.training = model.training
         self.paths = [name.split(".") for name in program.names]
         self.run, self.result, self.others = program.graph.forward, program.result, dict(program.others)
+        self.program = program
 
     @staticmethod
-    def of(model: Any, args: tuple, kwargs: dict, error: BaseException, *, keeps_state: bool = True) -> FlatModule:
+    def of(
+        model: Any,
+        args: tuple,
+        kwargs: dict,
+        error: BaseException,
+        *,
+        keeps_state: bool = True,
+        before: FlatModule | None = None,
+    ) -> FlatModule:
         """That of a model which cannot be traced with norms because it takes derivatives.
 
         Args:
@@ -121,6 +194,7 @@ class FlatModule(torch.nn.Module):
             kwargs: its keyword arguments.
             error: what tracing it met.
             keeps_state: whether what the program writes into its attributes and into tensors has to be there afterwards.
+            before: that of another call.
 
         Raises:
             BaseException: `error`, which is another, or the model is a function; or it depends on values, or has state to keep.
@@ -130,7 +204,7 @@ class FlatModule(torch.nn.Module):
             raise error
         surroundings = Surroundings(model, args, kwargs)
         with surroundings.undisturbed():
-            program = FlatProgram.of(model, tensor_names(model), args, kwargs, cause)
+            program = FlatProgram.of(model, tensor_names(model), args, kwargs, cause, before and before.program)
             writes = program.writes or surroundings.is_changed()
         if writes and keeps_state:
             raise cause
@@ -156,7 +230,7 @@ class FlatModule(torch.nn.Module):
         if (mine.code, self.paths, self.result, self.others) != (theirs.code, other.paths, other.result, other.others):
             return False
         pairs = [(getattr(mine, n.target), getattr(theirs, n.target)) for n in mine.graph.nodes if n.op == "get_attr"]
-        return all(a is b or (type(a) is torch.Tensor and a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs)
+        return all(a is b or (type(a) is torch.Tensor and _are_equal(a, b)) for a, b in pairs)
 
 
 def _inner_derivative(error: BaseException | None) -> InnerDerivativeError | None:

@@ -156,7 +156,7 @@ class _Flat:
         if error is not None and self.error is not None:
             raise error  # of the operations themselves
         assert (met := error or self.error) is not None
-        module = FlatModule.of(self._model(), args, kwargs, met)
+        module = FlatModule.of(self._model(), args, kwargs, met, before=self._found and self._found[0])
         if self._found is None or not module.is_like(self._found[0]):
             own = next(t for t in self.jitted._lc_transforms if isinstance(t, NormTransform))
             transform = NormTransform(parameters=own.parameters, mode=own.mode, sensitivity=own.sensitivity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -136,6 +137,18 @@ def _run_batch_norm(
     return aten._native_batch_norm_legit.no_stats(a, weight, bias, True, 0.0, eps)
 
 
+def _run_batch_norm_keeping(
+    a: torch.Tensor,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    return aten._native_batch_norm_legit_functional(a, weight, bias, running_mean, running_var, True, momentum, eps)
+
+
 def _run_batch_norm_gradient(g: torch.Tensor, a: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
     weight, bias, running_mean, running_var, mean, r, training, eps, mask = rest
     found = aten.native_batch_norm_backward(g, a, weight, running_mean, running_var, mean, r, training, eps, mask)
@@ -148,6 +161,11 @@ def _of_channels(a: TensorProxy) -> TensorProxy:
 
 _batch_norm_forward = operations.register_operator(
     "batch_norm", meta=lambda a, *rest: (like(a), _of_channels(a), _of_channels(a)), fn=_run_batch_norm
+)
+_batch_norm_keeping = operations.register_operator(
+    "batch_norm_keeping",
+    meta=lambda a, *rest: (like(a), *(_of_channels(a) for _ in range(4))),
+    fn=_run_batch_norm_keeping,
 )
 _batch_norm_in_use = operations.register_operator(
     "batch_norm_in_use",
@@ -199,6 +217,57 @@ def _batch_norm_rule(
     return joint
 
 
+@dataclass(frozen=True)
+class KeepingBatchNorm:
+    """A batch norm in training and what its running statistics become, of one kernel, as eager has them.
+
+    Nothing is written: it returns both beside the result.  They are no part of what is differentiated, and the gradient does not ask for
+    the statistics that are written over.
+
+    Attributes:
+        momentum: of the running statistics.
+        eps: what is added to the variances.
+        mask: which of a, weight, bias get gradients.
+    """
+
+    momentum: float
+    eps: float
+    mask: Sequence[bool]
+
+    @staticmethod
+    def of(
+        wanted: Callable[[Any], bool],
+        a: TensorProxy,
+        running_mean: TensorProxy | None = None,
+        running_var: TensorProxy | None = None,
+        weight: TensorProxy | None = None,
+        bias: TensorProxy | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> tuple[KeepingBatchNorm, tuple] | None:
+        """It and its tensors; None of another call, and of one whose kernel has statistics in a dtype of its own."""
+        if not _keeps_plain_statistics(a, running_mean, running_var, training) or a.dtype not in _PRECISE:
+            return None
+        if not are_floats(a, running_mean, weight, bias) or not all(type(n) in (int, float) for n in (momentum, eps)):
+            return None
+        mask = [wanted(a), wanted(weight), wanted(bias)]
+        return KeepingBatchNorm(momentum, eps, mask), (a, running_mean, running_var, weight, bias)
+
+    def __call__(self, *tensors: TensorProxy | None) -> tuple[TensorProxy, ...]:
+        """The result, and the next running mean and variance."""
+        out, _, _, *statistics = _batch_norm_keeping(*tensors, self.momentum, self.eps)
+        return out, *statistics
+
+    def joint(self, *tensors: TensorProxy | None) -> tuple[TensorProxy, ...]:
+        """The same with the gradients of a, weight and bias."""
+        a, _, _, weight, bias = tensors
+        out, mean, r, *statistics = _batch_norm_keeping(*tensors, self.momentum, self.eps)
+        found = _batch_norm_gradient(prims.get_grad(out), a, weight, bias, None, None, mean, r, True, self.eps, list(self.mask))
+        put((a, weight, bias), self.mask, found)
+        return out, *statistics
+
+
 def batch_norm_apart(
     a: TensorProxy,
     running_mean: TensorProxy | None = None,
@@ -214,7 +283,12 @@ def batch_norm_apart(
     What writes them is no part of what is differentiated: a rule's copies into inputs would be put off to the end of the program, and a
     second derivative would ask for what they wrote over.
     """
-    statistics = [t for t in (running_mean, running_var) if t is not None]
-    if training is not True or len(statistics) != 2 or any(t.requires_grad for t in statistics) or not are_floats(a, *statistics):
+    if not _keeps_plain_statistics(a, running_mean, running_var, training):
         return None
     return ltorch.batch_norm(a, None, None, weight, bias, True, momentum, eps)
+
+
+def _keeps_plain_statistics(a: TensorProxy, running_mean: Any, running_var: Any, training: Any) -> bool:
+    statistics = [t for t in (running_mean, running_var) if t is not None]
+    is_keeping = training is True and len(statistics) == 2 and not any(t.requires_grad for t in statistics)
+    return is_keeping and are_floats(a, *statistics)

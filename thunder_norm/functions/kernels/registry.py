@@ -47,12 +47,13 @@ def joint_of(bsym: BoundSymbol, moving: Set[str] | None) -> Joint | None:
     if found is None:
         return None
     rule, signature = found
-
-    def wanted(p: Any) -> bool:
-        return is_differentiable(p) and (moving is None or p.name in moving)
-
-    joint = rule(wanted, *_in_order(signature, bsym.args, bsym.kwargs))
+    joint = rule(wanted(moving), *_in_order(signature, bsym.args, bsym.kwargs))
     return None if joint is None else lambda *args, **kwargs: joint(*_in_order(signature, args, kwargs))
+
+
+def wanted(moving: Set[str] | None) -> Callable[[Any], bool]:
+    """Whether an argument is to get a gradient; `moving` as for `joint_of`."""
+    return lambda p: is_differentiable(p) and (moving is None or p.name in moving)
 
 
 def _in_order(signature: inspect.Signature, args: tuple, kwargs: dict) -> tuple:

@@ -16,11 +16,12 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
@@ -46,32 +47,26 @@ _CASTS = frozenset("add_ sub_ mul_ div_ pow_ __iadd__ __isub__ __imul__ __itrued
 # They have no gradient for their weights, and refuse those that require grad.
 _WEIGHTED = frozenset("binary_cross_entropy_with_logits cross_entropy multi_margin_loss nll_loss".split())
 # What they return and how it lies in memory hangs on no device: tensors of the device "meta" tell it in C++, in a tenth of the time.  Not so
-# convolutions and attention, for which each device has libraries that lay out their results.
+# convolutions and attention, for which each device has libraries that lay out their results.  Left out is what is looked at with data too.
+_NAMES_OF_ANY_DEVICE = (
+    *"addmm flatten reshape permute squeeze transpose unsqueeze __getitem__ expand view".split(),
+    *"abs neg exp log sqrt rsqrt reciprocal sin cos tanh sigmoid erf relu square".split(),
+    *"add mul true_divide __add__ __radd__ __mul__ __rmul__ __truediv__ __sub__ pow __pow__".split(),
+    *"eq ne lt le gt ge where".split(),
+    *"sum mean amax amin matmul __matmul__ mm bmm softmax log_softmax linear layer_norm gelu silu".split(),
+)
 _OF_ANY_DEVICE = frozenset(
-    {
-        torch.addmm,
-        torch.flatten,
-        torch.reshape,
-        torch.permute,
-        torch.squeeze,
-        torch.transpose,
-        torch.unsqueeze,
-        torch.Tensor.__getitem__,
-        torch.Tensor.addmm,
-        torch.Tensor.expand,
-        torch.Tensor.flatten,
-        torch.Tensor.permute,
-        torch.Tensor.reshape,
-        torch.Tensor.squeeze,
-        torch.Tensor.transpose,
-        torch.Tensor.unsqueeze,
-        torch.Tensor.view,
-    }
+    f
+    for name in _NAMES_OF_ANY_DEVICE
+    if name not in _UNCHECKED | _UNCHECKED_OF_BOOLS | _CASTS
+    for owner in (torch, torch.Tensor, torch.nn.functional, torch._C._nn)
+    if (f := getattr(owner, name, None)) is not None
 )
 # of tensors that are contiguous
 _OF_ANY_DEVICE_IF_CONTIGUOUS = frozenset({torch.nn.functional.batch_norm})
 # Without a history a CPU has a kernel for them whose results are contiguous; tensors without data never meet it.
 _MAX_POOLS = frozenset({torch.max_pool1d, torch.nn.functional.max_pool1d})
+_PLAIN = (bool, int, float, complex, str, dtypes.dtype, devices.Device, torch.dtype, torch.device, type(None))
 _NEEDS_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException, ThunderNormError)
 
 
@@ -141,18 +136,24 @@ class _Call:
 
     def key(self) -> Any:
         """What the outcome depends on; None where that cannot be compared."""
-        described = []
-        for v in tree_leaves((self.args, list(self.kwargs.items()))):
-            if isinstance(v, TensorProxy):
-                described.append((v.shape, v.dtype, v.device, self.stride_of(v)))
-            elif isinstance(
-                v, bool | int | float | complex | str | dtypes.dtype | devices.Device | torch.dtype | torch.device | None
-            ):
-                described.append((type(v), v, math.copysign(1, v) if isinstance(v, float) else None))
-            else:
-                return None
-        structure = tree_structure((self.args, list(self.kwargs.items())))
-        return self.function, structure, tuple(described), torch.get_default_dtype()
+        described: list[Any] = []
+        if not all([self._describe(v, described) for v in (*self.args, *self.kwargs.values())]):
+            return None
+        return self.function, len(self.args), tuple(self.kwargs), tuple(described), torch.get_default_dtype()
+
+    def _describe(self, v: Any, described: list[Any]) -> bool:
+        """Add what an argument is to a list; whether that says all of it."""
+        kind = type(v)
+        if isinstance(v, TensorProxy):
+            described.append((v.shape, v.dtype, v.device, self.stride_of(v)))
+        elif kind is tuple or kind is list:
+            described.append((kind, len(v)))
+            return all([self._describe(each, described) for each in v])
+        elif isinstance(v, _PLAIN):
+            described.append((kind, v, math.copysign(1, v) if isinstance(v, float) else None))
+        else:
+            return False
+        return True
 
     def outcome(self, mode: FakeTensorMode) -> Any:
         """What `of_torch` finds, or a `HandedBack` of it."""
@@ -221,10 +222,14 @@ class _Call:
         except Exception:  # noqa: BLE001 - what it is shows with a device
             return UNKNOWN
         device = for_torch(proxies[0].device)
-        with mode:
-            made = tree_map_only(
-                torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device), _value(found)
-            )
+
+        def made_of(t: torch.Tensor) -> torch.Tensor:
+            with _disable_current_modes():
+                alone = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+                return FakeTensor(mode, alone, device)
+
+        value = _value(found)
+        made = made_of(value) if type(value) is torch.Tensor else tree_map_only(torch.Tensor, made_of, value)
         return found._replace(value=made) if type(found) is HandedBack else made
 
     def _run(self, make: Callable[[TensorProxy], torch.Tensor], is_recorded: bool = False) -> Any:

@@ -38,10 +38,12 @@ class _Parameters:
         count, given = len(self.by_position), len(args)
         if given == count and not kwargs and not self.by_name:  # most operations
             return args, {}
-        if given < self.num_unnamed or given > count and not self.takes_more_by_position:
+        if given > count and not self.takes_more_by_position:
             return None
         rest = dict(kwargs)
-        if rest and any(name in rest for name, _ in self.by_position[self.num_unnamed : given]):
+        # given by position, or to be given so
+        taken = self.by_position[min(given, self.num_unnamed) : max(given, self.num_unnamed)]
+        if rest and any(name in rest for name, _ in taken):
             return None
         positional = (*args[:count], *[rest.pop(name, default) for name, default in self.by_position[given:]], *args[count:])
         named = {name: rest.pop(name, default) for name, default in self.by_name}
@@ -54,13 +56,15 @@ def _parameters(function: Callable) -> _Parameters:
     inner: Any = function
     while type(inner) is FunctionType and "__signature__" not in vars(inner) and "__wrapped__" in vars(inner):
         inner = inner.__wrapped__
+    is_symbol = type(inner) is Symbol and not any(hasattr(inner, name) for name in ("__wrapped__", "__signature__"))
+    inner = Symbol.__call__ if is_symbol else inner
     if type(inner) is not FunctionType or "__signature__" in vars(inner):
         return _Parameters(inspect.signature(function))
     by_name = inner.__kwdefaults__ or {}
     defaults = [len(by_name), *by_name, *by_name.values(), *(inner.__defaults__ or ())]
     known = _of_definitions.get(inner.__code__)
     if known is None or list(map(id, known[0])) != list(map(id, defaults)):
-        known = _of_definitions[inner.__code__] = defaults, _Parameters(inspect.signature(inner))
+        known = _of_definitions[inner.__code__] = defaults, _Parameters(inspect.signature(function if is_symbol else inner))
     return known[1]
 
 

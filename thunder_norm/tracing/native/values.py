@@ -121,7 +121,16 @@ def _set_current(self: InterpreterStack, inst: Any) -> _CurrentInstruction:
     return _CurrentInstruction(self, inst)
 
 
+# What is asked for at each value: without a function of Python's around it.
+_CONTEXTS = (
+    (thunders, "get_interpretercompilectx", _compile_ctx),
+    (thunders, "get_interpreterruntimectx", _runtime_ctx),
+    (jit_ext, "get_interpreterruntimectx", _runtime_ctx),
+    (jit_ext, "get_jit_ctx", jit_ext._jit_ctx.get),
+)
+
 REPLACEMENTS = (
+    *(Replacement(module, name, get, f"{name}, which calls it") for module, name, get in _CONTEXTS),
     Replacement(ProvenanceRecord, "__post_init__", _post_init, "ProvenanceRecord.__post_init__, without its type checks"),
     Replacement(WrappedValue, "__init__", _wrapped_init, "WrappedValue.__init__; a class is asked once whether it is a sequence"),
     Replacement(InterpreterStack, "get_provenance_record", _get_record, "the record of a value that has one is not made"),
