@@ -293,8 +293,7 @@ def _statement(random: randomness.Random, target: str, values: dict[str, Any], i
             a=random.choice(recent),
             b=random.choice(list(values)),
             x=random.choice(inputs).name,
-            # a wrapper made of tensors that require grad has gradients here, and none in eager mode: on purpose
-            p=_constant(random.choice(plain), values, kind) if plain else "",
+            p=random.choice(plain) if plain else "",
             w=wrapper,
             inner=f"{wrapper}.{random.choice(INNER[type(values[wrapper]).__name__])}" if wrapper else "",
             c=random.choice(["2", "0.5", "-1.5", "3"]),
@@ -311,10 +310,6 @@ def _statement(random: randomness.Random, target: str, values: dict[str, Any], i
             values[target] = made
             return statement
     return None
-
-
-def _constant(name: str, values: dict[str, Any], kind: str) -> str:
-    return f"{name}.detach()" if kind == "construction" and values[name].requires_grad else name
 
 
 def _is_sane(t: torch.Tensor) -> bool:

@@ -234,3 +234,57 @@ def test_what_is_returned_with_its_history_and_without_has_its_gradient(compute,
         return results, torch.autograd.grad(moving, x, [torch.ones_like(r) for r in moving])
 
     torch.testing.assert_close(run(thunder.jit(f, transforms=[SubclassTransform()])), run(f))
+
+
+def of_an_operation_on_it(x):
+    return (TwoTensor(x, x * 2) * 3).a
+
+
+def beside_the_tensor_itself(x):
+    w = TwoTensor(x.sin(), x)
+    return w * x, x.cos()
+
+
+def what_was_put_into_it(x):
+    w = TwoTensor(x, x * 2)
+    return w.a + (w * w).b * x
+
+
+def multiplied_by_what_it_holds(x):
+    return _Scale(x) * x, x
+
+
+def nothing_has_a_gradient(x):
+    return _Scale(x) * 2
+
+
+def one_in_another(x):
+    w = TwoTensor(TwoTensor(x, x), TwoTensor(x * 2, x))
+    return (w * x).a.b, w.a * x
+
+
+def what_it_says_of_itself(x):
+    w = TwoTensor(x * 1, x)
+    return w * x if w.requires_grad and w.is_leaf and not w.detach().requires_grad else w.a
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [of_an_operation_on_it, beside_the_tensor_itself, what_was_put_into_it, multiplied_by_what_it_holds, nothing_has_a_gradient, one_in_another,
+     what_it_says_of_itself],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_what_a_class_makes_of_tensors_that_the_program_put_into_it_has_no_history(fn):
+    """Gradients go by way of the wrapper, which has a flag of its own, and not of what is inside."""
+    jitted = thunder.jit(fn, transforms=[SubclassTransform()])
+    for call in range(2):
+        answers = []
+        for program in (jitted, fn):
+            x, results = _tensor(call, 3, 4).requires_grad_(), []
+            results.extend(r if isinstance(r := program(x), tuple) else (r,))
+            moving = [r for r in results if r.requires_grad]
+            (found,) = torch.autograd.grad([r.sum() for r in moving], x, [torch.ones_like(r.sum().detach()) for r in moving], allow_unused=True) if moving else (None,)  # fmt: skip
+            answers.append((*[r.detach() for r in results], found, [r.requires_grad for r in results]))
+        for found, expected in zip(*answers, strict=True):
+            _assert_equal(found, expected)
+    assert thunder.cache_misses(jitted) == 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
@@ -206,3 +208,65 @@ def test_hooks_with_keywords_on_the_jitted_module_itself():
 def test_shapes_of_wrappers_given_to_factories():
     jf = thunder.jit(lambda x: torch.ones(x.shape, dtype=torch.int64), transforms=[SubclassTransform()])
     assert torch.equal(jf(two(3, 4)), torch.ones(3, 4, dtype=torch.int64))
+
+
+def _forward(m, x):
+    handle = m.register_forward_hook(lambda module, args, kwargs, result: result * 2, with_kwargs=True)
+    y = m(x)
+    handle.remove()
+    return y, m(x)
+
+
+def _pre_forward(m, x):
+    with m.register_forward_pre_hook(lambda module, args: (args[0] * 2,)):
+        return m(x)
+
+
+def _captured(m, x):
+    seen = []
+    first = m.register_forward_hook(lambda module, args, result: seen.append(args[0] * result))
+    second = m.register_forward_hook(lambda module, args, result: result + 1, prepend=True)
+    seen.append(m(x))
+    first.remove()
+    second.remove()
+    return seen
+
+
+def _full_backward(m, x):
+    handle = m.register_full_backward_hook(lambda module, grads, of_results: tuple(g if g is None else g * 2 for g in grads))
+    y = m(x)
+    handle.remove()
+    return y
+
+
+def _kept_or_removed(m, x):
+    """Each second call has one hook more on the way."""
+    if getattr(m, "handle", None) is None:
+        m.handle = m.register_forward_hook(lambda module, args, result: result * 2)
+    else:
+        m.handle.remove()
+        m.handle = None
+    return m(x)
+
+
+@pytest.mark.parametrize(
+    ("program", "make"),
+    [(f, m) for f in (_forward, _pre_forward, _captured, _full_backward, _kept_or_removed) for m in (two, torch.randn)
+     if (f, m) != (_full_backward, torch.randn)],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_hooks_that_a_program_gives_to_modules_are_called(program, make):
+    models, jitted = [nn.Linear(4, 4)], thunder.jit(program, transforms=[SubclassTransform()])
+    models.append(copy.deepcopy(models[0]))
+    for _ in range(3):
+        found = []
+        x = make(3, 4)
+        for model, function in zip(models, (program, jitted), strict=True):
+            given = x.detach().clone().requires_grad_()
+            results = function(model, given)
+            results = [results] if isinstance(results, torch.Tensor) else list(results)
+            (gradient,) = torch.autograd.grad([r.sin() for r in results], given, [torch.ones_like(r.detach()) for r in results])
+            found.append(([r.detach() for r in results], gradient, len(model._forward_hooks)))
+        assert_same(found[1], found[0])
+    # a module knows from its first full backward hook on of which kind it has them
+    assert thunder.cache_misses(jitted) == {_kept_or_removed: 3, _full_backward: 2}.get(program, 1)

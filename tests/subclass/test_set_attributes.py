@@ -262,6 +262,38 @@ def gradients(x, y):
     return w * x.other, (z * z).sum(), w.note
 
 
+@program(lambda: (two(3, 4), two(3, 4)), 0, 1)
+def gradients_that_are_set(x, y):
+    g = y * 2
+    x.grad = g
+    g.mul_(3)
+    z = (x * 2).detach()
+    z.grad, y.grad = y * 4, x.grad
+    del y.grad
+    return x * y, x.grad * 2, z, z.grad
+
+
+@program(lambda: (torch.randn(3, 4), torch.randn(3, 4), two(3, 4)))
+def gradients_added_to(x, y, w):
+    x.grad = y * 2 if x.grad is None else x.grad + y
+    x.grad.add_(1)
+    w.grad = None
+    y.grad = x.grad
+    y.grad = None
+    return x * w
+
+
+@program(lambda: (torch.randn(3, 4), torch.randn(3, 4)))
+def gradients_that_do_not_fit(x, y):
+    said = []
+    for value in (y[0], y.double(), 3):
+        try:
+            x.grad = value
+        except (RuntimeError, TypeError) as e:
+            said.append(str(e))
+    return x * len(said), said
+
+
 @program(lambda: (two(3, 4), torch.randn(3, 4)), 1)
 def gradients_of_plain_tensors(x, p):
     y = x * 1
@@ -289,6 +321,8 @@ def _described(value: Any, seen: dict[int, int], held: list[Any]) -> Any:
         return value.values().detach(), value.offsets(), [vars(value).get(n) for n in ("tag", "note")]
     if isinstance(value, torch.Tensor):
         own = {k: v for k, v in sorted(vars(value).items()) if not k.startswith("_")}
+        if value.is_leaf and value.grad is not None:
+            own["grad"] = value.grad
         return type(value).__name__, value.requires_grad, _described(own, seen, held)
     if isinstance(value, nn.Module):
         return _described(dict(value.named_parameters()), seen, held)
@@ -419,7 +453,7 @@ def _another_shape(x):
 
 
 def _a_flag_of_torchs(x):
-    x.grad = x * 2
+    x.grad_dtype = None
     return x
 
 

@@ -157,6 +157,10 @@ class NormAcquisition(Acquisition):
         wrappers = [v.fake for v in tree_flatten((args, kwargs))[0] if isinstance(v, SubclassProxy)]
         return not any(map(_is_normed, wrappers)) and super().meets_gradient(args, kwargs)
 
+    def follow_held(self, wrappers: Sequence[SubclassProxy]) -> None:
+        """As `meets_gradient`."""
+        super().follow_held([p for p in wrappers if not _is_normed(p.fake)])
+
     def is_followed(self, values: Sequence[Any]) -> bool:
         """As `meets_gradient`."""
         return not any(map(autograd_functions.is_normed, values)) and super().is_followed(values)

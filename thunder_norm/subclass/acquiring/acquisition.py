@@ -296,6 +296,12 @@ class Acquisition:
             self.note_presence(Presence.MET)
             self.autograd.start()
 
+    def follow_held(self, wrappers: Sequence[SubclassProxy]) -> None:
+        """Have the program acquired again, with torch's autograd from its first operation on, if it put what requires grad into wrappers."""
+        if not (self.num_levels or self.is_transformed) and any(self.autograd.holds_gradient(p.fake) for p in wrappers):
+            self.autograd.starts_late = True
+            self.differentiate()
+
     def note_writing(self, fn: Callable, args: tuple) -> None:
         """Torch's autograd started from a tensor of the program's, and must not, if `fn` writes into that: it counts as a leaf."""
         if self.autograd.is_running and args and type(args[0]) is TensorProxy and is_in_place(fn):

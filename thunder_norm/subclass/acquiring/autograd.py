@@ -142,14 +142,29 @@ class Autograd:
             self._active.discard(proxy.name)
 
     def meets_gradient(self, args: tuple, kwargs: dict) -> bool:
-        """Whether a plain tensor that requires grad meets wrappers without any: eager has a gradient, and it is the class's."""
+        """Whether wrappers meet a plain tensor that requires grad, beside them or inside: what eager has of gradients is the class's."""
         proxies = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, TensorProxy)]
         wrappers = [p.fake for p in proxies if isinstance(p, SubclassProxy)]
-        leaves = [self._fakes.proxy_of(t) for fake in wrappers for t in WrapperSpec.of(fake).leaves(fake)]
-        plain = [p for p in proxies if not isinstance(p, SubclassProxy)]
-        if not wrappers or not any(self.requires_grad(p) for p in plain):
+        if not wrappers or any(map(self._is_inside_differentiated, wrappers)):
             return False
-        return not any(p is None or p.requires_grad or self.requires_grad(p) for p in leaves)
+        return any(map(self.requires_grad, proxies)) or any(map(self.holds_gradient, wrappers))
+
+    def holds_gradient(self, wrapper: torch.Tensor) -> bool:
+        """Whether the program put plain tensors that require grad into a wrapper, while this did not run.
+
+        In eager mode the wrapper has a flag of its own then, if its class says so, and what the class makes of the tensors has no history.
+        """
+        if self.is_running or any(self._fakes.inner.values()):
+            return False
+        return any(p is not None and self.requires_grad(p) for p in self._leaves(wrapper))
+
+    def _is_inside_differentiated(self, wrapper: torch.Tensor) -> bool:
+        """Whether Thunder differentiates what is inside of a wrapper, as a given one holds tensors that require grad."""
+        is_active = (p is None or p.requires_grad or self.requires_grad(p) for p in self._leaves(wrapper))
+        return any(self._fakes.inner.values()) and any(is_active)
+
+    def _leaves(self, wrapper: torch.Tensor) -> list[TensorProxy | None]:
+        return [self._fakes.proxy_of(t) for t in WrapperSpec.of(wrapper).leaves(wrapper)]
 
     def _is_active(self, proxy: TensorProxy) -> bool:
         """Whether Thunder would differentiate what a plain proxy stands for."""

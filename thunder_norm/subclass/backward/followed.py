@@ -104,12 +104,14 @@ def started_histories(acquisition: Acquisition, trace: TraceCtx, is_differentiat
         UnsupportedOpError: the history of a wrapper does.
     """
     started = {acquisition.fakes.current(p).name: True for p in acquisition.autograd.started.values()}
-    if not started or not acquisition.autograd.is_running or is_differentiated:
+    if not acquisition.autograd.is_running or is_differentiated:
         return started
     fakes = acquisition.fakes.by_name()
     for p in trace.bound_symbols[-1].args[0]["output"]:
         fake = fake_of(p, fakes)
         if fake is None or is_handed_back(acquisition, fake) or not fake.requires_grad:
+            continue
+        if isinstance(p, SubclassProxy) and not started:
             continue
         if isinstance(p, SubclassProxy):
             raise UnsupportedOpError(

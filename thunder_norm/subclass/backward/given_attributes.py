@@ -57,7 +57,7 @@ def of_wrapper(acquisition: Acquisition, obj: WrappedValue, name: str) -> Any:
     """
     proxy = obj.value
     real = acquisition.fakes.real_input(proxy) if name in OF_THE_GIVEN else None
-    if real is None:
+    if real is None or name in acquisition.wrappers.attributes.get(id(proxy.fake), ()):
         return None
     if name not in _TENSORS and _version_of(proxy) > 0 and name != "_version":
         return None  # the program has written into it: autograd has run on the fake since

@@ -168,6 +168,8 @@ def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> A
 
 def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: str, owner: type, found: Any) -> Any:
     """The value of a property or of an attribute that torch computes, found in class `owner`."""
+    if name in _OF_HISTORY:
+        acquisition.follow_held([proxy])
     if name == "retains_grad" and not overrides_torch_function(type(proxy.fake)):
         return tensor_hooks.is_retained(acquisition, proxy)
     if isinstance(found, property) and owner is not torch.Tensor:
@@ -181,7 +183,9 @@ def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: st
     if name == "data" and not overrides_torch_function(type(proxy.fake)):  # torch asks the class to detach it
         return call(acquisition, torch.Tensor.data.__get__, (proxy,), {})
     if name == "grad" and not overrides_torch_function(type(proxy.fake)):
-        return None  # of what the program computes; see `given_attributes` for inputs
+        is_set = name in acquisition.wrappers.attributes.get(id(proxy.fake), ())
+        with torch._C.DisableTorchFunctionSubclass():  # see `given_attributes` for inputs
+            return to_value(acquisition, proxy.fake.grad) if is_set else None
     if name == "_base" and not overrides_torch_function(type(proxy.fake)):
         return _base_of(acquisition, proxy)
     if name in ("grad", "_base"):
@@ -221,6 +225,8 @@ METADATA_ATTRIBUTES = frozenset(
     "shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_leaf names itemsize nbytes is_nested is_sparse "
     "is_quantized grad_fn retains_grad is_mkldnn is_mps is_xpu is_xla".split()
 )
+
+_OF_HISTORY = frozenset({"requires_grad", "is_leaf", "grad_fn"})
 
 
 def to_value(acquisition: Acquisition, value: Any) -> Any:

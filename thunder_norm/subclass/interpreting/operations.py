@@ -251,6 +251,7 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
     if flags.changes_nothing(acquisition, fn, args, kwargs):
         return args[0]
     if not isinstance(fn, type) and acquisition.meets_gradient(args, kwargs):
+        acquisition.follow_held([v for v in tree_leaves((args, kwargs)) if isinstance(v, SubclassProxy)])
         acquisition.differentiate()
     acquisition.note_writing(fn, args)
     plainly = acquisition.plain_call(fn, args, kwargs)

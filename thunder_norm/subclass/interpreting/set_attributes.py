@@ -44,7 +44,10 @@ def lookaside(acquisition: Acquisition, fn: Callable, obj: WrappedValue, name: W
             what = "setter" if value else "deleter"
             return do_raise(AttributeError(f"property {attribute!r} of {cls.__name__!r} object has no {what}"))
         return _nothing_of(interpreter._interpret_call(accessor, obj, *value))
-    is_plain = not hasattr(type(descriptor), "__set__") or isinstance(descriptor, types.MemberDescriptorType)
+    is_gradient = attribute == "grad" and descriptor is torch.Tensor.grad and not overrides_torch_function(cls)
+    if is_gradient and not value:
+        value = (wrap_const(None),)
+    is_plain = is_gradient or not hasattr(type(descriptor), "__set__") or isinstance(descriptor, types.MemberDescriptorType)
     why = acquisition.hindrance_to_attributes(obj.value.fake) if is_plain else "it is torch's"
     if is_jagged_class(cls) and (attribute in flattened(obj.value.fake)[0] or attribute.startswith("_")):
         why = "it is torch's"

@@ -23,6 +23,7 @@ from thunder_norm.tracing.shared_memory import aliases, replaced_memory
 from thunder_norm.tracing.shared_memory.version_counters import give_own
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext, prims
+from thunder.core.dtypes import to_torch_dtype
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 from thunder.core.trace import get_tracectx
@@ -72,6 +73,30 @@ def _data(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
+def is_unknown_gradient(obj: WrappedValue, name: WrappedValue) -> bool:
+    """Whether it is ``x.grad`` of an input that has none for Thunder, whatever it has: it does not require grad, or a module has it."""
+    proxy = obj.value
+    if name.value != "grad" or type(proxy) is not TensorProxy or not isinstance(_given(obj), torch.Tensor):
+        return False
+    return guards.is_guarded(obj) and (not proxy.requires_grad or _is_of_module(obj)) and _set_of(obj, name) is MISSING
+
+
+def gradient_of(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> WrappedValue:
+    """Called for `getattr` of an `is_unknown_gradient`."""
+    found = _given(obj).grad
+    if found is not None and _is_of_module(obj):
+        what, why = (
+            ".grad of a parameter, or of a buffer",
+            "the trace is given the tensors that a module has, and nothing of theirs",
+        )
+        return do_raise(UnsupportedOpError(with_details(what, at=location_of_user(), why=why, instead="give it as an argument")))
+    if found is not None:
+        guards.note_none(obj)
+        return thunders.wrap_attribute(found, obj, name)
+    guards.note(obj, "own attribute", name.value, same_as(None))
+    return wrap_const(None)
+
+
 def has(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
     """Called for `hasattr` of what `is_users`."""
     if (own := _set_of(obj, name)) is not MISSING:
@@ -114,8 +139,9 @@ def _numel(shape: tuple[int, ...]) -> int:
 def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
     """What to call for `setattr` of a plain tensor."""
     if not hasattr(torch.Tensor, name.value):
-        is_of_module = obj.value.history is not None and member_of_module(obj.value.history) is not None
-        return _refuse if is_of_module else _set_users
+        return _refuse if _is_of_module(obj) else _set_users
+    if name.value == "grad":
+        return _set_gradient
     if _is_as_it_was(obj, name.value, value.value):
         return _keep
     if name.value == "requires_grad" and not guards.is_guarded(obj):
@@ -156,15 +182,41 @@ def _set_users(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> An
     of_tensor = _of(obj)
     of_tensor.values[name.value] = value
     if of_tensor.real is None:
-        object.__setattr__(obj.value, name.value, value.value)
+        if name.value != "grad":  # of which Thunder has a property, which nobody reads
+            object.__setattr__(obj.value, name.value, value.value)
         obj.attribute_wrappers[name.value] = value
     return wrap_const(None)
+
+
+def _set_gradient(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for ``x.grad = value``; torch says to tensors without data what it would say to these."""
+    if _is_of_module(obj):  # which Thunder's prologue cannot follow further than to the tensor
+        return gradient_of(obj, name) if value.value is None and _given(obj).grad is None else _refuse(obj, name, value)
+    empty = [v.value if not isinstance(v.value, TensorProxy) else _without_data(v.value) for v in (obj, value)]
+    try:
+        empty[0].grad = empty[1]
+    except Exception as e:  # noqa: BLE001 - the program's to handle
+        return do_raise(e)
+    return _set_users(obj, name, value)
+
+
+def _given(obj: WrappedValue) -> torch.Tensor | None:
+    """The tensor of the call at hand that a proxy stands for; None for one that the program made."""
+    return None if obj.value.history is None else guards.found_at(obj.value.history)
+
+
+def _is_of_module(obj: WrappedValue) -> bool:
+    return obj.value.history is not None and member_of_module(obj.value.history) is not None
+
+
+def _without_data(p: TensorProxy) -> torch.Tensor:
+    return torch.empty(p.shape, dtype=to_torch_dtype(p.dtype), device="meta")
 
 
 def _of(obj: WrappedValue) -> SetAttributes:
     found = those_set(jit_ext.get_jit_ctx())
     if obj.value.name not in found:
-        real = guards.found_at(obj.value.history)
+        real = _given(obj)
         owner = obj.value if real is None else AnyProxy(real, history=obj.value.history)
         found[obj.value.name] = SetAttributes(obj.value, owner, real)
     return found[obj.value.name]
@@ -183,8 +235,7 @@ def _is_as_it_was(obj: WrappedValue, name: str, value: Any) -> bool:
         return False
     if name == "data":  # tensor.data += 1
         return type(value) is TensorProxy and _detached(aliases.written_tensor(value)) is aliases.written_tensor(obj.value)
-    real = obj.original_value
-    return name in ("grad", "names") and value is None and (not isinstance(real, torch.Tensor) or real.grad is None)
+    return name == "names" and value is None
 
 
 def _detached(proxy: TensorProxy) -> TensorProxy | None:
