@@ -192,6 +192,57 @@ def test_a_function_that_changes_its_argument_is_refused():
         thunder.jit(lambda x: InPlace.apply(x * 1), transforms=[SubclassTransform()])(torch.ones(2))
 
 
+NOTED: list = []
+
+
+class NotesBackward(Function):
+    @staticmethod
+    def forward(ctx, x, noted):
+        ctx.noted = noted
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        NOTED.append(1)
+        ctx.noted["n"] = 1
+        return g * 3, None
+
+
+class NotesForward(Function):
+    @staticmethod
+    def forward(ctx, x, noted):
+        noted.append(1)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3, None
+
+
+def test_what_a_backward_leaves_in_objects_is_refused_and_is_not_there():
+    x = torch.ones(2, requires_grad=True)
+
+    def program(x):
+        noted = {}
+        return NotesBackward.apply(x, noted), noted
+
+    y, noted = thunder.jit(program, transforms=[NormTransform()])(x)
+    assert y.tolist() == [2.0, 2.0]
+    with pytest.raises(UnsupportedOpError, match="the backward of NotesBackward changes a"):
+        y.sum().backward()
+    assert not NOTED
+    assert not noted
+
+
+def test_what_a_forward_puts_into_a_list_of_the_program_is_refused():
+    def program(x):
+        noted = []
+        return NotesForward.apply(x, noted), len(noted)
+
+    with pytest.raises(UnsupportedOpError, match="the forward of NotesForward changes a list"):
+        thunder.jit(program, transforms=[NormTransform()])(torch.ones(2, requires_grad=True))
+
+
 class Asks(Function):
     """Asks for values of what it is given, in its backward too."""
 

@@ -34,15 +34,16 @@ CLAMPED = [
     lambda x: x.clip(-1, 1),
     lambda x: x.clamp_min(1) + x.clamp_max(-1),
 ]
+POWERS = [lambda x: x**0 + x**0.0 + torch.pow(x, 0) + x.sin() ** 1 + (x * 1).pow_(0)]
 ACTIVATIONS = [
     lambda x: F.hardtanh(x) + F.relu6(6 * x) + F.hardswish(3 * x) + F.hardsigmoid(3 * x),
     lambda x: F.threshold(x, 1, 0) + F.relu(x - 1) + F.leaky_relu(x + 1) + F.softshrink(x, 1.0) + F.hardshrink(x, 1.0),
 ]
 
 
-@pytest.mark.parametrize("clamped", [*CLAMPED, *ACTIVATIONS])
+@pytest.mark.parametrize("clamped", [*CLAMPED, *POWERS, *ACTIVATIONS])
 def test_derivatives_at_bounds_are_those_of_the_installed_torch(clamped: Callable):
-    """Torch's own changed in 2.15; Thunder's have 0 at the bounds of clamp, and 1 where there is no number."""
+    """Torch's own changed in 2.15; Thunder's have 0 at the bounds of clamp, 1 where there is no number, and NaN for ``0 ** 0``."""
     numbers = torch.tensor([-2.0, -1.0, 0.5, 1.0, 2.0, 0.0])
     x = numbers if clamped in ACTIVATIONS else torch.cat((numbers, torch.full((1,), torch.nan)))
     expected = torch.func.grad(lambda x: clamped(x).sum())(x)

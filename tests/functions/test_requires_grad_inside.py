@@ -208,3 +208,48 @@ def test_an_input_is_not_asked_to_require_grad() -> None:
 
     with pytest.raises(UnsupportedOpError, match="'requires_grad' of a tensor is set"):
         thunder.jit(program, transforms=[NormTransform()])(torch.ones(3))
+
+
+def _asked(x):
+    return x.requires_grad, x.is_leaf, (x * 2).requires_grad, x.detach().requires_grad, x[0].requires_grad
+
+
+def into_what_it_made(x, y):
+    z = x.clone()
+    z.add_(y)
+    return _asked(z)
+
+
+def into_a_view(x, y):
+    z = x.clone()
+    v, w = z[0], z[1:]
+    v.add_(y[0])
+    return *_asked(z), v.requires_grad, w.requires_grad
+
+
+def into_a_row_of_constants(x, y):
+    z = torch.zeros(2, 2)
+    z.t()[0].copy_(y)
+    return *_asked(z), z.t().requires_grad
+
+
+def into_an_input(x, y):
+    x.add_(y)
+    return _asked(x)
+
+
+def without_history(x, y):
+    z, d, w = x.clone(), x * 1, x * 2
+    with torch.no_grad():
+        z.mul_(y)
+    z.detach().add_(y)
+    d.data.add_(y.data)
+    w.add_(y.detach())
+    return *_asked(z), *_asked(d), *_asked(w)
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("program", [into_what_it_made, into_a_view, into_a_row_of_constants, into_an_input, without_history])
+def test_what_is_written_into_requires_grad_where_the_values_do(program: Callable, requires_grad: bool) -> None:
+    given = [(torch.zeros(2), torch.ones(2, requires_grad=requires_grad)) for _ in range(2)]
+    assert thunder.jit(program, transforms=[NormTransform()])(*given[0]) == program(*given[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +36,11 @@ from thunder.core.proxies import NumberProxy, TensorProxy
 
 def _values(held: Any) -> Iterable[Any]:
     return held.values() if isinstance(held, dict) else held
+
+
+def _has_no_tensor(given: Any) -> bool:
+    """Whether it is a container that the function is given as it is: it may put something in."""
+    return isinstance(given, list | dict) and not any(isinstance(v, TensorProxy) for v in tree_flatten(given)[0])
 
 
 def _exchanged(held: Any, for_others: dict[int, torch.Tensor]) -> Any:
@@ -80,7 +86,7 @@ class FunctionCall:
 
     def __init__(self, cls: type[torch.autograd.Function], args: tuple, kwargs: dict, held: Sequence[TensorProxy] = ()):
         self.cls = cls
-        self.leaves, self.spec = tree_flatten((args, kwargs))
+        self.leaves, self.spec = tree_flatten((args, kwargs), is_leaf=_has_no_tensor)
         given = {v.name: v for v in self.leaves if isinstance(v, TensorProxy)}
         self.inside = held_by(cls, (args, kwargs))
         inside = [p for p in (() if self.inside is None else self.inside.proxies) if isinstance(p, TensorProxy)]
@@ -98,14 +104,16 @@ class FunctionCall:
         self.backward: list[Recorded] = []
         self.gradients: list[torch.Tensor | None] = [None] * len(self.inputs)
         with self._standing_in(), recording(self.acquisition) as recorder, torch.set_grad_enabled(is_grad_enabled()):
-            self.result = self._run()
+            with self._watched(is_backward=False):
+                self.result = self._run()
             self.forward, recorder.log = recorder.log, []
             self.outputs = list({id(t): t for t in flat_tensors(self.result)}.values())
             self._check_unchanged()
             with self.acquisition.fakes.mode, recorder.paused(), torch.no_grad():
                 self.cotangents = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in self.outputs]
             try:
-                self._go_backward()
+                with self._watched(is_backward=True):
+                    self._go_backward()
                 self.backward = recorder.log
             except Exception as e:  # noqa: BLE001 - the forward is right whatever the backward says
                 self._refuse_backward(untraceable_backward(cls.__name__, None, e))
@@ -153,11 +161,17 @@ class FunctionCall:
         return program.ask(function, [program.fake_of(p) for p in proxies])
 
     def _run(self) -> Any:
-        values = [self.fakes[v.name] if isinstance(v, TensorProxy) else self.acquisition.to_fake(v) for v in self.leaves]
+        values = [self.fakes[v.name] if isinstance(v, TensorProxy) else self._as_given(v) for v in self.leaves]
         args, kwargs = tree_unflatten(values, self.spec)
         if self.inside is not None:
             return self.inside.apply(self.cls, args, kwargs, [self.fakes.get(p.name, p) for p in self.inside.proxies])
         return self.cls.apply(*args, **kwargs)
+
+    def _as_given(self, value: Any) -> Any:
+        """What torch is given for what is no tensor: a container is the program's own where nothing in it is another thing for torch."""
+        found = self.acquisition.to_fake(value)
+        is_same = isinstance(value, list | dict) and all(map(operator.is_, tree_flatten(value)[0], tree_flatten(found)[0]))
+        return value if is_same else found
 
     def _check_unchanged(self) -> None:
         if any(r.is_in_place and any(r.outputs[0] is t for t in self.inputs) for r in self.forward):
@@ -168,6 +182,36 @@ class FunctionCall:
                     instead="return a new tensor",
                 )
             )
+
+    @contextmanager
+    def _watched(self, is_backward: bool) -> Iterator[None]:
+        """Refuse what the function leaves in objects that it can reach, where no call would do it again.
+
+        A backward runs once, while the trace is acquired.  A forward may leave something in what was there before the program, which has a
+        trace for one call then; but Thunder's interpreter does not see a change of what it has noted the contents of.
+        """
+        own = (self.cls.backward, self.cls.vjp) if is_backward else (self.cls.forward, self.cls.setup_context)
+        places = Reachable((*own, [v for v in self.leaves if not isinstance(v, TensorProxy)])).places
+        made = places if is_backward else [p for p in places if self._is_followed(p.owner)]
+        yield
+        changed = [p for p in made if not p.is_of_others and p.is_changed]
+        for place in changed:
+            place.restore()
+        if changed:
+            part = "backward" if is_backward else "forward"
+            raise UnsupportedOpError(
+                with_details(
+                    f"the {part} of {self.cls.__name__} changes a {type(changed[0].owner).__name__}",
+                    at=location_of_user(),
+                    why="torch runs it, once, while the trace is acquired",
+                    instead="let it return what it computes",
+                )
+            )
+
+    def _is_followed(self, owner: Any) -> bool:
+        """Whether Thunder's interpreter has noted what is in it: a list or dict that the program has made or gives to the function."""
+        is_given = any(owner is v for v in self.leaves)
+        return isinstance(owner, list | dict) and (is_given or id(owner) not in side_effects.known_before())
 
     def _go_backward(self) -> None:
         pairs = [(t, c) for t, c in zip(self.outputs, self.cotangents, strict=True) if t.requires_grad]

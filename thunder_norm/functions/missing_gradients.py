@@ -19,6 +19,7 @@ from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
 from thunder_norm.functions.rules.dropouts import draws_noise
 from thunder_norm.functions.rules.indexing import has_mask
+from thunder_norm.subclass.acquiring import fallback
 from thunder_norm.subclass.backward.differentiation import has_tape
 from thunder_norm.subclass.recording.trace import OperationId
 from thunder_norm.tracing import activity
@@ -30,7 +31,7 @@ import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.langctxs import Languages, langctx
-from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.proxies import TensorProxy, pyval, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
@@ -99,8 +100,8 @@ def with_gradients(
         elif (
             isinstance(bsym.sym.id, OperationId) and bsym.subsymbols
         ):  # of a wrapper: what it does to one inner tensor is its own
-            found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace)))
-        elif (joint := _joint_of_kernels(bsym, moving)) is not None:
+            found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace, moving)))
+        elif (joint := _joint_of_kernels(bsym, moving) or _joint_of_others(bsym, moving)) is not None:
             found.append(_with_joint(bsym, joint, executor))
         elif _keeps_statistics(bsym):
             found += _keeping_statistics(bsym, executor, trace, moving) or with_gradients(
@@ -152,7 +153,7 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
         return True
     if bsym.sym.id in _WITH_KERNELS and _runs_kernels(bsym):
         return True
-    return _joint_of_kernels(bsym, moving) is not None or _keeps_statistics(bsym)
+    return _joint_of_kernels(bsym, moving) is not None or _asks_others_for_all(bsym, moving) or _keeps_statistics(bsym)
 
 
 # Torch has a kernel for the gradient, and for the result, which Thunder takes apart where it differentiates: 10 to 25 calls.
@@ -184,6 +185,17 @@ def _runs_kernels(bsym: BoundSymbol) -> bool:
 
 def _joint_of_kernels(bsym: BoundSymbol, moving: Set[str] | None) -> Callable | None:
     return kernels.joint_of(bsym, moving) if kernels.has_any(bsym) and _runs_kernels(bsym) else None
+
+
+def _joint_of_others(bsym: BoundSymbol, moving: Set[str] | None) -> Callable | None:
+    return None if moving is None else fallback.joint_of(bsym, moving)
+
+
+def _asks_others_for_all(bsym: BoundSymbol, moving: Set[str] | None) -> bool:
+    """Whether an operator of somebody else is in it, that would be asked for gradients by what does not move."""
+    if isinstance(bsym.sym.id, OperationId) and bsym.subsymbols:
+        return any(_asks_others_for_all(b, moving) for b in bsym.subsymbols)
+    return _joint_of_others(bsym, moving) is not None
 
 
 def _with_joint(bsym: BoundSymbol, joint: Callable, executor: Any) -> BoundSymbol:
@@ -270,7 +282,8 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
         _, index, value = bsym.args
         return isinstance(value, TensorProxy) and (has_mask(index) or value.shape[:1] == (1,))
     if bsym.sym.id is prims.PrimIDs.POW:
-        return isinstance(bsym.args[1], TensorProxy)
+        exponent = bsym.args[1]
+        return isinstance(exponent, TensorProxy) or pyval(exponent) == 0
     if bsym.sym.id in _WITH_ANOTHER_GRADIENT:
         return True
     return _is_taken_apart(bsym) and any(map(_has_another_gradient, bsym.subsymbols))

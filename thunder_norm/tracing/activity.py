@@ -22,7 +22,7 @@ def differentiated_inside(symbol_id: Any) -> None:
 
 def propagate(bsym: BoundSymbol, active: set[str]) -> None:
     """Add to `active` the names of results of `bsym` that depend differentiably on a tensor in it."""
-    if _has_no_history(bsym):
+    if has_no_history(bsym):
         return
     for sub in bsym.subsymbols:
         propagate(sub, active)
@@ -81,7 +81,7 @@ def end_at_detached(trace: TraceCtx) -> None:
     waiting = list(trace.bound_symbols)
     while waiting:
         bsym = waiting.pop()
-        if _has_no_history(bsym):
+        if has_no_history(bsym):
             for p in bsym.flat_proxy_outs:
                 p.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
         waiting.extend(bsym.subsymbols)
@@ -89,7 +89,7 @@ def end_at_detached(trace: TraceCtx) -> None:
 
 def _go_back(bsym: BoundSymbol, found: set[str]) -> None:
     recorded = (p.name for p in bsym.flat_proxy_outs if ProxyTag.DETACHED_AUTOGRAD_GRAPH not in p.tags)
-    if _has_no_history(bsym) or found.isdisjoint(recorded):
+    if has_no_history(bsym) or found.isdisjoint(recorded):
         return
     if not bsym.subsymbols or _has_own_gradient(bsym) or _is_torchs(bsym):
         found.update(p.name for p in bsym.flat_proxy_args)
@@ -113,7 +113,7 @@ def _decided_inside(bsym: BoundSymbol) -> set[str]:
     return made & reached if _is_torchs(bsym) else made
 
 
-def _has_no_history(bsym: BoundSymbol) -> bool:
+def has_no_history(bsym: BoundSymbol) -> bool:
     """Whether what an operation returns depends differentiably on nothing: ``x.detach()``, ``torch.zeros_like(x)``, ``x.new_zeros(3)``."""
     name = bsym.sym.name
     makes_new = name.endswith("_like") or name.startswith("new_")

@@ -28,6 +28,7 @@ def gradients_by_torch(
     arguments: tuple[tuple, dict],
     cotangents: Sequence[torch.Tensor | None],
     without_history: Sequence[torch.Tensor] = (),
+    moving: Sequence[bool] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Vector-Jacobian products of `run` by torch's autograd, one for each differentiable tensor in `arguments`, in order.
 
@@ -36,24 +37,26 @@ def gradients_by_torch(
         arguments: what it is called with.
         cotangents: for each of its results that is floating or complex, None where it has none.
         without_history: arguments that torch has no derivative for; theirs are zeros.
+        moving: for each differentiable tensor in `arguments`, whether its gradient is asked for; others are zeros. None for all.
     """
     inputs: list[torch.Tensor] = []
 
     def leaf(value: Any) -> Any:
         if not (isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())):
             return value
-        inputs.append(value.detach().requires_grad_(all(value is not t for t in without_history)))
+        is_asked_for = moving is None or moving[len(inputs)]
+        inputs.append(value.detach().requires_grad_(is_asked_for and all(value is not t for t in without_history)))
         return inputs[-1]
 
     args, kwargs = tree_map(leaf, arguments)
     with torch.enable_grad():
         results = [t for t in run(*args, **kwargs) if t.is_floating_point() or t.is_complex()]
     pairs = [(t, g) for t, g in zip(results, cotangents, strict=True) if t.requires_grad and g is not None]
-    moving = [t for t in inputs if t.requires_grad]
+    leaves = [t for t in inputs if t.requires_grad]
     if not pairs:
         return tuple(torch.zeros_like(t) for t in inputs)
-    gradients = torch.autograd.grad([t for t, _ in pairs], moving, [g for _, g in pairs], allow_unused=True)
-    found = dict(zip(map(id, moving), gradients, strict=True))
+    gradients = torch.autograd.grad([t for t, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+    found = dict(zip(map(id, leaves), gradients, strict=True))
     return tuple(torch.zeros_like(t) if (g := found.get(id(t))) is None else g for t in inputs)
 
 
@@ -92,8 +95,8 @@ def _with_undefined(bsym: BoundSymbol, zeros: set[str]) -> BoundSymbol:
         is_changed = any(g is None for g in given)
         return _of_some(called.args[0]).bind(saved, *given, output=bsym.output) if is_changed else bsym
     if getattr(called, "takes_undefined", False):
-        arguments, cotangents = bsym.args
-        return bsym.from_bsym(args=(arguments, tuple(_none_for(cotangents, zeros))))
+        arguments, cotangents, *moving = bsym.args
+        return bsym.from_bsym(args=(arguments, tuple(_none_for(cotangents, zeros)), *moving))
     return bsym
 
 

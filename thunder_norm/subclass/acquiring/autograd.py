@@ -15,6 +15,7 @@ from thunder_norm.subclass.acquiring.fakes import Fakes
 from thunder_norm.subclass.classes.protocol import WrapperSpec, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing import activity
+from thunder_norm.tracing.shared_memory.recorded_writes import Histories
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.jit_ext import get_jit_ctx
@@ -74,6 +75,7 @@ class Autograd:
         self._fakes = fakes
         self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
         self._num_scanned = 0
+        self._memory = Histories()
 
     def start(self) -> None:
         """Run from now on, from the plain tensors as well that Thunder would differentiate."""
@@ -168,13 +170,14 @@ class Autograd:
 
     def _is_active(self, proxy: TensorProxy) -> bool:
         """Whether Thunder would differentiate what a plain proxy stands for."""
-        if proxy.history is not None:
-            return proxy.requires_grad
+        if proxy.history is not None and proxy.requires_grad:
+            return True
         bsyms = get_jit_ctx().computation_trace.bound_symbols
         for bsym in bsyms[self._num_scanned :]:
             inputs = (p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy))
             self._active.update(p.name for p in inputs if p.history is not None and p.requires_grad)
             activity.propagate(bsym, self._active)
+            self._active |= self._memory.after(bsym, self._active)
         self._num_scanned = len(bsyms)
         return proxy.name in self._active
 

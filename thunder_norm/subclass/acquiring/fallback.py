@@ -10,7 +10,7 @@ and an executor that fuses may claim what is inside.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from thunder_norm.tracing.undefined_gradients import gradients_by_torch
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.transform_common import NON_FUNCTIONAL_OPS
 from thunder.core.transforms import register_grad
 from thunder.executors.torch_compile import torch_compile_ex
@@ -93,6 +93,7 @@ class Made(NamedTuple):
 FORMS = ("kernel", "gradient", "composite")
 _symbols: dict[Made, Symbol] = {}
 _made: dict[Symbol, Made] = {}
+_joints: dict[Symbol, Callable] = {}  # of operators of others, for what moves
 
 
 def made_for(symbol: Symbol) -> Made | None:
@@ -167,14 +168,18 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
             return (result,) if used[0] else ()
         return _select(tree_flatten(result)[0], used, torch.Tensor)
 
-    def vjp(arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+    def vjp(
+        arguments: tuple[tuple, dict], cotangents: Sequence[torch.Tensor | None], moving: Sequence[bool] | None = None
+    ) -> tuple[torch.Tensor, ...]:
         if func in _UPDATES_ARGUMENTS:  # once is enough
             arguments = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, arguments)
-        return gradients_by_torch(run, arguments, cotangents, _without_history(func, *arguments))
+        return gradients_by_torch(run, arguments, cotangents, _without_history(func, *arguments), moving)
 
     vjp.takes_undefined = True  # pyright: ignore[reportFunctionMemberAccess]
 
-    def vjp_meta(arguments: tuple[tuple, dict], cotangents: Sequence[TensorProxy]) -> tuple[TensorProxy, ...]:
+    def vjp_meta(
+        arguments: tuple[tuple, dict], cotangents: Sequence[TensorProxy], moving: Sequence[bool] | None = None
+    ) -> tuple[TensorProxy, ...]:
         return tuple(TensorProxy(like=p, requires_grad=False) for p in _differentiable(arguments))
 
     tags = list(_RANDOM) if is_random(func) else list(_EFFECTS) if is_effect(func) else None
@@ -197,13 +202,33 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
     elif isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":  # torch.compile knows them all
         torch_compile_ex.register_supported(symbol.id)
 
-    # the id is ours: nothing else is differentiated by it
-    register_grad(symbol.id, _gradient(func, used, written, symbol, vjp_symbol))
+    joint = functools.partial(_gradient, func, used, written, symbol, vjp_symbol)
+    register_grad(symbol.id, joint())  # the id is ours: nothing else is differentiated by it
+    if not (_is_torchs_or_ours(func) or is_random(func) or is_effect(func)):
+        _joints[symbol] = joint
     return symbol
 
 
-def _gradient(func: Callable, used: tuple[bool, ...], written: Written | None, symbol: Symbol, vjp_symbol: Symbol) -> Callable:
-    """What Thunder calls in place of `symbol` where it is differentiated."""
+def joint_of(bsym: BoundSymbol, moving: Set[str]) -> Callable | None:
+    """What differentiates an operator of somebody else by those of its arguments alone that are named in `moving`.
+
+    Its formula asks which gradients are wanted (``ctx.needs_input_grad``), and may have none for others.  None where that is what
+    `fallback` has registered already.
+    """
+    joint = _joints.get(bsym.sym)
+    wanted = tuple(p.name in moving for p in _differentiable((bsym.args, bsym.kwargs)))
+    return None if joint is None or all(wanted) else joint(wanted)
+
+
+def _gradient(
+    func: Callable,
+    used: tuple[bool, ...],
+    written: Written | None,
+    symbol: Symbol,
+    vjp_symbol: Symbol,
+    moving: tuple[bool, ...] | None = None,
+) -> Callable:
+    """What Thunder calls in place of `symbol` where it is differentiated; `moving` says by which of its arguments, None for all."""
 
     def grad(*args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
         inputs = _differentiable((args, kwargs))
@@ -225,9 +250,10 @@ def _gradient(func: Callable, used: tuple[bool, ...], written: Written | None, s
                 of = {p.name: g for p, g in zip(outputs, cotangents, strict=True)}
                 found = written.gradients(func, args, kwargs, results, [of.get(p.name) for p in results]) if written else None
                 if found is None:
-                    found = vjp_symbol((args, kwargs), cotangents)
-            for p, g in zip(inputs, found, strict=True):
-                prims.put_grad(p, ltorch.zeros_like(p) if g is None else g)
+                    found = vjp_symbol((args, kwargs), cotangents, moving)
+            for p, g, moves in zip(inputs, found, moving or (True,) * len(inputs), strict=True):
+                if moves:
+                    prims.put_grad(p, ltorch.zeros_like(p) if g is None else g)
         return returned
 
     return grad

@@ -218,9 +218,9 @@ def _requires_grad(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
 
 
 def _is_leaf(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
-    real = _real(acquisition, obj)
-    if real is None:
-        is_leaf = obj.value.name in acquisition.autograd.started or not acquisition.autograd.requires_grad(obj.value)
+    real, has_history = _real(acquisition, obj), acquisition.autograd.requires_grad(obj.value)
+    if real is None or has_history != real.requires_grad:  # the program has written into it what requires grad
+        is_leaf = obj.value.name in acquisition.autograd.started or not has_history
         return wrapped_result(is_leaf, [obj.provenance, name.provenance])
     return attribute_of_input(real, obj, unwrap(name))
 
