@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from .shrunk import HEAD, HEADS, VOCABULARY
+from .shrunk import HEAD, HEADS, VOCABULARY, WIDTH
 
 TIMM = {"backbone": "resnet10t", "use_timm_backbone": True, "use_pretrained_backbone": False, "backbone_config": None}
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 STATES = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2}
 SERIES = {"prediction_length": 7, "context_length": 16, "lags_sequence": [1, 4, 7], "num_time_features": 1}
+STAGES = {"encoder_in_channels": [16, 32, 64], "decoder_in_channels": [WIDTH] * 3}
+HGNET = {
+    "backbone_config": {"stage_in_channels": [8, 8, 32, 64], "hidden_sizes": [8, 32, 64, 128]},
+    "encoder_in_channels": [32, 64, 128],
+    "decoder_in_channels": [WIDTH] * 3,
+}
 LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "head_dim": 8, "v_head_dim": 8}
 
 PARTICULAR: dict[str, dict[str, Any]] = {
@@ -47,5 +53,11 @@ PARTICULAR: dict[str, dict[str, Any]] = {
     "vits": {"pad_token_id": 0, "vocab_size": VOCABULARY},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "chameleon": {"vocabulary_map": {"<image>": 5}},
+    **dict.fromkeys(("rt_detr", "rt_detr_v2"), STAGES),
+    **dict.fromkeys(("d_fine", "deimv2"), HGNET),
+    **dict.fromkeys(("encodec", "mimi"), {"codebook_dim": WIDTH}),
+    **dict.fromkeys(("sam", "sam_hq"), {"vision_config": {"num_pos_feats": WIDTH // 2}}),
+    "oneformer": {"conv_dim": WIDTH},
+    "sam2": {"vision_config": {"backbone_config": {"hidden_size": 8}, "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]}},
     "wav2vec2-bert": {"feature_projection_input_dim": 16},
 }
