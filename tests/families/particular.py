@@ -17,6 +17,18 @@ HGNET = {
     "decoder_in_channels": [WIDTH] * 3,
 }
 LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "head_dim": 8, "v_head_dim": 8}
+EFFICIENT = {
+    "width_coefficient": 1.0,
+    "depth_coefficient": 1.0,
+    "in_channels": [32, 16],
+    "out_channels": [16, 24],
+    "kernel_sizes": [3, 5],
+    "strides": [1, 2],
+    "num_block_repeats": [1, 2],
+    "expand_ratios": [1, 6],
+    "depthwise_padding": [],
+    "hidden_dim": 1280,
+}
 
 PARTICULAR: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("detr", "conditional_detr", "deformable_detr", "dab-detr", "table-transformer", "timm_backbone"), TIMM),
@@ -38,18 +50,8 @@ PARTICULAR: dict[str, dict[str, Any]] = {
     "codegen": {"n_head": 4, "n_embd": 64},
     "bros": {"dim_bbox_sinusoid_emb_2d": 16, "dim_bbox_sinusoid_emb_1d": 2, "dim_bbox_projection": HEAD},
     "lilt": {"hidden_size": 48},
-    "efficientnet": {
-        "width_coefficient": 1.0,
-        "depth_coefficient": 1.0,
-        "in_channels": [32, 16],
-        "out_channels": [16, 24],
-        "kernel_sizes": [3, 5],
-        "strides": [1, 2],
-        "num_block_repeats": [1, 2],
-        "expand_ratios": [1, 6],
-        "depthwise_padding": [],
-        "hidden_dim": 1280,
-    },
+    "efficientnet": EFFICIENT,
+    "align": {"vision_config": EFFICIENT | {"out_channels": [16, WIDTH]}},
     "vits": {"pad_token_id": 0, "vocab_size": VOCABULARY},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "chameleon": {"vocabulary_map": {"<image>": 5}},
