@@ -102,7 +102,17 @@ MAKERS: dict[str, list[Callable[[Any], torch.Tensor]]] = {
         lambda c: (BATCH, 1, 4000),
         lambda c: (BATCH, entry(c, "max_length", default=FRAMES), _mels(c)),
         lambda c: (BATCH, FRAMES, _mels(c)),
+        lambda c: (BATCH, WORDS, entry(c, "hidden_size", default=32)),  # what its front end makes of them
     ),
+    "decoder_input_values": shapes(lambda c: (BATCH, WORDS, entry(c, "hidden_size", default=32))),
+    "states": shapes(lambda c: (BATCH, WORDS, entry(c, "state_dim", default=8))),
+    "actions": shapes(lambda c: (BATCH, WORDS, entry(c, "act_dim", default=4))),
+    "rewards": shapes(lambda _: (BATCH, WORDS, 1)),
+    "returns_to_go": shapes(lambda _: (BATCH, WORDS, 1)),
+    "timesteps": [lambda _: torch.arange(WORDS).expand(BATCH, WORDS)],
+    "task_inputs": [lambda c: torch.randint(0, VOCABULARY, (BATCH, entry(c, "task_seq_len", default=WORDS)))],
+    "past_values_padding": [lambda c: torch.zeros(BATCH, entry(c, "context_length", default=FRAMES), dtype=torch.long)],
+    "freq": [lambda _: torch.zeros(BATCH, 1, dtype=torch.long)],
     "input_features": shapes(
         lambda c: (BATCH, 2 * entry(c, "max_source_positions", default=FRAMES), _mels(c)),
         lambda c: (BATCH, _mels(c), 2 * entry(c, "max_source_positions", default=FRAMES)),
@@ -127,6 +137,8 @@ MAKERS: dict[str, list[Callable[[Any], torch.Tensor]]] = {
     "attention_mask": [lambda c: torch.ones(BATCH, WORDS, dtype=torch.long)],
     "encoder_hidden_states": shapes(lambda c: (BATCH, WORDS, entry(c, "encoder_hidden_size", "hidden_size", default=32))),
     "noisy_input_ids": [words],
+    "visual_feats": shapes(lambda c: (BATCH, PATCHES, entry(c, "visual_feat_dim", default=32))),
+    "visual_pos": shapes(lambda c: (BATCH, PATCHES, entry(c, "visual_pos_dim", default=4))),
     "audio_codes": [lambda c: torch.randint(0, VOCABULARY, (BATCH, entry(c, "num_quantizers", default=2), WORDS))],
     "input_coords": shapes(lambda c: (BATCH, WORDS, 2)),
     "inputs": [words, *shapes(lambda c: (BATCH, WORDS, entry(c, "d_model", default=32)))],
@@ -136,6 +148,7 @@ SETS: list[tuple[str, ...]] = [
     ("input_ids", "pixel_values", "image_grid_thw"),
     ("input_ids", "pixel_values"),
     ("input_ids", "input_features"),
+    ("input_ids", "visual_feats", "visual_pos"),
     ("input_ids",),
     ("pixel_values",),
     ("input_values",),
@@ -146,6 +159,7 @@ SETS: list[tuple[str, ...]] = [
     ("hidden_states",),
     ("inputs_embeds",),
     ("audio_codes",),
+    ("states", "actions", "rewards", "returns_to_go", "timesteps"),
 ]
 
 
@@ -157,7 +171,11 @@ def candidates(model: nn.Module, config: Any) -> Iterator[Arguments]:
         for name, p in parameters.items()
         if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name != "self"
     ]
-    extra = [n for n in ("decoder_input_ids", "bbox") if n in parameters and (n == "bbox" or config.is_encoder_decoder)]
+    extra = [
+        n
+        for n in ("decoder_input_ids", "decoder_input_values", "bbox")
+        if n in parameters and (n == "bbox" or config.is_encoder_decoder)
+    ]
     sets = [s for s in SETS if set(s) <= set(parameters)]
     first = [s for s in sets if len(s) > 1 or getattr(model, "main_input_name", None) in s]
     for chosen in (*first, *(s for s in sets if s not in first)):

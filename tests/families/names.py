@@ -74,8 +74,8 @@ def _of_transformers(name: str) -> Callable[[], tuple[nn.Module, dict[str, Any]]
 
 def _merged(entries: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     """The entries with the others in their place, those within a configuration one by one."""
-    within = {n: {**entries[n], **v} for n, v in others.items() if isinstance(v, dict) and n.endswith("_config")}
-    return entries | others | within
+    within = {n: v for n, v in others.items() if isinstance(v, dict) and n.endswith("_config") and n in entries}
+    return entries | others | {n: _merged(entries[n], v) for n, v in within.items()}
 
 
 def _check_small(module: nn.Module) -> None:

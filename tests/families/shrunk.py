@@ -29,6 +29,11 @@ def patch(value: int, _: dict[str, Any]) -> int:
     return value if IMAGE % value == 0 and value <= IMAGE // 4 else 2 ** min(4, value.bit_length() - 1)
 
 
+def embedded(value: int, config: dict[str, Any]) -> int:
+    """How many patches there are along an image's side."""
+    return IMAGE // patch(config["patch_size"], config) if "patch_size" in config else min(value, IMAGE // 16)
+
+
 def nothing(value: int, _: dict[str, Any]) -> int:
     return value
 
@@ -64,6 +69,7 @@ NAMES: list[tuple[str, Shrink]] = [
     (r"(.*_)?vocab_size(_.*)?|codebook_size|num_embeddings", to(VOCABULARY)),
     (r".*(intermediate|ffn|mlp|inner|d_ff|linear_units|feedforward|feed_forward|dff).*", to(HIDDEN)),
     (r".*(pretrain_)?image_size|.*img_size|input_size", to(IMAGE)),
+    (r"image_embedding_size", embedded),
     (r".*patch_size", patch),
     (
         r".*(position_embeddings|max_positions?|n_positions|source_positions|target_positions|context_length|max_seq_len.*|max_length)",
@@ -100,7 +106,8 @@ def changes(config: Any, tokens: dict[str, int] | None = None) -> dict[str, Any]
     found: dict[str, Any] = {}
     for name, value in entries.items():
         if isinstance(value, PretrainedConfig):
-            found[name] = type(value)(**changes(value, tokens)).to_dict()  # transformers 4 takes no configuration there
+            small = _other_than_by_default(value) | changes(value, tokens)
+            found[name] = type(value)(**(small | _stages(value, small))).to_dict()  # transformers 4 takes no configuration there
         elif isinstance(value, bool) or name in ("id2label", "label2id"):
             continue
         elif name in ("rope_parameters", "rope_scaling"):
@@ -114,6 +121,22 @@ def changes(config: Any, tokens: dict[str, int] | None = None) -> dict[str, Any]
     if getattr(config, "use_cache", None):
         found["use_cache"] = False
     return {name: value for name, value in found.items() if value != entries[name]} | _layers(entries)
+
+
+def _other_than_by_default(config: Any) -> dict[str, Any]:
+    """What a configuration within another is given by it, and its class would not say."""
+    default = vars(type(config)())
+    return {n: v for n, v in vars(config).items() if not n.startswith("_") and n != "stage_names" and default.get(n, ...) != v}
+
+
+def _stages(config: Any, small: dict[str, Any]) -> dict[str, Any]:
+    """As many stages to return as there were, the last ones, and layers enough for them."""
+    stages = getattr(config, "out_features", None)
+    if not stages or "num_hidden_layers" not in vars(config):
+        return {"out_features": stages} if stages else {}
+    layers = max(small.get("num_hidden_layers", 0), len(stages))
+    last = range(layers - len(stages) + 1, layers + 1)
+    return {"num_hidden_layers": layers, "out_features": [f"stage{i}" for i in last], "out_indices": None}
 
 
 def _special(name: str, value: Any, tokens: dict[str, int]) -> dict[str, Any]:

@@ -145,11 +145,77 @@ def test_what_is_written_through_a_view_decides_and_what_a_view_reads(name, make
         assert jf(given) == program(given)
 
 
-def test_a_tensor_that_is_filled_in_part_is_refused():
-    def program(x):
-        y = torch.empty(3)
-        y[:2] = 1.0
-        return x if y.sum() > 0 else -x
+PIECES: list[Any] = [
+    0,
+    1,
+    -1,
+    (0, 0),
+    (1, -1),
+    slice(1),
+    slice(1, None),
+    (slice(None), 0),
+    (..., slice(1, None)),
+    (None, 1),
+    ([0, 1], [0, 1]),
+    True,
+]
 
+
+@pytest.mark.parametrize("seed", range(12))
+def test_memory_that_is_written_piece_by_piece_decides_once_all_of_it_is(seed):
+    """Which tensors of sizes of levels are made of in detectors (D-FINE): `torch.empty`, and a number at each of its places."""
+    draw = random.Random(seeded(seed))
+    pieces = draw.sample(PIECES, 3)
+    written = torch.zeros(2, 2, dtype=torch.bool)
+    for piece in pieces:
+        written[piece] = True
+
+    def program(x):
+        sizes = torch.empty(2, 2)
+        for number, piece in enumerate(pieces):
+            sizes[piece] = number + x[0, 0]
+        return x * 2 if sizes.sum() > 0 else x[:1]
+
+    jf = thunder.jit(program, transforms=[NormTransform()])
+    x = torch.ones(2, 2)
+    if written.all():
+        for given in (x, -4 * x):
+            assert torch.equal(jf(given), program(given))
+    else:
+        with pytest.raises(DataDependentError, match="nothing was written"):
+            jf(x)
+
+
+def read_between(x):
+    s = torch.empty(2)
+    s[0] = 1.0
+    read = s.sum()
+    s[1] = 1.0
+    return read
+
+
+def written_with_itself(x):
+    s = torch.empty(2)
+    s[0] = 1.0
+    s[1] = s[1] * 0
+    return s
+
+
+def written_back(x):
+    s = torch.empty(2)
+    before = s.clone()
+    s[:] = 1.0
+    s.copy_(before)
+    return s
+
+
+def written_where_values_say(x):
+    s = torch.empty(2)
+    s[x > 0] = 1.0
+    return s
+
+
+@pytest.mark.parametrize("make", [read_between, written_with_itself, written_back, written_where_values_say])
+def test_memory_that_is_read_before_it_is_written_is_refused(make):
     with pytest.raises(DataDependentError, match="nothing was written"):
-        thunder.jit(program, transforms=[NormTransform()])(torch.ones(2))
+        thunder.jit(lambda x: x if make(x).sum() > 0 else -x, transforms=[NormTransform()])(torch.ones(2))

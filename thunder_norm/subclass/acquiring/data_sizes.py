@@ -346,7 +346,7 @@ class DataSizes:
             raise UnknownValueError("it is computed from plain tensors under autocast, which is not applied yet")
         if any(type(p) is not TensorProxy for p in made.given):
             raise UnknownValueError(_NO_VALUE)
-        if not plain_values.are_the_same_each_time(made.operations):
+        if not plain_values.are_the_same_each_time(made.operations, proxy):
             raise UnknownValueError(_OF_ONE_RUN)
         run = plain_values.runnable(proxy, made, self._place)
         if run is None:

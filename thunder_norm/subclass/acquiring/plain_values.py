@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.op_names import PYTHONS_DTYPES
@@ -130,7 +131,7 @@ def are_made_alike(a: TensorProxy, b: TensorProxy, written: Sequence[BoundSymbol
         (i, f, at), (j, g, other) = makers[p.name], makers[q.name]
         first = min(first, i, j)
         given, others = tree_leaves((f.args, f.kwargs)), tree_leaves((g.args, g.kwargs))
-        is_one = f.sym.id == g.sym.id and at == other and len(given) == len(others) and are_the_same_each_time([f])
+        is_one = f.sym.id == g.sym.id and at == other and len(given) == len(others) and are_the_same_each_time([f], p)
         return is_one and all(map(are_alike, given, others))
 
     return are_alike(a, b) and not any(map(_is_inplace_op, written[first:]))
@@ -172,28 +173,54 @@ def _may_return_view(bsym: BoundSymbol) -> bool:
     return not isinstance(func, torch._ops.OpOverload) or any(r.alias_info is not None for r in func._schema.returns)
 
 
-def are_the_same_each_time(bsyms: Sequence[BoundSymbol]) -> bool:
-    """Whether operations draw no random numbers, read no memory that nothing was written into, and do no more than return tensors."""
+def are_the_same_each_time(bsyms: Sequence[BoundSymbol], result: Proxy) -> bool:
+    """Whether operations run for a result draw no numbers, read no memory that nothing was written into, and only return tensors."""
     leaves = list(_leaves(bsyms))
-    returned = {p.name for bsym in bsyms for p in bsym.flat_proxy_outs}
-    return not any(_is_of_one_run(part) and not _is_filled(part, leaves, returned) for part in _parts(bsyms))
+    return not any(_is_of_one_run(part) and not _is_filled(part, leaves, result) for part in _parts(bsyms))
 
 
-def _is_filled(bsym: BoundSymbol, leaves: Sequence[BoundSymbol], returned: set[str]) -> bool:
+def _is_filled(bsym: BoundSymbol, leaves: Sequence[BoundSymbol], result: Proxy) -> bool:
     """Whether all of the memory that an operation returns is written before anything reads it: ``torch.empty(()).fill_(3)``."""
     made = made_for(bsym.sym)
     if not is_unwritten(bsym.sym.name) and (made is None or not is_unwritten(getattr(made.function, "__name__", ""))):
         return False
-    return all(_first_use(o, leaves, returned) for o in bsym.flat_proxy_outs)
+    return all(_is_written_first(o, leaves, result) for o in bsym.flat_proxy_outs)
 
 
-def _first_use(made: Any, leaves: Sequence[BoundSymbol], returned: set[str]) -> bool:
-    """Whether a tensor is written into as a whole where it is used first, or is for nothing: what an index is made into inside of it."""
-    uses = (b for b in leaves if any(a.name == made.name for a in b.flat_proxy_args) and b.sym.id is not prims.PrimIDs.SHAPE)
-    first = next(uses, None)
-    if first is None:
-        return made.name not in returned
-    return first.sym.id is prims.PrimIDs.COPY_ and first.args[0].name != made.name
+def _is_written_first(made: TensorProxy, leaves: Sequence[BoundSymbol], result: Proxy) -> bool:
+    """Whether every element of a tensor is written before anything reads it, as a whole or piece by piece: ``s[0] = h; s[1] = w``."""
+    with _disable_current_modes():
+        # which elements nothing was written into yet, of the tensor and of copies of it in which some are other
+        unwritten = {made.name: torch.ones((), dtype=torch.bool, device="cpu").expand(made.shape)}
+        for bsym in leaves:
+            used = [a.name for a in bsym.flat_proxy_args if a.name in unwritten and bsym.sym.id is not prims.PrimIDs.SHAPE]
+            if not used:
+                continue
+            given = [a.name if isinstance(a, Proxy) else None for a in bsym.args]
+            if bsym.sym.id is prims.PrimIDs.COPY_WITH_SETITEM and used == given[:1] and _is_written_out(bsym.args[1]):
+                left = unwritten[used[0]].clone()
+                left[bsym.args[1]] = False
+            elif bsym.sym.id is prims.PrimIDs.COPY_ and given[1] in unwritten:
+                into = unwritten[given[1]]
+                left = unwritten.get(given[0], torch.zeros_like(into))
+                if left.shape != into.shape or bool((left & ~into).any()):
+                    return False
+                unwritten[given[1]] = left
+            elif any(bool(unwritten[name].any()) for name in used):
+                return False
+            else:
+                continue
+            unwritten |= {o.name: left for o in bsym.flat_proxy_outs}
+        return result.name not in unwritten or not unwritten[result.name].any()
+
+
+def _is_written_out(key: Any) -> bool:
+    """Whether an index is of numbers and slices of numbers alone, so that it says the same in each call."""
+    if isinstance(key, (tuple, list)):
+        return all(map(_is_written_out, key))
+    if isinstance(key, slice):
+        return all(map(_is_written_out, (key.start, key.stop, key.step)))
+    return key is None or key is Ellipsis or type(key) in (int, bool)
 
 
 def _parts(bsyms: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:

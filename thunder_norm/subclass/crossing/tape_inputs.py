@@ -54,7 +54,7 @@ def _constant(acquisition: Acquisition, trace: TraceCtx, fake: torch.Tensor) -> 
     program = [b for b in trace.bound_symbols[:-1] if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
     made = plain_values.made_of(proxy, program, lambda p: p.name)
     arguments = {p.name for p in trace.args if type(p) is TensorProxy}
-    if any(p.name not in arguments for p in made.given) or not plain_values.are_the_same_each_time(made.operations):
+    if any(p.name not in arguments for p in made.given) or not plain_values.are_the_same_each_time(made.operations, proxy):
         return None
     return Constant(fake, tuple(made.given), plain_values.compiled(proxy, made.operations, made.given))
 
