@@ -55,11 +55,6 @@ def in_place(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def inside_wrappers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    t = TwoTensor(x, x * w).sin() * w
-    return t.a + t.b * 3
-
-
 def partly_detached(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         scale = x.exp()
@@ -75,11 +70,7 @@ def normalized_by_torch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.layer_norm(x, (4,), w) ** 2
 
 
-def outside_wrappers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return (x.sin() * w) + (x * w).sin() * w * 3
-
-
-_REFERENCES = {inside_wrappers: outside_wrappers, normalized_by_torch: normalized}
+_REFERENCES = {normalized_by_torch: normalized}
 _PROGRAMS = {
     "elementwise": (lambda x, w: (x * w).sin().square(), (3, 4), (4,)),
     "a product": (lambda x, w: torch.tanh(x @ w).exp(), (3, 4), (4, 2)),
@@ -90,7 +81,6 @@ _PROGRAMS = {
     "several results": (several, (2, 3), (3,)),
     "in-place": (in_place, (2, 3), (3,)),
     "no_grad inside": (partly_detached, (2, 3), (3,)),
-    "wrappers inside": (inside_wrappers, (2, 3), (3,)),
 }
 
 
