@@ -248,7 +248,8 @@ def test_a_short_call_keeps_thunders_statistics(requires_grad: bool):
 
 def test_an_error_in_a_short_call_leaves_the_next_one_as_it_was():
     def f(x):
-        assert (x > 0).all(), "positive"
+        if not (x > 0).all():  # an assert is another program here: pytest writes it anew, and the whole would be traced
+            raise AssertionError("positive")
         return x.log()
 
     jitted = thunder.jit(f, transforms=[NormTransform()], executors=[executors.inductor])
