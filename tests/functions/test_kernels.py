@@ -322,6 +322,23 @@ def test_batch_norms_in_training_are_eagers_with_their_statistics(name, twice):
     assert thunder.cache_misses(jm) == 1
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_batch_norm_of_halves_keeps_statistics_of_floats(dtype):
+    """Of another dtype than what is normalized: they are no kernel's, and are what they are in double precision."""
+    torch.manual_seed(seeded(0))
+    model, x = torch.nn.BatchNorm1d(3), torch.randn(8, 3).to(dtype)
+    exact, jitted = copy.deepcopy(model).double(), thunder.jit(model, transforms=[transforms.SubclassTransform()])
+    found = []
+    for f, given in ((jitted, x.clone()), (exact, x.double())):
+        y = f(given.requires_grad_())
+        found.append([t.double() for t in (y, *torch.autograd.grad(weighted(y), given))])
+    for got, want in zip(*found, strict=True):
+        eps = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(got, want, rtol=eps, atol=eps * want.abs().max().item())
+    for name, t in exact.named_buffers():
+        torch.testing.assert_close(dict(model.named_buffers())[name].to(t.dtype), t, rtol=1e-3, atol=1e-3)
+
+
 class _NormalizedTwice(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -103,10 +103,8 @@ def with_gradients(
             found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace, moving)))
         elif (joint := _joint_of_kernels(bsym, moving) or _joint_of_others(bsym, moving)) is not None:
             found.append(_with_joint(bsym, joint, executor))
-        elif _keeps_statistics(bsym):
-            found += _keeping_statistics(bsym, executor, trace, moving) or with_gradients(
-                _apart(bsym, trace) or [bsym], executor, trace, moving, used
-            )
+        elif _keeps_statistics(bsym) and (apart := _apart(bsym, trace)) is not None:
+            found += _in_one_kernel(bsym, apart, executor, trace, moving) or with_gradients(apart, executor, trace, moving, used)
         elif _asks_for_what_may_be_unused(bsym):
             found += _with_a_dimension_between(bsym, executor, trace)
         else:
@@ -228,11 +226,12 @@ def _keeps_statistics(bsym: BoundSymbol) -> bool:
     return _writes_statistics(bsym) and _runs_kernels(bsym)
 
 
-def _keeping_statistics(bsym: BoundSymbol, executor: Any, trace: TraceCtx, moving: Set[str] | None) -> list[BoundSymbol] | None:
+def _in_one_kernel(
+    bsym: BoundSymbol, apart: Sequence[BoundSymbol], executor: Any, trace: TraceCtx, moving: Set[str] | None
+) -> list[BoundSymbol] | None:
     """A batch norm as one call of torch's kernel, and the copies of what its running statistics become; None if it is not for it."""
-    found = kernels.KeepingBatchNorm.of(kernels.wanted(moving), *bsym.args, **bsym.kwargs)
-    apart = _apart(bsym, trace)
-    if found is None or apart is None:
+    found = kernels.KeepingBatchNorm.of(kernels.wanted(moving), kernels.arguments_of(bsym))
+    if found is None:
         return None
     norm, tensors = found
     copies = [b for b in apart if b.sym.id is prims.PrimIDs.COPY_]
@@ -255,7 +254,7 @@ def _apart(bsym: BoundSymbol, trace: TraceCtx) -> list[BoundSymbol] | None:
     with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym):
         unused = {variableify(bsym.output): TensorProxy(like=bsym.output)}
         with scope(trace) as made:
-            out = kernels.batch_norm_apart(*bsym.args, **bsym.kwargs)
+            out = kernels.batch_norm_apart(kernels.arguments_of(bsym))
     if out is None:
         return None
     parts = [b.from_bsym_swap_proxies(unused) for b in bsym.subsymbols]

@@ -7,7 +7,7 @@ of a call whether it is for it; other calls go the way of all operations.
 
 from thunder_norm.functions.kernels import activations, attention, convolutions, normalizations  # noqa: F401 - registers the rules
 from thunder_norm.functions.kernels.normalizations import KeepingBatchNorm, batch_norm_apart
-from thunder_norm.functions.kernels.registry import has_any, joint_of, wanted
+from thunder_norm.functions.kernels.registry import arguments_of, has_any, joint_of, wanted
 from thunder_norm.functions.kernels.registry import operations as KERNELS
 
-__all__ = ["KERNELS", "KeepingBatchNorm", "batch_norm_apart", "has_any", "joint_of", "wanted"]
+__all__ = ["KERNELS", "KeepingBatchNorm", "arguments_of", "batch_norm_apart", "has_any", "joint_of", "wanted"]

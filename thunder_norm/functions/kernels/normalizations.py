@@ -235,18 +235,9 @@ class KeepingBatchNorm:
     mask: Sequence[bool]
 
     @staticmethod
-    def of(
-        wanted: Callable[[Any], bool],
-        a: TensorProxy,
-        running_mean: TensorProxy | None = None,
-        running_var: TensorProxy | None = None,
-        weight: TensorProxy | None = None,
-        bias: TensorProxy | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> tuple[KeepingBatchNorm, tuple] | None:
-        """It and its tensors; None of another call, and of one whose kernel has statistics in a dtype of its own."""
+    def of(wanted: Callable[[Any], bool], arguments: tuple) -> tuple[KeepingBatchNorm, tuple] | None:
+        """It and its tensors, of all arguments of a batch norm; None of another call, and of one whose kernel has statistics in a dtype of its own."""
+        a, running_mean, running_var, weight, bias, training, momentum, eps = arguments
         if not _keeps_plain_statistics(a, running_mean, running_var, training) or a.dtype not in _PRECISE:
             return None
         if not are_floats(a, running_mean, weight, bias) or not all(type(n) in (int, float) for n in (momentum, eps)):
@@ -268,21 +259,13 @@ class KeepingBatchNorm:
         return out, *statistics
 
 
-def batch_norm_apart(
-    a: TensorProxy,
-    running_mean: TensorProxy | None = None,
-    running_var: TensorProxy | None = None,
-    weight: TensorProxy | None = None,
-    bias: TensorProxy | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> TensorProxy | None:
-    """Write a batch norm in training without the statistics that it is to keep; None of any other.
+def batch_norm_apart(arguments: tuple) -> TensorProxy | None:
+    """Write a batch norm of these arguments, all of them, without the statistics that it is to keep; None where it keeps none.
 
     What writes them is no part of what is differentiated: a rule's copies into inputs would be put off to the end of the program, and a
     second derivative would ask for what they wrote over.
     """
+    a, running_mean, running_var, weight, bias, training, momentum, eps = arguments
     if not _keeps_plain_statistics(a, running_mean, running_var, training):
         return None
     return ltorch.batch_norm(a, None, None, weight, bias, True, momentum, eps)

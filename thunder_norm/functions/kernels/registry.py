@@ -47,8 +47,14 @@ def joint_of(bsym: BoundSymbol, moving: Set[str] | None) -> Joint | None:
     if found is None:
         return None
     rule, signature = found
-    joint = rule(wanted(moving), *_in_order(signature, bsym.args, bsym.kwargs))
+    joint = rule(wanted(moving), *arguments_of(bsym))
     return None if joint is None else lambda *args, **kwargs: joint(*_in_order(signature, args, kwargs))
+
+
+def arguments_of(bsym: BoundSymbol) -> tuple:
+    """All arguments of an operation that there is a rule for, in order."""
+    _, signature = _RULES[bsym.sym.id]
+    return _in_order(signature, bsym.args, bsym.kwargs)
 
 
 def wanted(moving: Set[str] | None) -> Callable[[Any], bool]:
