@@ -154,12 +154,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Tests marked gpu are skipped where there is no CUDA device; the seed that hypothesis has for a test is shifted.
 
     ``THUNDER_NORM_PART=1/3`` leaves every third test, chosen by name, the second third of them (tests/versions).  A run that names
-    neither files nor keywords is one of the whole suite, and has a part of the cases of a test that has many (tests/seeds.py).
+    neither that nor files nor keywords has, of the cases of a test that has many, a part (tests/seeds.py).
     """
     if numbers := os.environ.get("THUNDER_NORM_PART"):
         number, parts = map(int, numbers.split("/"))
         _keep(config, items, [zlib.crc32(item.nodeid.encode()) % parts == number for item in items])
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword:
+    elif config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword:
         cases: dict[str, list[str]] = {}
         for item in items:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item.nodeid)

@@ -82,15 +82,16 @@ def test_few(n, capsys):
 
 @pytest.mark.slow
 def test_a_whole_run_has_a_part_of_many_cases_and_all_of_few(tmp_path):
-    """Another part with another seed; where a file is named or nothing is left out, all."""
+    """Another part with another seed; all where a file or a part is named, or nothing is left out."""
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers =\n    drawn: none is left out")
     (tmp_path / "test_draws.py").write_text(MANY)
-    short = {"THUNDER_NORM_LONG": "0", "THUNDER_NORM_SEED": "0"}
-    ways = [(short, ()), (short | {"THUNDER_NORM_SEED": "1"}, ()), (short, ("test_draws.py",)), ({"THUNDER_NORM_LONG": "1"}, ())]
+    short = {"THUNDER_NORM_LONG": "0", "THUNDER_NORM_SEED": "0", "THUNDER_NORM_PART": ""}
+    others = {"THUNDER_NORM_SEED": "1"}, {"THUNDER_NORM_LONG": "1"}, {"THUNDER_NORM_PART": "0/1"}
+    ways = [(short, ()), *((short | other, ()) for other in others), (short, ("test_draws.py",))]
     parts = [_printed(tmp_path, variables, *arguments) for variables, arguments in ways]
     many = [{n for name, n in found if name == "many"} for found in parts]
-    assert [len(found) for found in many] == [20, 20, 100, 100] and many[0] != many[1]
+    assert [len(found) for found in many] == [20, 20, 100, 100, 100] and many[0] != many[1]
     assert all(sum(name == "few" for name, _ in found) == 3 for found in parts)
 
 

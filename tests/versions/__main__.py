@@ -66,7 +66,11 @@ def run(row: Row, folder: Path, arguments: Sequence[str]) -> dict:
     python = environment(row, folder)
     begin = time.monotonic()
     command = [python, "-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", *arguments]
-    variables = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "THUNDER_NORM_PART": row.part}
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "THUNDER_NORM_PART": row.part or "0/1",
+    }
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

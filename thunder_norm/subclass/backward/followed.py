@@ -111,9 +111,9 @@ def started_histories(acquisition: Acquisition, trace: TraceCtx, is_differentiat
         fake = fake_of(p, fakes)
         if fake is None or is_handed_back(acquisition, fake) or not fake.requires_grad:
             continue
-        if isinstance(p, SubclassProxy) and not started:
-            continue
-        if isinstance(p, SubclassProxy):
+        if not isinstance(p, SubclassProxy):
+            started.setdefault(p.name, False)
+        elif started:
             raise UnsupportedOpError(
                 with_details(
                     f"a {type(fake).__name__} that is returned requires grad, as the program called requires_grad_() of a tensor that it made",
@@ -121,5 +121,4 @@ def started_histories(acquisition: Acquisition, trace: TraceCtx, is_differentiat
                     instead="give that tensor to the function as an argument",
                 )
             )
-        started.setdefault(p.name, False)
     return started
