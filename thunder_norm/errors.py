@@ -6,7 +6,7 @@ Python user would expect (``TypeError``, ``ValueError``, ``KeyError``, ``NotImpl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class ThunderNormError(Exception):
@@ -161,6 +161,18 @@ def with_details(headline: str, **details: object) -> str:
     indent = "\n" + " " * (width + 4)
     lines = [f"  {name:<{width}}  {indent.join(str(value).splitlines())}" for name, value in present.items()]
     return "\n".join([headline, *lines])
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it was raised from or while that was handled, and so on.
+
+    Each once: one that is raised again while what carried it is handled has that as its context, which is the cause's cause.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def some_of(names: Sequence[str], most: int = 4) -> str:

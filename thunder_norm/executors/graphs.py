@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from thunder_norm.errors import CompilerError, with_details
+from thunder_norm.errors import CompilerError, chain_of, with_details
 from thunder_norm.executors import stored
 from thunder_norm.executors.plans import Layout, NotCompilable, Plan, Tensors, View, planned
 
@@ -331,12 +331,13 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        for cause in _causes(e):
-            why, instead = _MISSING.get(type(cause).__name__, (None, None))
-            if why is not None:
-                raise CompilerError(
-                    with_details("a region cannot be compiled", why=why, instead=f"{instead}; or leave the executor out")
-                ) from e
+        for cause in chain_of(e):
+            for error in (cause, getattr(cause, "inner_exception", None)):  # what inductor raises carries what the backend did
+                if type(error).__name__ in _MISSING:
+                    why, instead = _MISSING[type(error).__name__]
+                    raise CompilerError(
+                        with_details("a region cannot be compiled", why=why, instead=f"{instead}; or leave the executor out")
+                    ) from e
         raise CompilerError(
             with_details(
                 "inductor cannot compile a region",
@@ -344,13 +345,6 @@ def _errors() -> Iterator[None]:
                 instead="leave the executor out, and report it with the trace",
             )
         ) from e
-
-
-def _causes(e: BaseException | None) -> Iterator[Any]:
-    while e is not None:
-        yield e
-        yield from (inner for inner in [getattr(e, "inner_exception", None)] if inner is not None)
-        e = e.__cause__ or e.__context__
 
 
 def _first_line(e: BaseException) -> str:

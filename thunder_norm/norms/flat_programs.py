@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from thunder_norm.core import registry
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import InnerDerivativeError
+from thunder_norm.errors import InnerDerivativeError, chain_of
 from thunder_norm.norms.lifts.parameters import call_with, tensor_names
 from thunder_norm.norms.undisturbed import Surroundings
 
@@ -199,7 +199,7 @@ class FlatModule(torch.nn.Module):
         Raises:
             BaseException: `error`, which is another, or the model is a function; or it depends on values, or has state to keep.
         """
-        cause = _inner_derivative(error)
+        cause = next((e for e in chain_of(error) if isinstance(e, InnerDerivativeError)), None)
         if cause is None or not isinstance(model, torch.nn.Module):
             raise error
         surroundings = Surroundings(model, args, kwargs)
@@ -231,13 +231,6 @@ class FlatModule(torch.nn.Module):
             return False
         pairs = [(getattr(mine, n.target), getattr(theirs, n.target)) for n in mine.graph.nodes if n.op == "get_attr"]
         return all(a is b or (type(a) is torch.Tensor and _are_equal(a, b)) for a, b in pairs)
-
-
-def _inner_derivative(error: BaseException | None) -> InnerDerivativeError | None:
-    """The error of that kind in a chain of causes."""
-    while error is not None and not isinstance(error, InnerDerivativeError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def _traced(program: Callable, *args: Any) -> torch.fx.GraphModule:
