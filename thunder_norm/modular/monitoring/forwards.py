@@ -79,6 +79,7 @@ class Forwards:
         self._seen: Seen | None = None
         self._mode = AttentionLogits(self._note_logits)
         self._outside: list[torch.nn.Module] = []
+        self._is_blind = False
         self.count = 0
 
     def open(self) -> None:
@@ -96,6 +97,15 @@ class Forwards:
         if self._opening is not None:
             self._opening.remove()
         self._opening = None
+
+    @contextlib.contextmanager
+    def blind(self) -> Iterator[None]:
+        """What runs meanwhile is no forward of the training."""
+        self._is_blind = True
+        try:
+            yield
+        finally:
+            self._is_blind = False
 
     def _forget(self) -> None:
         """End a forward, also one that was interrupted."""
@@ -119,6 +129,8 @@ class Forwards:
                 torch.clear_autocast_cache()  # of copies of weights that were made without gradients
 
     def _begins(self, args: tuple, kwargs: dict) -> bool:
+        if self._is_blind:
+            return False
         self._forget()
         if not torch.is_grad_enabled() or self.count >= _MOST or _has_norms(args, kwargs):
             return False

@@ -290,7 +290,8 @@ class TrainingMonitor:
     def _before_step(self) -> None:
         parameters = measured_names(self.model)
         if {name: p.shape for name, p in parameters.items()} != self._shapes:
-            self._derive_norms(parameters)
+            with contextlib.nullcontext() if self._forwards is None else self._forwards.blind():
+                self._derive_norms(parameters)
         for name, p in parameters.items():
             numbers = {"norm": norm_of(self._norms[name], p)}
             spectrum = Spectrum.of(self._norms[name], p)
