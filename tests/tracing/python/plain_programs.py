@@ -367,6 +367,19 @@ def a_cause_is_no_context_alone(x):
 
 
 @program
+def contexts_that_go_round(x):
+    first, second = ValueError(1), KeyError(2)
+    first.__context__, second.__context__ = second, first
+    try:
+        try:
+            raise first
+        except ValueError:
+            raise TypeError(3)  # noqa: B904
+    except TypeError as e:
+        return x * (2 if e.__context__ is first else 3)
+
+
+@program
 def a_block_suppresses_an_exception(x):
     with contextlib.suppress(KeyError):
         {}["a"]

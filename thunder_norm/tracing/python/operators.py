@@ -74,11 +74,11 @@ def _set_current(runtime: InterpreterRuntimeCtx, e: BaseException | None) -> Non
 
 def _is_in_contexts(e: BaseException, handled: BaseException) -> bool:
     current: BaseException | None = handled
-    while current is not None:
-        if current is e:
-            return True
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen:  # a program can set contexts so that they go round
+        seen.add(id(current))
         current = current.__context__
-    return False
+    return id(e) in seen
 
 
 # Natively they would ask what stands for a tensor, which makes another one.
