@@ -218,10 +218,10 @@ def _unite(families: dict[str, list[str]], names: Sequence[str]) -> None:
     """Make one family of the names and of those that they are of; the first one's stays itself."""
     found = next((families[n] for n in names if n in families), [])
     for name in names:
-        for member in families.get(name, [name]):
-            if families.get(member) is not found:
-                found.append(member)
-                families[member] = found
+        family = families.get(name, [name])
+        if family is not found:
+            found += family
+            families.update(dict.fromkeys(family, found))
 
 
 def _returning_after(trace: TraceCtx, last: dict[str, TensorProxy]) -> TraceCtx:
