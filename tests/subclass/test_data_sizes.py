@@ -466,3 +466,33 @@ def test_statistics_are_written_once_a_call(name, asked, is_wrapped):
         assert_close(jitted(given), ask(copied(given)).sum())
     for name, t in copied.state_dict().items():
         assert_close(module.state_dict()[name], t, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def layers_that_ask(x: torch.Tensor, n: int = 8) -> torch.Tensor:
+    total = 0.0
+    for i in range(n):
+        x = torch.sin(x)
+        if x.sum() > 0:
+            x = x * 2
+        if i % 4 == 3:
+            total = total + x[0].max().item()
+            x = x + total
+        if (x > 0.5).any():
+            x = x - x[x > 0.5].mean()
+    return x
+
+
+def test_what_is_before_several_questions_runs_once_for_all_of_them() -> None:
+    """Once for the questions and once for the result, however many questions there are."""
+    torch.manual_seed(seeded(5))
+    x = torch.rand(4, 4)
+    jitted = thunder.jit(layers_that_ask, transforms=[NormTransform()])
+    for _ in range(2):  # in the second one Thunder's prologue runs, and ours is made
+        torch.testing.assert_close(jitted(x), layers_that_ask(x))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        found = jitted(x)
+    assert thunder.cache_misses(jitted) == 1
+    torch.testing.assert_close(found, layers_that_ask(x))
+    assert sum(event.name == "aten::sin" for event in profiled.events()) == 2 * 8
+    for other in (-x, 3 * x, x - 0.5):
+        torch.testing.assert_close(jitted(other), layers_that_ask(other))

@@ -75,6 +75,7 @@ class _Step:
     number: int  # operations run in this order
     func: Callable
     arguments: tuple[tuple, dict]
+    written: plain_values.Written | None = None  # by Thunder, if it is what that makes one value of
 
     def operands(self) -> Iterator[_Value | _Met | GivenInput]:
         """What it takes."""
@@ -309,7 +310,8 @@ class DataSizes:
             if not self._program.is_open:  # in the backward: what is not known by now
                 raise UnknownValueError(_NO_VALUE)
             made = plain_values.made_of(proxy, self._program.before_write(operand.writes), self._place)
-            self._plain[key] = self._written(proxy, made, lambda run: run) if made.operations else None
+            written = plain_values.Written(proxy, made, lambda found: found)
+            self._plain[key] = self._of_written(written) if made.operations else None
         if (found := self._plain.get(key)) is not None:
             return found
         if id(fake) not in self._given:
@@ -334,11 +336,10 @@ class DataSizes:
     def _number(self, number: NumberProxy) -> _Step:
         """What Thunder wrote for a number that is made of values, as one operation on inputs that returns a tensor."""
         made = plain_values.made_of(number, get_jit_ctx().computation_trace.bound_symbols, self._place)
-        return self._written(number, made, lambda run: lambda *tensors: plain_values.as_tensor(run(*tensors)))
+        return self._of_written(plain_values.Written(number, made, plain_values.as_tensor))
 
-    def _written(
-        self, proxy: TensorProxy | NumberProxy, made: plain_values.Made, adapted: Callable[[Callable], Callable]
-    ) -> _Step:
+    def _of_written(self, written: plain_values.Written) -> _Step:
+        proxy, made, as_tensor = written
         trace = get_jit_ctx().computation_trace
         if len(trace.scopes) != 1:
             raise UnknownValueError("it is computed from plain tensors in a region")
@@ -351,7 +352,8 @@ class DataSizes:
         run = plain_values.runnable(proxy, made, self._place)
         if run is None:
             raise UnknownValueError("the program has written into memory that several of its inputs share")
-        return _Step(-next(self._numbers), adapted(run), (tuple([self._input(p) for p in made.given]), {}))
+        inputs = tuple([self._input(p) for p in made.given])
+        return _Step(-next(self._numbers), lambda *tensors: as_tensor(run(*tensors)), (inputs, {}), written)
 
     # -- the prologue -------------------------------------------------------------------------------------------------
 
@@ -369,11 +371,18 @@ class DataSizes:
         """
         self._results.clear()
         steps = self._needed(self._sized)
+        joined = [step for step in steps if step.written is not None and step.written.may_be_joined]
+        together = _joined(joined) if len(joined) > 1 else None
+        where = {} if together is None else {step.number: Place(together.number, i) for i, step in enumerate(joined)}
+        if together is not None:
+            steps = [together, *(step for step in steps if step.number not in where)]
         given: dict[str, GivenInput] = {}
 
         def place(operand: Any) -> Place:
             origin = operand.step if isinstance(operand, _Value) else self._origin(operand)
             if isinstance(origin, _Step):
+                if origin.number in where:
+                    return where[origin.number]
                 return Place(origin.number, operand.index if isinstance(operand, _Value) else 0)
             given[origin.proxy.name] = origin
             return Place(0, list(given).index(origin.proxy.name))
@@ -382,6 +391,13 @@ class DataSizes:
         arguments = [tree_map(lambda v: place(v) if isinstance(v, _OPERANDS) else v, step.arguments) for step in steps]
         calls = [Call(step.number, step.func, args, kwargs) for step, (args, kwargs) in zip(steps, arguments, strict=True)]
         return list(given.values()), checking(calls)
+
+
+def _joined(steps: Sequence[_Step]) -> _Step:
+    """Those that Thunder wrote as one, whose results are theirs."""
+    run, proxies = plain_values.joined([step.written for step in steps if step.written is not None])
+    inputs = {v.proxy.name: v for step in steps for v in step.operands() if isinstance(v, GivenInput)}
+    return _Step(steps[0].number, run, (tuple([inputs[p.name] for p in proxies]), {}))
 
 
 _NO_VALUE = "it is computed from a tensor whose value is not known while the trace is acquired"

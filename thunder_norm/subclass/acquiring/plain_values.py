@@ -250,7 +250,7 @@ def runnable(p: TensorProxy | NumberProxy, made: Made, place: Callable[[Any], An
 
     What is written into is a copy of what was given.
     """
-    run = compiled(p, made.operations, made.given)
+    run = compiled([p], made.operations, made.given)
     places = [place(a) for a in made.given]
     copied = [where in made.overwritten for where in places]
     if any(is_copied and places.count(where) > 1 for is_copied, where in zip(copied, places, strict=True)):
@@ -265,8 +265,41 @@ def _copy(t: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
 
 
-def compiled(p: TensorProxy | NumberProxy, operations: list[BoundSymbol], inputs: list[TensorProxy]) -> Callable[..., Any]:
-    """A function from tensors for `inputs` to that for `p`, every operation run by torch."""
+class Written(NamedTuple):
+    """What Thunder wrote for a value.
+
+    Attributes:
+        proxy: of the value.
+        made: what it is made of.
+        as_tensor: what a run of that returns, as a tensor.
+    """
+
+    proxy: TensorProxy | NumberProxy
+    made: Made
+    as_tensor: Callable[[Any], torch.Tensor]
+
+    @property
+    def may_be_joined(self) -> bool:
+        """Whether nothing is written into on the way: what another value is made of can run beside."""
+        return not self.made.overwritten and not any(map(targets, self.made.operations))
+
+
+def joined(values: Sequence[Written]) -> tuple[Callable[..., tuple[torch.Tensor, ...]], list[TensorProxy]]:
+    """A function to all of some values that may be joined, each operation run once, and the tensors that it takes."""
+    operations = {id(bsym): bsym for value in values for bsym in value.made.operations}
+    given = {p.name: p for value in values for p in value.made.given}
+    run = compiled([value.proxy for value in values], list(operations.values()), list(given.values()))
+
+    def together(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple([value.as_tensor(found) for value, found in zip(values, run(*tensors), strict=True)])
+
+    return together, list(given.values())
+
+
+def compiled(
+    wanted: Sequence[TensorProxy | NumberProxy], operations: list[BoundSymbol], inputs: list[TensorProxy]
+) -> Callable[..., Any]:
+    """A function from tensors for `inputs` to what is wanted, a tuple if that is not one, every operation run by torch."""
     trace = TraceCtx()
     trace.args, trace.kwargs = tuple(inputs), {}
     declare_arguments(trace, "plain_values")
@@ -275,7 +308,7 @@ def compiled(p: TensorProxy | NumberProxy, operations: list[BoundSymbol], inputs
         for a in inputs:
             prims.unpack_trivial(a, name=a.name)
         trace.bound_symbols.extend(operations)
-        prims.python_return(p)
+        prims.python_return(wanted[0] if len(wanted) == 1 else tuple(wanted))
     return transform_for_execution(trace, (torchex.ex, pythonex.ex)).python_callable()
 
 

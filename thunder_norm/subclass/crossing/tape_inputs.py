@@ -56,7 +56,7 @@ def _constant(acquisition: Acquisition, trace: TraceCtx, fake: torch.Tensor) -> 
     arguments = {p.name for p in trace.args if type(p) is TensorProxy}
     if any(p.name not in arguments for p in made.given) or not plain_values.are_the_same_each_time(made.operations, proxy):
         return None
-    return Constant(fake, tuple(made.given), plain_values.compiled(proxy, made.operations, made.given))
+    return Constant(fake, tuple(made.given), plain_values.compiled([proxy], made.operations, made.given))
 
 
 def hand_on_inputs(traces: Traces, joint: Joint | None) -> Traces:
