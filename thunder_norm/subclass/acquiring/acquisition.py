@@ -28,18 +28,16 @@ from thunder_norm.subclass.acquiring.lengths import Lengths
 from thunder_norm.subclass.acquiring.refused import Refused
 from thunder_norm.subclass.acquiring.tape import Tape
 from thunder_norm.subclass.acquiring.writes import Writes
+from thunder_norm.subclass.acquiring.written_so_far import WrittenSoFar
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
-from thunder_norm.tracing.shared_memory.views import RECORDED, makes_view
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.wrapper_classes import is_wrapper
-from thunder.core import dtypes
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
-from thunder.core.update_aliases import _is_inplace_op
 
 
 @dataclass(frozen=True)
@@ -118,6 +116,7 @@ class Acquisition:
         self.lengths = Lengths()
         self.integers = IntegerValues(self.fakes, self.lengths)
         self.sizes = DataSizes(self.fakes)
+        self._written = WrittenSoFar()
         self.autograd = Autograd(self.fakes)
         self.refused = Refused()
         self.hooks_of_inputs: collections.OrderedDict[int, Any] = collections.OrderedDict()  # see `tensor_hooks`
@@ -338,10 +337,7 @@ class Acquisition:
         names = {p.name for p in proxies if p is not None}
         if not names or self.is_finished:
             return False
-        trace = get_jit_ctx().computation_trace
-        # what is recorded on fakes is seen by these
-        views = (b for b in trace.bound_symbols if _is_inplace_op(b) or (makes_view(b) and not b.sym.name.startswith(RECORDED)))
-        return any(p.name in names for b in views for p in (*b.flat_proxy_args, *b.flat_proxy_outs))
+        return not names.isdisjoint(self._written.by(get_jit_ctx().computation_trace.bound_symbols).viewed)
 
     def may_replace(self) -> bool:
         """Whether the program may change a plain tensor that it holds: all its later uses are met here, and mean the new value."""
@@ -350,7 +346,7 @@ class Acquisition:
     def has_changed_plain(self) -> bool:
         """Whether the program changed a plain tensor in place so far: its proxy stands for another value since then."""
         trace = self.finished_trace if self.is_finished else get_jit_ctx().computation_trace
-        return trace is None or any(_is_inplace_op(b) for b in trace.bound_symbols)
+        return trace is None or self._written.by(trace.bound_symbols).anything
 
     def has_changed(self, t: torch.Tensor) -> bool:
         """Whether it changed one in whose memory the tensor may be that a fake stands for."""
@@ -359,8 +355,7 @@ class Acquisition:
     def has_changed_integers(self) -> bool:
         """Whether one of these has no floating-point numbers: what was known of its values does not hold any more."""
         trace = self.finished_trace if self.is_finished else get_jit_ctx().computation_trace
-        changed = [p for b in trace.bound_symbols if _is_inplace_op(b) for p in b.flat_proxy_outs] if trace else []
-        return trace is None or any(isinstance(p, TensorProxy) and not dtypes.is_inexact_dtype(p.dtype) for p in changed)
+        return trace is None or self._written.by(trace.bound_symbols).integers
 
     def ask(self, func: Callable, given: Sequence[torch.Tensor | NumberProxy]) -> Any:
         """What a function of tensors says of the values of some; see `DataSizes.ask`.
