@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import torch
 
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE
@@ -13,6 +16,27 @@ from thunder.core.trace import TraceCtx
 def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:
     """A value as the interpreter takes it from what is called instead of a function."""
     return wrap(value, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inst_inputs))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TensorKey:
+    """A tensor as a step of a way: ways are compared, and tensors say of each of their entries whether it is equal."""
+
+    tensor: torch.Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorKey) and other.tensor is self.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+    def __repr__(self) -> str:
+        return f"a {type(self.tensor).__name__}"
+
+
+def key_itself(key: Any) -> Any:
+    """What a step of a way looks up."""
+    return key.tensor if type(key) is TensorKey else key
 
 
 def provenance_of(way: tuple[tuple[str, Any], ...]) -> ProvenanceRecord:
@@ -35,7 +59,7 @@ def walked(way: tuple[tuple[str, Any], ...], args: tuple, kwargs: dict) -> Any:
 def walked_from(root: Any, way: tuple[tuple[str, Any], ...]) -> Any:
     """What is at the end of a way from its root."""
     for step, key in way[1:]:
-        root = getattr(root, key) if step == "attribute" else root[key]
+        root = getattr(root, key) if step == "attribute" else root[key_itself(key)]
     return root
 
 
