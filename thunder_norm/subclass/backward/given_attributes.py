@@ -12,12 +12,12 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward import tensor_hooks
 from thunder_norm.subclass.classes.proxy import SubclassProxy
-from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap, wrap_attribute
+from thunder_norm.tracing.torch_functions.tensor_attributes import tensor_of_given
+from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
@@ -71,8 +71,7 @@ def of_wrapper(acquisition: Acquisition, obj: WrappedValue, name: str) -> Any:
         if name in _NUMBERS or (found is None and not is_changed):
             return attribute_of_input(real, obj, name)
         if name in _TENSORS:
-            guards.note_none(obj)
-            return wrap_attribute(found, obj, wrap(name, provenance=_constant(name)))
+            return tensor_of_given(proxy, name, found)
     raise UnsupportedOpError(
         with_details(
             f".{name} of an input of the jitted function, a {type(proxy.fake).__name__}",
@@ -87,7 +86,3 @@ def _version_of(proxy: SubclassProxy) -> int:
     """How often the program has written into a wrapper so far."""
     with torch._C.DisableTorchFunctionSubclass():
         return proxy.fake._version
-
-
-def _constant(name: str) -> ProvenanceRecord:
-    return ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=name)

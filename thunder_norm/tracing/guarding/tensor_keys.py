@@ -15,12 +15,9 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.guarding import guards, stored
 from thunder_norm.tracing.guarding.ways import note_key
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.provenances import Member, member_of_module
+from thunder_norm.tracing.provenances import Member, member_of_module, place_in_module
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
-from thunder.core.jit_ext import get_jit_ctx
-
-_ROOT = "_thunder_norm_root_of_keys"  # of an acquisition; see `_as_given`
 
 
 def as_key(key: WrappedValue, real: torch.Tensor) -> WrappedValue:
@@ -34,7 +31,9 @@ def populate(mapping: WrappedValue, key: torch.Tensor, value: Any) -> None:
     """Have something stand for the entry of a key; a tensor under one that nobody knows yet waits until the program looks it up."""
     member = _in_root(key)
     if member is not None or not isinstance(value, torch.Tensor):
-        _enter(mapping, key, value, ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[]) if member is None else _place_in(member))
+        _enter(
+            mapping, key, value, ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[]) if member is None else place_in_module(member)
+        )
         mapping.key_wrappers.setdefault(key, as_key(thunders.wrap_const(None), key))
 
 
@@ -44,7 +43,7 @@ def note_looked_up(mapping: WrappedValue, key: WrappedValue, real: torch.Tensor)
         return
     history = key.value.history
     member = member_of_module(history)
-    by = history if member is None else _place_in(member)
+    by = history if member is None else place_in_module(member)
     _enter(mapping, real, stored.item(mapping.value, real), by)
     mapping.key_wrappers[real] = key
     record = mapping.item_wrappers[real].provenance  # type: ignore[index]
@@ -87,29 +86,6 @@ def _member(module: torch.nn.Module, name: str) -> Any:
     found = module
     for part in name.split("."):
         found = getattr(found, part)
-    return found
-
-
-def _place_in(member: Member) -> ProvenanceRecord:
-    """Where a prologue finds a tensor of a module that is given to nothing but a dict: Thunder's own unpacks what computations take."""
-    found = _as_given(member.root)
-    for i, name in enumerate(member.names):
-        table = "_modules" if i < len(member.names) - 1 else member.table
-        found = ProvenanceRecord(PseudoInst.LOAD_ATTR, inputs=[found, _constant(table)])
-        found = ProvenanceRecord(PseudoInst.BINARY_SUBSCR, inputs=[found, _constant(name)])
-    return found
-
-
-def _constant(word: str) -> ProvenanceRecord:
-    return ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=word)
-
-
-def _as_given(module: ProvenanceRecord) -> ProvenanceRecord:
-    """Where a module itself is, not what Thunder has for it; one record for the jitted one, as its name in a prologue is one."""
-    if module.inst is PseudoInst.INPUT_FN:
-        return vars(get_jit_ctx()).setdefault(_ROOT, ProvenanceRecord(PseudoInst.INPUT_FN, inputs=[]))
-    found = ProvenanceRecord(module.inst, inputs=module.inputs, output_idx=module.output_idx, output_key=module.output_key)
-    found.ext_flag = 0
     return found
 
 
