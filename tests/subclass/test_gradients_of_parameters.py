@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from tests.seeds import seeded
-from tests.subclasses import assert_same, two
+from tests.subclasses import Overriding, assert_same, two
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -108,6 +109,37 @@ def test_gradients_of_what_is_given_are_asked_for_in_loops():
         for p in given if n % 2 else ():
             p.grad = torch.full((2,), 3.0)
         assert_same(jf(*given), f(*given))
+
+
+class Answering(Overriding):
+    """Says of each gradient that it is five."""
+
+    @staticmethod
+    def __tensor_unflatten__(inner, ctx, outer_size, outer_stride):
+        return Answering(inner["value"])
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func == torch.Tensor.grad.__get__:
+            return 5
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_classes_with_a_torch_function_have_gradients_that_they_leave_to_torch():
+    def f(x: Any, y: Any) -> Any:
+        before = x.grad
+        x.grad = y * 2 if before is None else None
+        return x.grad is None, y * 3 if before is None else before + y
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    for n in range(4):
+        (x, y), (given, other) = [[Overriding(torch.full((2,), 1.0 + i)) for i in range(2)] for _ in range(2)]
+        if n % 2:
+            x.grad, given.grad = y.detach(), other.detach()
+        found, expected = jf(x, y), f(given, other)
+        assert_same([found, x.grad], [expected, given.grad])
+    with pytest.raises(UnsupportedOpError, match="grad of a Answering"):
+        jf(*(Answering(torch.ones(2)) for _ in range(2)))
 
 
 def test_a_wrapper_is_made_a_parameter_inside():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
+from thunder_norm.tracing.torch_functions.function_overrides import overrides_torch_function
 from thunder_norm.tracing.torch_functions.tensor_attributes import tensor_of_given
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
@@ -26,6 +28,25 @@ _NUMBERS = frozenset({"is_leaf", "retains_grad", "output_nr", "_version", "name"
 _TENSORS = frozenset({"grad", "_base"})
 _OBJECTS = frozenset({"grad_fn", "_backward_hooks", "_post_accumulate_grad_hooks"})
 OF_THE_GIVEN = _NUMBERS | _TENSORS | _OBJECTS
+
+
+def is_gradient_torchs(acquisition: Acquisition, fake: torch.Tensor) -> bool:
+    """Whether ``.grad`` of a wrapper is what autograd has for it: a class with a ``__torch_function__`` is asked on the fake."""
+    if not overrides_torch_function(type(fake)):
+        return True
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one that is no leaf
+        before, probe = fake.grad, torch.empty(fake.shape, dtype=fake.dtype, device=fake.device)
+        try:
+            fake.grad = probe
+            with torch._C._EnableTorchFunction():
+                is_handed_on = fake.grad is probe
+                fake.grad = None
+            return is_handed_on and fake.grad is None
+        except Exception:  # noqa: BLE001 - what the class says to it
+            return False
+        finally:
+            fake.grad = before
 
 
 def attribute_of_input(real: torch.Tensor, obj: WrappedValue, name: str) -> Any:
