@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
-from thunder.core.jit_ext import EXT_FLAG_IS_MODULE
+from thunder.core.jit_ext import EXT_FLAG_IS_MODULE, get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
 
@@ -13,6 +16,27 @@ from thunder.core.trace import TraceCtx
 def wrapped_result(value: Any, inst_inputs: list) -> WrappedValue:
     """A value as the interpreter takes it from what is called instead of a function."""
     return wrap(value, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=inst_inputs))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TensorKey:
+    """A tensor as a step of a way: ways are compared, and tensors say of each of their entries whether it is equal."""
+
+    tensor: torch.Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorKey) and other.tensor is self.tensor
+
+    def __hash__(self) -> int:
+        return id(self.tensor)
+
+    def __repr__(self) -> str:
+        return f"a {type(self.tensor).__name__}"
+
+
+def key_itself(key: Any) -> Any:
+    """What a step of a way looks up."""
+    return key.tensor if type(key) is TensorKey else key
 
 
 def provenance_of(way: tuple[tuple[str, Any], ...]) -> ProvenanceRecord:
@@ -35,7 +59,7 @@ def walked(way: tuple[tuple[str, Any], ...], args: tuple, kwargs: dict) -> Any:
 def walked_from(root: Any, way: tuple[tuple[str, Any], ...]) -> Any:
     """What is at the end of a way from its root."""
     for step, key in way[1:]:
-        root = getattr(root, key) if step == "attribute" else root[key]
+        root = getattr(root, key) if step == "attribute" else root[key_itself(key)]
     return root
 
 
@@ -78,6 +102,32 @@ def member_of_module(provenance: ProvenanceRecord) -> Member | None:
         names.insert(0, step[1])
         root = step[2]
     return Member(table, names, root)
+
+
+def place_in_module(member: Member) -> ProvenanceRecord:
+    """Where a prologue finds a tensor of a module that no computation takes: Thunder's own way there ends at what a computation is given."""
+    found = _as_given(member.root)
+    for i, name in enumerate(member.names):
+        table = "_modules" if i < len(member.names) - 1 else member.table
+        found = ProvenanceRecord(PseudoInst.LOAD_ATTR, inputs=[found, _constant(table)])
+        found = ProvenanceRecord(PseudoInst.BINARY_SUBSCR, inputs=[found, _constant(name)])
+    return found
+
+
+def _constant(word: str) -> ProvenanceRecord:
+    return ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=word)
+
+
+def _as_given(module: ProvenanceRecord) -> ProvenanceRecord:
+    """Where a module itself is, not what Thunder has for it; one record for the jitted one, as its name in a prologue is one."""
+    if module.inst is PseudoInst.INPUT_FN:
+        return vars(get_jit_ctx()).setdefault(_ROOT, ProvenanceRecord(PseudoInst.INPUT_FN, inputs=[]))
+    found = ProvenanceRecord(module.inst, inputs=module.inputs, output_idx=module.output_idx, output_key=module.output_key)
+    found.ext_flag = 0
+    return found
+
+
+_ROOT = "_thunder_norm_root_as_given"  # of an acquisition
 
 
 def is_parameter_of_module(provenance: ProvenanceRecord | None) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_leaves
 
+from tests.subclasses import assert_same
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
 import thunder
@@ -156,7 +160,7 @@ def test_parameters_are_known_by_id():
     torch.testing.assert_close(jm(given), model(given))
 
 
-def test_keys_of_before_the_call_are_refused():
+def test_tensors_of_the_call_are_no_keys_of_before_it():
     known = {x: 2.0}
 
     def f(t):
@@ -171,6 +175,85 @@ def test_keys_of_before_the_call_are_refused():
 
     with pytest.raises(UnsupportedOpError, match="before the call"):
         thunder.jit(g, transforms=[SubclassTransform()])(y)
+
+
+class Momentum(nn.Module):
+    """An optimizer's step written out: what it keeps has parameters as keys, as torch's optimizers have it."""
+
+    def __init__(self, of_layers: Callable[[], nn.Parameter]):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        self.weight = of_layers()
+        self.state = collections.defaultdict(dict)
+        self.averages = {p: p.detach() * 1 for p in self.parameters()}
+        self.decayed = {self.weight}
+        self.latest: OrderedDict[Any, Any] = OrderedDict()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            for p in self.parameters():
+                state = self.state[p]
+                if not state:
+                    state["step"], state["m"] = torch.zeros(()), torch.zeros_like(p)
+                state["step"] += 1
+                state["m"].mul_(0.9).add_(x.sum() * p)
+                p.sub_(state["m"] / state["step"], alpha=0.1 if p in self.decayed else 0.01)
+            for p, average in self.averages.items():
+                average.mul_(0.5).add_(p, alpha=0.5)
+        found = self.latest.pop(self.weight, x)
+        self.latest[self.weight] = x * 2
+        self.latest.setdefault(self.layers[0].bias, x)
+        return (
+            self.layers(x) * self.weight + found,
+            (len(self.latest), self.weight in self.latest),
+            self.averages.get(self.weight),
+        )
+
+
+WEIGHTS = {"plain": lambda: x.clone(), "wrapped": lambda: TwoTensor(x.clone(), y.clone())}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_parameters_are_keys_of_what_a_model_keeps(kind: str):
+    """They are put in, taken out and iterated over, and another parameter has no entry; the oracle is a model of its own in eager mode."""
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(Momentum(lambda: nn.Parameter(WEIGHTS[kind]())))
+    jm = thunder.jit(models[1], transforms=[SubclassTransform()])
+    for n in range(4):
+        if n == 2:  # the state of the one before stays, under it
+            for model in models:
+                model.weight = nn.Parameter(WEIGHTS[kind]())
+                model.averages = {p: p.detach() * 1 for p in model.parameters()}
+        given = torch.randn(2, 3)
+        found, expected = jm(given), models[0](given)
+        assert_same(found[1], expected[1])
+        for got, want in zip(
+            *(_tensors(found, model) for found, model in ((found, models[1]), (expected, models[0]))), strict=True
+        ):
+            assert_same(got.detach(), want.detach())
+
+
+def _tensors(result: Any, model: Momentum) -> list[torch.Tensor]:
+    kept = [model.state, model.averages, model.latest]
+    return [t for t in tree_leaves([result, [[*d.values()] for d in kept], [*model.parameters()]]) if isinstance(t, torch.Tensor)]
+
+
+def test_a_function_has_parameters_as_keys():
+    """They are found in a closure."""
+    layer, counts = nn.Linear(3, 2), {}
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        for p in layer.parameters():
+            counts[p] = counts[p] + x.sum() if p in counts else x.sum() * 0
+        return layer(x) + counts[layer.bias]
+
+    jf = thunder.jit(step, transforms=[SubclassTransform()])
+    given = torch.ones(1, 3)
+    for n in range(3):
+        torch.testing.assert_close(jf(given), layer(given) + 3.0 * n)
+    assert all(a is b for a, b in zip(counts, layer.parameters(), strict=True))
 
 
 def test_tensors_beside_wrappers_with_gradients_are_what_they_were():

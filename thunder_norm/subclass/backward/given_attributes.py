@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,13 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward import tensor_hooks
 from thunder_norm.subclass.classes.proxy import SubclassProxy
-from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap, wrap_attribute
+from thunder_norm.tracing.torch_functions.function_overrides import overrides_torch_function
+from thunder_norm.tracing.torch_functions.tensor_attributes import tensor_of_given
+from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
@@ -26,6 +28,25 @@ _NUMBERS = frozenset({"is_leaf", "retains_grad", "output_nr", "_version", "name"
 _TENSORS = frozenset({"grad", "_base"})
 _OBJECTS = frozenset({"grad_fn", "_backward_hooks", "_post_accumulate_grad_hooks"})
 OF_THE_GIVEN = _NUMBERS | _TENSORS | _OBJECTS
+
+
+def is_gradient_torchs(acquisition: Acquisition, fake: torch.Tensor) -> bool:
+    """Whether ``.grad`` of a wrapper is what autograd has for it: a class with a ``__torch_function__`` is asked on the fake."""
+    if not overrides_torch_function(type(fake)):
+        return True
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one that is no leaf
+        before, probe = fake.grad, torch.empty(fake.shape, dtype=fake.dtype, device=fake.device)
+        try:
+            fake.grad = probe
+            with torch._C._EnableTorchFunction():
+                is_handed_on = fake.grad is probe
+                fake.grad = None
+            return is_handed_on and fake.grad is None
+        except Exception:  # noqa: BLE001 - what the class says to it
+            return False
+        finally:
+            fake.grad = before
 
 
 def attribute_of_input(real: torch.Tensor, obj: WrappedValue, name: str) -> Any:
@@ -71,8 +92,7 @@ def of_wrapper(acquisition: Acquisition, obj: WrappedValue, name: str) -> Any:
         if name in _NUMBERS or (found is None and not is_changed):
             return attribute_of_input(real, obj, name)
         if name in _TENSORS:
-            guards.note_none(obj)
-            return wrap_attribute(found, obj, wrap(name, provenance=_constant(name)))
+            return tensor_of_given(proxy, name, found)
     raise UnsupportedOpError(
         with_details(
             f".{name} of an input of the jitted function, a {type(proxy.fake).__name__}",
@@ -87,7 +107,3 @@ def _version_of(proxy: SubclassProxy) -> int:
     """How often the program has written into a wrapper so far."""
     with torch._C.DisableTorchFunctionSubclass():
         return proxy.fake._version
-
-
-def _constant(name: str) -> ProvenanceRecord:
-    return ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=name)

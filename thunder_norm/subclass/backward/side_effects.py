@@ -33,6 +33,7 @@ from thunder_norm.subclass.backward.recipes import NotMakeableError, Recipe, hol
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.bindable import guard, guard_arguments
+from thunder_norm.tracing.guarding.stored import same_keys
 from thunder_norm.tracing.provenances import provenance_of, walked, walked_from
 from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder.core.interpreter import PseudoInst, WrappedValue
@@ -308,7 +309,8 @@ class SideEffects:
         before = held if is_map else dict(enumerate(held))
         after = now if is_map else dict(enumerate(now))
         touched = [k for k in {**before, **after} if before.get(k, _ABSENT) is not after.get(k, _ABSENT)]
-        is_reordered = is_map and [*(k for k in before if k in after), *(k for k in after if k not in before)] != [*after]
+        in_order = [*(k for k in before if k in after), *(k for k in after if k not in before)]
+        is_reordered = is_map and not same_keys([*after], in_order)
         if is_reordered:
             touched = [*(k for k in before if k not in after), *after]
         position = {id(v): k for k, v in before.items()}
@@ -479,7 +481,10 @@ def _kind(value: Any, of: Callable[[Any], Any] = id, by_identity: bool = False) 
     if isinstance(value, torch.Tensor):
         return type(value), value.shape, value.dtype, value.device, value.requires_grad
     if isinstance(value, dict):
-        return type(value), tuple((k, _kind(v, of, by_identity)) for k, v in value.items())
+        # a tensor says of each of its entries whether it is equal
+        return type(value), tuple(
+            (id(k) if isinstance(k, torch.Tensor) else k, _kind(v, of, by_identity)) for k, v in value.items()
+        )
     if isinstance(value, list | tuple):
         return type(value), tuple(_kind(v, of, by_identity) for v in value)
     return (type(value), value) if isinstance(value, _VALUES) else of(value)

@@ -51,7 +51,10 @@ def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
     """Called for ``getattr(x, name)`` with a wrapper x."""
     proxy, attribute = obj.value, unwrap(name)
     try:
-        found = None if overrides_torch_function(type(proxy.fake)) else given_attributes.of_wrapper(acquisition, obj, attribute)
+        is_torchs = not overrides_torch_function(type(proxy.fake)) or (
+            attribute == "grad" and given_attributes.is_gradient_torchs(acquisition, proxy.fake)
+        )
+        found = given_attributes.of_wrapper(acquisition, obj, attribute) if is_torchs else None
         found = users_attributes.of_user(acquisition, obj, name) if found is None else found
         if found is not None:
             return found
@@ -182,7 +185,7 @@ def _computed_attribute(acquisition: Acquisition, proxy: SubclassProxy, name: st
         return to_value(acquisition, value)
     if name == "data" and not overrides_torch_function(type(proxy.fake)):  # torch asks the class to detach it
         return call(acquisition, torch.Tensor.data.__get__, (proxy,), {})
-    if name == "grad" and not overrides_torch_function(type(proxy.fake)):
+    if name == "grad" and given_attributes.is_gradient_torchs(acquisition, proxy.fake):
         is_set = name in acquisition.wrappers.attributes.get(id(proxy.fake), ())
         with torch._C.DisableTorchFunctionSubclass():  # see `given_attributes` for inputs
             return to_value(acquisition, proxy.fake.grad) if is_set else None

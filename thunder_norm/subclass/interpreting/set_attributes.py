@@ -12,6 +12,7 @@ import torch
 from thunder_norm.errors import NothingWrittenWarning, UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward import set_attributes, users_attributes
+from thunder_norm.subclass.backward.given_attributes import is_gradient_torchs
 from thunder_norm.subclass.classes.jagged import is_jagged_class
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.guarding.classes import in_classes
@@ -44,7 +45,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, obj: WrappedValue, name: W
             what = "setter" if value else "deleter"
             return do_raise(AttributeError(f"property {attribute!r} of {cls.__name__!r} object has no {what}"))
         return _nothing_of(interpreter._interpret_call(accessor, obj, *value))
-    is_gradient = attribute == "grad" and descriptor is torch.Tensor.grad and not overrides_torch_function(cls)
+    is_gradient = attribute == "grad" and descriptor is torch.Tensor.grad and is_gradient_torchs(acquisition, obj.value.fake)
     if is_gradient and not value:
         value = (wrap_const(None),)
     is_plain = is_gradient or not hasattr(type(descriptor), "__set__") or isinstance(descriptor, types.MemberDescriptorType)

@@ -12,6 +12,7 @@ from thunder_norm.tracing.guarding.surroundings import Surroundings
 from thunder_norm.tracing.guarding.unchanged import FEWEST, UNCHANGED, Decided, Unchanged, are_attributes_counted, is_of_instance
 from thunder_norm.tracing.guarding.ways import Path, Ways
 from thunder_norm.tracing.guarding.written_code import code_of
+from thunder_norm.tracing.provenances import key_itself
 
 
 class GuardError(Exception):
@@ -147,7 +148,7 @@ class _Lines:
         return name
 
     def _written(self, key: Any) -> str:
-        return repr(key) if type(key) in (str, int, bool, type(None)) else self.constant(key, "k")
+        return repr(key) if type(key) in (str, int, bool, type(None)) else self.constant(key_itself(key), "k")
 
     def _entries(self, path: Path, owner: str) -> str:
         of_owner = (*path, ("attribute", "__dict__"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing.guarding import stored
+from thunder_norm.tracing.guarding import stored, tensor_keys
 from thunder_norm.tracing.guarding.guards import CONTAINERS, note
 from thunder_norm.tracing.guarding.ways import is_another_key, note_key, path_of
 from thunder_norm.tracing.replacement import Replacement, Replacements
@@ -41,7 +41,10 @@ def _populate_item_wrappers(obj: WrappedValue) -> None:
     if not obj.has_item_tracking:
         _note(obj)
     if not stored.has_own_methods(type(obj.value)):
-        _original_populate(obj)
+        if isinstance(obj.value, dict) and any(isinstance(key, torch.Tensor) for key in obj.value):
+            stored.populate(obj)
+        else:
+            _original_populate(obj)
         return
     found = _with_own_methods.get()
     if found is not None:
@@ -58,17 +61,22 @@ def _note(obj: WrappedValue) -> None:
         note(obj, "length", None, (type(obj.value), len(obj.value)))
     elif not obj.value:
         note(obj, "no keys", None, type(obj.value))
+    elif any(isinstance(key, torch.Tensor) for key in obj.value):
+        note(obj, "stored", None, stored.as_it_is(obj.value))
     elif len(obj.value) <= _MOST_KEYS:
         note(obj, "keys", None, (type(obj.value), tuple(obj.value)))
     if type(obj.value) in CONTAINERS and isinstance(obj.value, dict):
         for key, value in obj.value.items():
-            if is_another_key(key):
+            if is_another_key(key) or isinstance(key, torch.Tensor):
                 _populate_item_wrapper(value, obj, key)
 
 
 def _populate_item_wrapper(value: Any, obj: WrappedValue, key: Any) -> None:
     """Note under which key an item stands that is no number or word: a prologue of Thunder's has no words for it."""
     held = key.value if isinstance(key, WrappedValue) else key
+    if isinstance(held, torch.Tensor):
+        tensor_keys.populate(obj, held, value)
+        return
     if is_another_key(held) and held not in obj.item_wrappers and path_of(obj.provenance) is not None:
         if not isinstance(value, torch.Tensor):
             unknown = ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[])

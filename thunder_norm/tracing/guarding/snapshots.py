@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from thunder_norm.tracing.guarding import stored
+
 # Of these no one looks into the items one by one, and what is in them may change.
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _COLLECTIONS = (set, frozenset, collections.deque, *_VIEWS)
@@ -129,7 +131,8 @@ def _has_items(kind: type, then: Sequence[Callable[[Any], bool]], now: Any) -> b
 
 
 def _has_entries(kind: type, keys: tuple, then: Sequence[Callable[[Any], bool]], now: Any) -> bool:
-    return type(now) is kind and tuple(now) == keys and all(is_same(v) for is_same, v in zip(then, now.values(), strict=True))
+    is_alike = type(now) is kind and stored.same_keys(tuple(now), keys)
+    return is_alike and all(is_same(v) for is_same, v in zip(then, now.values(), strict=True))
 
 
 def _calls(kind: type, function: Any, args: Callable[[Any], bool], keywords: Callable[[Any], bool], now: Any) -> bool:

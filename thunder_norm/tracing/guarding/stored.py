@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import WrappedValue, populate_single_dict_item_wrapper, wrap_binary_subscr
+from thunder.core.interpreter import WrappedValue, wrap_binary_subscr
 
 _OF_MAPPINGS = "__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ __reversed__ __missing__ __or__ __ior__ __ror__"
 _OF_SEQUENCES = (
@@ -75,6 +75,14 @@ def keys(value: dict) -> tuple[Any, ...]:
     return tuple(elements(value))
 
 
+def same_keys(now: Sequence[Any], then: Sequence[Any]) -> bool:
+    """Whether dicts have equal keys in one order; a tensor is the same key as itself alone, though it says of each entry what is equal."""
+    return len(now) == len(then) and all(
+        n is t or (not isinstance(n, torch.Tensor) and not isinstance(t, torch.Tensor) and n == t)
+        for n, t in zip(now, then, strict=True)
+    )
+
+
 def item(value: Any, key: Any) -> Any:
     """The element at an index, or the entry of a key that is there."""
     base = base_of(type(value))
@@ -107,7 +115,7 @@ def populate(wrapped: WrappedValue) -> None:
     if isinstance(value, dict):
         for key in keys(value):
             if key not in wrapped.item_wrappers:  # type: ignore[operator]
-                populate_single_dict_item_wrapper(item(value, key), wrapped, key)
+                thunders.populate_single_dict_item_wrapper(item(value, key), wrapped, key)
         return
     if wrapped.item_wrappers is None:
         wrapped.item_wrappers = [None] * length(value)  # type: ignore[list-item]
@@ -127,7 +135,7 @@ def as_it_is(value: Any) -> Callable[[Any], bool] | None:
 
 
 def _has_keys(kind: type, then: tuple[Any, ...], now: Any) -> bool:
-    return type(now) is kind and keys(now) == then
+    return type(now) is kind and same_keys(keys(now), then)
 
 
 def _has_length(kind: type, then: int, now: Any) -> bool:

@@ -12,6 +12,7 @@ import torch
 
 from thunder_norm.tracing.guarding import stored
 from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.provenances import TensorKey, key_itself
 from thunder_norm.user_code import is_installed
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 
@@ -62,7 +63,7 @@ def is_another_key(key: Any) -> bool:
 
 def note_key(record: ProvenanceRecord, key: Any) -> None:
     """Note under which key an item stands, where Thunder would look for the key in the program."""
-    setattr(record, _KEY, key)
+    setattr(record, _KEY, TensorKey(key) if isinstance(key, torch.Tensor) else key)
 
 
 def _is_lasting(key: Any) -> bool:
@@ -106,7 +107,7 @@ def _item(value: Any, key: Any) -> Any:
     if not isinstance(value, (dict, list)) and type(value) is not tuple:
         return LEFT_OUT
     try:
-        return stored.item(value, key)
+        return stored.item(value, key_itself(key))
     except (KeyError, IndexError):
         return GONE
 

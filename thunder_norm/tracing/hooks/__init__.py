@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import thunder_norm.tracing.torch_functions.experts  # noqa: F401
 import thunder_norm.tracing.torch_functions.fast_paths  # noqa: F401 - have lookasides
+import thunder_norm.tracing.torch_functions.foreach_groups  # noqa: F401
 import thunder_norm.tracing.torch_functions.hook_handles  # noqa: F401
 import thunder_norm.tracing.torch_functions.libraries  # noqa: F401
 import thunder_norm.tracing.torch_functions.modules  # noqa: F401

@@ -85,8 +85,13 @@ class _Inputs(list):
         return self._places[variable.proxy.name]
 
 
+def _comparable(place: Any) -> Any:
+    """Where a prologue finds a value; an entry of a dict may be under a key that is a tensor, by the name that it has there."""
+    return [step.name if isinstance(step, Proxy) else step for step in place] if isinstance(place, list) else place
+
+
 def _sorted(values: Any, key: Any = None) -> list[Any]:
-    found = sorted(values, key=key)
+    found = sorted(values, key=None if key is None else lambda v: _comparable(key(v)))
     return _Inputs(found) if found and all(type(v) is Variable for v in found) else found
 
 

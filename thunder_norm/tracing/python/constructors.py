@@ -76,7 +76,7 @@ def _new_tuple(cls: WrappedValue, iterable: WrappedValue | None = None) -> Any:
 def _instance(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """``cls(...)``: what ``__new__`` makes is initialized only if it is an instance of the class."""
     made = _interpret_call(cls.value.__new__, cls, *args, **kwargs)
-    if made is INTERPRETER_SIGNALS.EXCEPTION_RAISED or not (_is_instance(made.value, cls.value)):
+    if made is INTERPRETER_SIGNALS.EXCEPTION_RAISED or not _is_instance(made, cls.value):
         return made
     if isinstance(made.value, Proxy):
         initialize = _interpret_call(getattr, made, wrap_const("__init__"))
@@ -107,8 +107,10 @@ def _type(value: WrappedValue, *of_new: WrappedValue, **options: WrappedValue) -
         return do_raise(e)
 
 
-def _is_instance(made: Any, cls: type) -> bool:
-    return isinstance(made, Proxy) or cls in type(made).__mro__
+def _is_instance(made: WrappedValue, cls: type) -> bool:
+    """Whether its class is derived from `cls`: `nn.Parameter` says of any tensor that is marked as one that it is an instance."""
+    kind = _interpret_call(type, made).value if isinstance(made.value, Proxy) else type(made.value)
+    return cls in kind.__mro__
 
 
 def _has_fields_alone(kind: type) -> bool:

@@ -21,7 +21,6 @@ from thunder.core import jit_ext
 from thunder.core.interpreter import (
     WrappedValue,
     do_raise,
-    populate_single_dict_item_wrapper,
     wrap_binary_subscr,
     wrapped_build_tuple,
 )
@@ -74,8 +73,9 @@ def entry(mapping: WrappedValue, key: Any) -> WrappedValue:
     known = mapping.item_wrappers.get(key)  # type: ignore[union-attr]
     if known is None or (known.value is not value and known.original_value is not value):
         mapping.item_wrappers.pop(key, None)  # type: ignore[union-attr]
-        populate_single_dict_item_wrapper(value, mapping, key)
-    mapping.key_wrappers.setdefault(key, thunders.wrap_const(key))
+        thunders.populate_single_dict_item_wrapper(value, mapping, key)
+    if key not in mapping.key_wrappers:
+        mapping.key_wrappers[key] = thunders.wrap_const(key)
     return mapping.item_wrappers[key]  # type: ignore[index]
 
 

@@ -6,23 +6,29 @@ memory tells it from others as that of a tensor does.  No number of it may leave
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding import guards, tensor_keys
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.shared_memory.aliases import given_as
+from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
 _SECOND_NAMES = "_thunder_norm_second_names"  # of an acquisition; see `note_second_name`
 _ASKED = "_thunder_norm_identities_asked"  # the inputs of which the program has asked it
-_OF_ONE_KEY = frozenset("__getitem__ __setitem__ __delitem__ __contains__ get pop setdefault add remove discard".split())
+_OF_ONE_KEY = frozenset(
+    "__getitem__ __setitem__ __delitem__ __contains__ get pop setdefault move_to_end add remove discard".split()
+)
 _HASHING = (dict, set, frozenset)
 
 
@@ -64,7 +70,7 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if fn is id and len(args) == 1 and isinstance(args[0].value, TensorProxy):
         return lambda x: wrap_const(_place(x))
     if args and _is_looked_for(fn, args):
-        return lambda *_: do_raise(_from_before())
+        return _looked_up(fn, args)
     return None
 
 
@@ -95,10 +101,47 @@ def _first_of(p: TensorProxy) -> TensorProxy:
 
 def _is_looked_for(fn: Callable, args: tuple[WrappedValue, ...]) -> bool:
     owner, name = getattr(fn, "__objclass__", None), getattr(fn, "__name__", None)
-    if owner not in _HASHING or not isinstance(args[0].value, _HASHING):
+    if not isinstance(owner, type) or not issubclass(owner, _HASHING) or not isinstance(args[0].value, _HASHING):
         return False
-    hashed = args[1:2] if name in _OF_ONE_KEY else args[1:] if owner is not dict else ()
+    hashed = args[1:2] if name in _OF_ONE_KEY else args[1:] if not issubclass(owner, dict) else ()
     return any(_holds_tensor(a.value) for a in hashed) and guards.is_guarded(args[0])
+
+
+def _looked_up(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable:
+    """What to call where a dict or set is asked for a tensor: a tensor of the model is looked up itself, and later calls must have the same."""
+    real = _of_model(args[1].value) if fn.__name__ in _OF_ONE_KEY else None
+    if real is None:
+        return lambda *_: do_raise(_from_before())
+    guards.note_at(args[1].value.history, "is", None, real)
+    return functools.partial(_look_up, fn, real)
+
+
+def _look_up(fn: Callable, real: torch.Tensor, asked: WrappedValue, key: WrappedValue, *rest: WrappedValue) -> Any:
+    if not isinstance(asked.value, dict):
+        return thunders._interpret_call(fn, asked, tensor_keys.as_key(key, real), *rest)
+    asked.track_items()
+    tensor_keys.note_looked_up(asked, key, real)
+    found = thunders._interpret_call(fn, asked, tensor_keys.as_key(key, real), *rest)
+    if real in asked.key_wrappers:
+        asked.key_wrappers[real] = key
+    return found
+
+
+def _of_model(key: Any) -> torch.Tensor | None:
+    """The parameter or buffer that a key is; None for what comes and goes with each call."""
+    real = given_as(key) if isinstance(key, TensorProxy) and key.history is not None else None
+    is_lasting = isinstance(real, torch.nn.Parameter) or (real is not None and member_of_module(key.history) is not None)
+    return real if is_lasting and guards.found_at(key.history) is real else None
+
+
+@instead_of(thunders.MappingKeysIterator.__next__)
+def _next_key(iterator: WrappedValue) -> Any:
+    """The next key of a dict, or what stands for the tensor that it is."""
+    try:
+        key = next(iterator.value._underlying_key_iterator)
+    except Exception as e:  # noqa: BLE001 - the end, or a dict that changes meanwhile: the program's
+        return do_raise(e)
+    return tensor_keys.standing_for(iterator.attribute_wrappers["_mapping"], key)
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -120,8 +163,8 @@ def _from_before() -> UnsupportedOpError:
         with_details(
             "a tensor is looked for, or put, as a key in a dict or set that was there before the call",
             at=location_of_user(),
-            why="what stands for a tensor in a trace is another object than the tensor of a call",
-            instead="id(parameter) for parameters, a name or a position as key, or a dict that the program makes itself",
+            why="it is no parameter or buffer of a module: another call has another tensor, which is no such key",
+            instead="a name or a position as key, or a dict that the program makes itself",
         )
     )
 

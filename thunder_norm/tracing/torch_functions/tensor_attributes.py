@@ -18,14 +18,14 @@ from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import MISSING
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.provenances import member_of_module
+from thunder_norm.tracing.provenances import member_of_module, place_in_module
 from thunder_norm.tracing.shared_memory import aliases, replaced_memory
 from thunder_norm.tracing.shared_memory.version_counters import give_own
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext, prims
 from thunder.core.dtypes import to_torch_dtype
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
-from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
+from thunder.core.proxies import AnyProxy, Proxy, ProxyTag, TensorProxy
 from thunder.core.trace import get_tracectx
 
 _INSTEAD = {
@@ -78,23 +78,33 @@ def is_unknown_gradient(obj: WrappedValue, name: WrappedValue) -> bool:
     proxy = obj.value
     if name.value != "grad" or type(proxy) is not TensorProxy or not isinstance(_given(obj), torch.Tensor):
         return False
-    return guards.is_guarded(obj) and (not proxy.requires_grad or _is_of_module(obj)) and _set_of(obj, name) is MISSING
+    return (not proxy.requires_grad or _is_of_module(obj)) and _set_of(obj, name) is MISSING
 
 
 def gradient_of(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> WrappedValue:
     """Called for `getattr` of an `is_unknown_gradient`."""
     found = _given(obj).grad
-    if found is not None and _is_of_module(obj):
-        what, why = (
-            ".grad of a parameter, or of a buffer",
-            "the trace is given the tensors that a module has, and nothing of theirs",
-        )
-        return do_raise(UnsupportedOpError(with_details(what, at=location_of_user(), why=why, instead="give it as an argument")))
-    if found is not None:
-        guards.note_none(obj)
-        return thunders.wrap_attribute(found, obj, name)
-    guards.note(obj, "own attribute", name.value, same_as(None))
-    return wrap_const(None)
+    if found is None:
+        guards.note_at(obj.value.history, "own attribute", name.value, same_as(None))
+        return wrap_const(None)
+    return tensor_of_given(obj.value, name.value, found)
+
+
+def tensor_of_given(proxy: TensorProxy, name: str, found: torch.Tensor) -> WrappedValue:
+    """What stands for a tensor that an input has as an attribute of torch's: one for the whole program, which may write into it."""
+    assert proxy.history is not None
+    known: dict[tuple[str, str], WrappedValue] = vars(jit_ext.get_jit_ctx()).setdefault(_OF_GIVEN, {})
+    if (proxy.name, name) not in known:
+        member = member_of_module(proxy.history)
+        holder = proxy.history if member is None else place_in_module(member)
+        attribute = ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=name)
+        record = ProvenanceRecord(PseudoInst.LOAD_ATTR, inputs=[holder, attribute])
+        known[proxy.name, name] = thunders.wrap(found, provenance=record)
+        guards.note_at(record, "is none", None, False)
+    return known[proxy.name, name]
+
+
+_OF_GIVEN = "_thunder_norm_attributes_of_given"  # of an acquisition; by the name of the input, and that of the attribute
 
 
 def has(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
@@ -190,8 +200,6 @@ def _set_users(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> An
 
 def _set_gradient(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
     """Called for ``x.grad = value``; torch says to tensors without data what it would say to these."""
-    if _is_of_module(obj):  # which Thunder's prologue cannot follow further than to the tensor
-        return gradient_of(obj, name) if value.value is None and _given(obj).grad is None else _refuse(obj, name, value)
     empty = [v.value if not isinstance(v.value, TensorProxy) else _without_data(v.value) for v in (obj, value)]
     try:
         empty[0].grad = empty[1]
@@ -217,7 +225,8 @@ def _of(obj: WrappedValue) -> SetAttributes:
     found = those_set(jit_ext.get_jit_ctx())
     if obj.value.name not in found:
         real = _given(obj)
-        owner = obj.value if real is None else AnyProxy(real, history=obj.value.history)
+        tags = {ProxyTag.STATIC_MEMORY_LOCATION} if _is_of_module(obj) else None  # as Thunder marks what it gets from a module
+        owner = obj.value if real is None else AnyProxy(real, history=obj.value.history, tags=tags)
         found[obj.value.name] = SetAttributes(obj.value, owner, real)
     return found[obj.value.name]
 
