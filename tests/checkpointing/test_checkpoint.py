@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from tests.seeds import seeded
@@ -271,6 +272,20 @@ def test_arguments_of_torchs_checkpoint() -> None:
     assert_same(gradients(jf, x), gradients(lambda x: (x * 3).sin(), x))
     with pytest.raises(UnsupportedOpError, match="context_fn"):
         thunder.jit(with_contexts, transforms=[CheckpointTransform()])(x)
+    assert_same(gradients(thunder.jit(with_contexts, transforms=[NormTransform()]), x), gradients(torch.sin, x))
+
+
+class _Doubled(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {})) * 2
+
+
+def test_contexts_of_a_checkpoint_that_compute_are_refused() -> None:
+    def f(x):
+        return torch_checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (_Doubled(), _Doubled()))
+
+    with pytest.raises(UnsupportedOpError, match="context_fn[^$]*_Doubled"):
+        thunder.jit(f, transforms=[NormTransform()])(rand(3))
 
 
 class Block(torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -211,3 +212,24 @@ def test_transforms_under_no_grad_inside_of_a_gradient_are_constants() -> None:
 
     x = float64(3, 4)
     assert_same(thunder.jit(f, transforms=[SubclassTransform()])(x), f(x))
+
+
+@pytest.mark.parametrize("penalizes", [False, True])
+def test_running_statistics_are_written_once_through_a_derivative(penalizes: bool) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(3).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            z = self.norm(x).detach().requires_grad_()
+            (found,) = torch.autograd.grad(self.norm(z).tanh().sum(), z, create_graph=penalizes)
+            return found.square().sum()
+
+    torch.manual_seed(seeded(0))
+    net = Net()
+    other, x = copy.deepcopy(net), float64(5, 3)
+    jitted = thunder.jit(other, transforms=[NormTransform()])
+    for _ in range(2):
+        assert_same(jitted(x), net(x))
+        assert_same([b.double() for b in other.buffers()], [b.double() for b in net.buffers()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 import warnings
 from typing import Any
@@ -20,7 +21,14 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.shared_memory.writes import targets
 from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, get_interpreterruntimectx
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    WrappedValue,
+    _interpret_call,
+    do_raise,
+    get_interpreterruntimectx,
+    unwrap,
+)
 from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
 from thunder.core.proxies import Proxy
 from thunder.core.symbol import BoundSymbol
@@ -155,12 +163,38 @@ def _torch_checkpoint(
     Thunder's own refuses reentrant ones, and both are one thing in a trace.  The generator's state is always preserved; checks of
     determinism have nothing to check, since what runs twice is one program.
     """
+    if context_fn is not None and not keeps_regions():
+        contexts = _interpret_call(context_fn)
+        if contexts is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            return contexts
+        seeing = next((c for c in unwrap(contexts) if not isinstance(c, _CHOOSING)), None)
+        if seeing is not None:
+            return do_raise(_contexts_refused(f"they are a {type(seeing).__name__}, which may do something else"))
     scope_around = get_jit_ctx().computation_trace.peek_scope()
     start = len(scope_around)
     result = _interpreted(function, args, kwargs, context_fn, determinism_check, debug)
     if torch.is_grad_enabled():
         _warn_of_writes(scope_around[start:])
     return result
+
+
+# contexts that choose what is computed again, and leave what is computed as it is
+_CHOOSING = (
+    torch.utils.checkpoint._CachingTorchDispatchMode,
+    torch.utils.checkpoint._CachedTorchDispatchMode,
+    contextlib.nullcontext,
+)
+
+
+def _contexts_refused(why: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        with_details(
+            "checkpoint(..., context_fn=...) in a traced program",
+            at=location_of_user(),
+            why=why,
+            instead="nest regions, or CheckpointTransform(memory_budget=...)",
+        )
+    )
 
 
 def _warn_of_writes(bsyms: list[BoundSymbol]) -> None:
@@ -188,16 +222,7 @@ def _interpreted(
         given = {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
         return _thunders(function, *args, **{k: v for k, v in given.items() if v is not None})
     if context_fn is not None and context_fn.value is not torch.utils.checkpoint.noop_context_fn:
-        return do_raise(
-            UnsupportedOpError(
-                with_details(
-                    "checkpoint(..., context_fn=...) in a traced program",
-                    at=location_of_user(),
-                    why="its contexts choose among kernels as they run",
-                    instead="nest regions, or CheckpointTransform(memory_budget=...)",
-                )
-            )
-        )
+        return do_raise(_contexts_refused("its contexts choose among kernels as they run"))
     return interpret_region(function, *args, **kwargs)
 
 

@@ -32,6 +32,7 @@ from thunder_norm.functions.thunder_rules import CONSTANT, thunders_rule
 from thunder_norm.subclass.acquiring.fallback import fallback_executor
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import gradients_recorded, scope
+from thunder_norm.tracing.shared_memory.writes import copies_in
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
@@ -143,8 +144,8 @@ def evaluate_vjp(trace: TraceCtx, primals: Sequence[Any], wrt: Sequence[bool]) -
 def pullback_of(scopes: Sequence[list[BoundSymbol]], inputs: Sequence[TensorProxy], outs: Sequence[TensorProxy]) -> Pullback:
     """The pullback of operations that are written already.
 
-    What a backward needs of the inside of one is written into the open trace: its steps, once more.  Where it has drawn random numbers, its
-    steps take its place.
+    What a backward needs of the inside of one is written into the open trace: its steps, once more.  Where it has drawn random numbers, or
+    written into a tensor (running statistics), its steps take its place.
 
     Args:
         scopes: the operations in order; those that the inputs do not reach are constants.
@@ -193,7 +194,7 @@ class _Reverse:
         self.nodes.extend(nodes)
         if not nodes or forward == [bsym]:
             return [bsym]
-        if any(draws_numbers(b) for b in forward):
+        if any(draws_numbers(b) or copies_in(b) for b in forward):
             return forward
         outs = {o.name for o in bsym.flat_proxy_outs}
         # steps that a later derivative finds beside the operation itself, which consists of them

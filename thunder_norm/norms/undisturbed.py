@@ -10,7 +10,7 @@ import contextlib
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.model_state.escapes import stand_in
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.model_state.tensor_data import Leaves, WriteLog
+from thunder_norm.random_states import remembered, state_of
 
 
 def undisturbed(*roots: Any) -> contextlib.AbstractContextManager[None]:
@@ -40,7 +41,7 @@ class Surroundings:
     def __init__(self, *roots: Any):
         self._found = Reachable(roots)
         self._leaves = Leaves(self._found.tensors)
-        self._set_back = [_remembered(g) for g in self._found.generators]
+        self._set_back = [remembered(g) for g in self._found.generators]
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -71,7 +72,7 @@ class Surroundings:
             states.append(
                 [str(part) if isinstance(part, str) else list(map(float, numpy.ravel(part))) for part in numpy.random.get_state()]
             )
-        return states + [_state(g) for g in self._found.generators]
+        return states + [state_of(g) for g in self._found.generators]
 
     def _restore(self, log: WriteLog) -> None:
         with torch.inference_mode(False), torch.no_grad():
@@ -101,24 +102,6 @@ def _same_random_numbers() -> Iterator[None]:
 def _as_written() -> contextlib.AbstractContextManager[Any]:
     """Dynamo, if anything has loaded it, compiles nothing: it knows neither norms nor modes that watch operations."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
-
-
-def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state().tolist()
-    return str(generator.bit_generator.state) if hasattr(generator, "bit_generator") else generator.getstate()
-
-
-def _remembered(generator: Any) -> Callable[[], Any]:
-    """What sets a generator that the program holds back to the state it has now."""
-    if isinstance(generator, torch.Generator):
-        state = generator.get_state()
-        return lambda: generator.set_state(state)
-    if hasattr(generator, "bit_generator"):
-        state = generator.bit_generator.state
-        return lambda: setattr(generator.bit_generator, "state", state)
-    state = generator.getstate()
-    return lambda: generator.setstate(state)
 
 
 def _holds_none_of_its_own(cache: Any) -> bool:

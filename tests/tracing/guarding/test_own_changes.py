@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import itertools
+import random
 import sys
 import warnings
 from collections import Counter, OrderedDict, deque
@@ -316,3 +318,56 @@ def test_what_a_program_makes_and_uses_up_is_acquired_once():
     x = torch.ones(2)
     assert all(torch.equal(jitted(x), x * 6) for _ in range(3))
     assert thunder.cache_misses(jitted) == 1
+
+
+def _writes_a_column(x):  # torch's own operation, with what lies in which memory: such a program is acquired twice
+    norms, mean = torch.zeros(3, 2), torch.zeros(3, 2)
+    torch.norm(x, 2, 1, False, out=norms[:, 1])
+    torch.mean(x, 1, out=mean[:, 1])
+    return norms + mean
+
+
+_OF_PYTHON, _OF_NUMPY, _OLD = random.Random(1), np.random.default_rng(1), np.random.RandomState(1)
+_COUNT: contextvars.ContextVar[int] = contextvars.ContextVar("_COUNT", default=0)
+
+
+def _count():
+    _COUNT.set(_COUNT.get() + 1)
+    return _COUNT.get()
+
+
+_DRAWS = {
+    "Python": (random.random, lambda: random.seed(2)),
+    "a generator of Python": (lambda: _OF_PYTHON.random(), lambda: _OF_PYTHON.seed(2)),
+    "NumPy": (lambda: float(np.random.rand()), lambda: np.random.seed(2)),
+    "a generator of NumPy": (
+        lambda: float(_OF_NUMPY.random()),
+        lambda: setattr(_OF_NUMPY.bit_generator, "state", np.random.PCG64(2).state),
+    ),
+    "a RandomState": (lambda: float(_OLD.rand()), lambda: _OLD.seed(2)),
+    "a context variable": (_count, lambda: _COUNT.set(0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
+@pytest.mark.parametrize("name", _DRAWS)
+def test_what_is_acquired_twice_draws_once(name):
+    draw, seed = _DRAWS[name]
+
+    def f(x):
+        first = draw()
+        return _writes_a_column(x) * draw(), first
+
+    x = torch.arange(12.0).reshape(3, 4)
+    seed()
+    expected = [(f(x), draw()) for _ in range(2)]
+    seed()
+    jitted = thunder.jit(f, transforms=[NormTransform()])
+    torch.testing.assert_close([(jitted(x), draw()) for _ in range(2)], expected)
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
+def test_an_iterator_of_what_is_acquired_twice_is_refused():
+    items = iter(range(9))
+    with pytest.raises(UnsupportedOpError, match="an iterator that was there"):
+        thunder.jit(lambda x: next(items) * _writes_a_column(x), transforms=[NormTransform()])(torch.ones(3, 4))

@@ -139,6 +139,19 @@ def test_out(make):
     torch.testing.assert_close(thunder.jit(_into_another, transforms=[make()])(x), _into_another(x))
 
 
+@pytest.mark.parametrize("make", [SplitBiasTransform, NormTransform], ids=lambda t: t.__name__)
+def test_out_of_the_older_norm(make):
+    def f(x):
+        by_position, column, whole = torch.empty(3), torch.zeros(3, 2), torch.empty(())
+        torch.norm(x, 2, 1, False, by_position)
+        torch.norm(x, p=1, dim=1, out=column[:, 1])
+        torch.norm(x, "nuc", out=whole)
+        return by_position, column, whole, x.norm(2, 1, False, torch.float64), torch.norm(x, 2, 1, False, None, torch.float64)
+
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seeded(0)))
+    torch.testing.assert_close(thunder.jit(f, transforms=[make()])(x), f(x))
+
+
 def test_out_of_another_dtype_is_refused():
     with pytest.raises(UnsupportedOpError, match="out= of another shape or dtype"):
         thunder.jit(lambda x: torch.add(x, 1, out=x.double()), transforms=[CheckpointTransform()])(torch.ones(2))

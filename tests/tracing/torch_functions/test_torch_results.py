@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm.errors import ThunderNormError, UnsupportedOpError
+from thunder_norm.errors import InnerDerivativeError, ThunderNormError, UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
 import thunder
 
@@ -20,6 +20,7 @@ torch.Tensor(torch.Size([2])).zero_() | torch.Tensor(x.shape).zero_() | torch.Te
 torch.Tensor(x) * 2 | torch.Tensor([x[0, 0], 2]) | torch.FloatTensor([1, 2]) | torch.DoubleTensor([1, 2]) | torch.LongTensor([1, 2])
 torch.LongTensor([1.5]) | torch.LongTensor(3, 2).zero_() | torch.LongTensor(x.long()) | torch.BoolTensor([True, False]) | torch.HalfTensor([1.5])
 torch.ByteTensor([1, 255]) | torch.FloatTensor(3).zero_() + x[:, 0] | torch.BFloat16Tensor((1.5, 2)) | torch.Tensor(range(3))
+torch.autograd.Variable(x) * 2 | torch.autograd.Variable(data=x + 1) | torch.autograd.Variable(torch.zeros(2), requires_grad=True) + 1
 x.new(x.shape).zero_() | x.new(x.size()).fill_(2) | x.new(x.shape[:1]).zero_() | x.new(torch.Size([2])).zero_() | x.new(2, 3).zero_() | x.new((2, 3))
 x.new([1.0, 2.5]) | x.long().new([1, 2]) | x.new() | x.new(x) * 2 | x.double().new(x.shape).zero_() | x.new(size=(2,)).zero_() | x.new(range(2))
 """
@@ -44,6 +45,7 @@ _KNOWN = """
 x.tensor_split(torch.tensor([1])) | x.tensor_split(torch.tensor([1, 2]), dim=1) | x.tensor_split(torch.tensor(2)) | torch.tensor_split(x, torch.tensor([1]), 1)
 x.narrow(0, torch.tensor(1), 1) | x.view(torch.tensor(4), 3) | x.reshape((torch.tensor(4), -1)) | x.expand(torch.tensor(2), 3, 4) | x.repeat(torch.tensor(2), 1)
 torch.zeros(torch.tensor(2), 3) | torch.ones(torch.tensor(2)) | torch.arange(torch.tensor(3)) | torch.arange(0, torch.tensor(3) + 1, 1) | x.new_zeros(torch.tensor(2))
+x[range(2)] | x[:, range(2, -1, -1)] | x[range(0)] | x[range(2), range(2)] | x[torch.tensor([1, 0, 1], dtype=torch.uint8)] | x[:, (x > 0)[0].byte()]
 x[torch.tensor(1):] | x[torch.tensor(0):torch.tensor(2), 1] | x[:, torch.tensor(True)] | x[torch.tensor(1)] | torch.eye(torch.tensor(2))
 """
 _SIZES = """
@@ -75,7 +77,7 @@ def _function(text: str):
 
 def _described(value):
     if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape), value.detach().tolist()
+        return value.dtype, value.requires_grad, tuple(value.shape), value.detach().tolist()
     if isinstance(value, (tuple, list)):
         return type(value).__name__, [_described(v) for v in value]
     return {k: _described(v) for k, v in value.items()} if isinstance(value, dict) else value
@@ -89,6 +91,19 @@ def test_what_is_made_is_torchs(text):
         jitted = thunder.jit(f, transforms=[transform()])
         for given in (x, x + 1):
             assert _described(jitted(given)) == _described(f(given))
+
+
+def test_another_name_without_history():
+    def f(x):
+        y, other = x * 2, torch.autograd.Variable(x * 3)
+        other[0] = 1
+        parts = torch.asarray(y, requires_grad=False), torch.asarray(obj=x, dtype=torch.half, requires_grad=False)
+        return *parts, torch.asarray(x, copy=True, requires_grad=False), other, x * other
+
+    x = torch.ones(3, requires_grad=True)
+    assert _described(thunder.jit(f, transforms=[NormTransform()])(x)) == _described(f(x))
+    with pytest.raises(InnerDerivativeError):  # in eager mode x requires none from then on
+        thunder.jit(lambda x: torch.asarray(x, requires_grad=False), transforms=[NormTransform()])(x)
 
 
 @pytest.mark.parametrize("text", _programs(_REFUSED))

@@ -127,13 +127,14 @@ _note_called: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("
 
 
 @contextmanager
-def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
+def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[Surroundings]:
     """Note what the jitted function looks at meanwhile."""
     _KINDS.forget()
-    token = _current.set(Guards({"fn": fn, "args": args, "kwargs": kwargs}, Surroundings(fn)))
+    surroundings = Surroundings(fn)
+    token = _current.set(Guards({"fn": fn, "args": args, "kwargs": kwargs}, surroundings))
     try:
         with REPLACEMENTS.in_place():
-            yield
+            yield surroundings
     finally:
         _current.reset(token)
 

@@ -27,6 +27,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
+from thunder_norm.random_states import remembered
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder_norm.tracing.guarding.ways import is_of_others
@@ -81,6 +82,8 @@ class Surroundings:
         builtins: of each module of a user's, its globals and the builtins that its functions may name, which a global would come before.
         states: of functions that read the state of the process, by function and arguments, whether they say the same.
         variables: of each context variable that the program sets, what it was before.
+        drawn: of each generator that numbers were drawn from in Python, by identity, what sets it back to its state before.
+        asked_iterator: where an iterator that was there before the call was asked for an item first.
         is_of_one_call: whether a function was called whose result is another in each call.
     """
 
@@ -90,6 +93,8 @@ class Surroundings:
     states: dict[tuple[Callable, tuple], Callable[[Any], bool]] = field(default_factory=dict)
     builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     variables: dict[ContextVar, Any] = field(default_factory=dict)
+    drawn: dict[int, Callable[[], Any]] = field(default_factory=dict)
+    asked_iterator: str | None = None
     is_of_one_call: bool = False
 
     def note_function(self, function: FunctionType, args: tuple[Any, ...]) -> None:
@@ -169,9 +174,9 @@ class Surroundings:
             self._note_state(ContextVar.get, (given[0], None))
         elif given and isinstance(given[0], torch.Generator) and getattr(function, "__objclass__", None) is torch.Generator:
             if not is_own():
-                self._note_drawn(function)
+                self._note_drawn(function, given[0])
         elif given and isinstance(given[0], _GENERATORS) and (given[0] is _PYTHONS or not is_own()):
-            self._note_drawn(function)
+            self._note_drawn(function, given[0])
 
     def note_answer(self, function: Callable, given: tuple[Any, ...]) -> None:
         """Note what ``isinstance`` or ``issubclass`` says of what the program has made, or of a constant, for a class that says it itself."""
@@ -180,6 +185,7 @@ class Surroundings:
     def note_iterator(self, function: Callable) -> None:
         """Note a function in C that is given an iterator that was there before the call."""
         if function not in _ASK_FOR_NO_ITEM:
+            self.asked_iterator = self.asked_iterator or location_of_user()
             self._note_of_one_call(
                 "an iterator that was there before the call is asked for its next item in the jitted function",
                 why="an iterator has each item once, and another in the next call",
@@ -203,7 +209,30 @@ class Surroundings:
         except Exception:  # noqa: BLE001 - the program is about to meet it
             return
 
-    def _note_drawn(self, function: Callable) -> None:
+    def undo(self) -> None:
+        """Undo what the program has done in Python where no way leads to from its arguments, before it is acquired once more.
+
+        Raises:
+            UnsupportedOpError: it has taken an item out of an iterator, which nothing puts back.
+        """
+        for set_back in self.drawn.values():
+            set_back()
+        for variable, then in self.variables.items():
+            if then is not _nothing and variable.get(_nothing) is not then:
+                variable.set(then)
+        if self.asked_iterator is not None:
+            raise UnsupportedOpError(
+                with_details(
+                    "an iterator that was there before the call is asked for its next item in the jitted function",
+                    at=self.asked_iterator,
+                    why="the program has to be gone through twice, and an iterator has each item once",
+                    instead="give a list, or the item itself",
+                )
+            )
+
+    def _note_drawn(self, function: Callable, generator: Any = None) -> None:
+        if generator is not None and id(generator) not in self.drawn:
+            self.drawn[id(generator)] = remembered(generator)
         self._note_of_one_call(
             f"{function.__qualname__} is called in the jitted function",
             why="what it returns goes into the trace as a number, which the next call must not have",

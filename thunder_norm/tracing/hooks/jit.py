@@ -44,6 +44,7 @@ from thunder.transforms import autodiff
 # of compile data: what was acquired last
 _IS_OF_ONE_CALL = "_thunder_norm_is_of_one_call"
 _DIFFERENTIATED = "_thunder_norm_differentiated"
+_MET = "_thunder_norm_met"  # what the last acquisition has met beside its arguments
 _USE = "_thunder_norm_use"  # has the compilation use another list of transforms
 
 _original_acquire = thunder.thunder_general_jit
@@ -79,6 +80,7 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
             if led is None:
                 raise
             asked = led
+    _undo(get_compile_data())
     return _acquired(asked, fn, args, kwargs, options, may_begin_again=False)
 
 
@@ -93,6 +95,13 @@ def _led() -> Participant | None:
     return leading(participants())
 
 
+def _undo(cd: Any) -> None:
+    """Undo what the last acquisition has left where no way leads to from the arguments."""
+    met = vars(cd).pop(_MET, None)
+    if met is not None:
+        met.undo()
+
+
 class _Again(Exception):
     """What the program has done while it was acquired is undone, and it is acquired once more."""
 
@@ -103,7 +112,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         stack.enter_context(as_deep_as_eager())
         stack.enter_context(autocast.acquiring())
         stack.enter_context(whereabouts.shown())
-        stack.enter_context(guards.noted(fn, args, kwargs))
+        vars(get_compile_data())[_MET] = stack.enter_context(guards.noted(fn, args, kwargs))
         stack.enter_context(containers.KEPT.in_place())
         stack.enter_context(python.AS_IT_IS.in_place())
         with_own_methods = stack.enter_context(contents.noted())
@@ -280,9 +289,11 @@ def _with_cache_info(fn: Callable) -> Callable:
                 # what was tried for more calls than this one may have failed for that, and in a pass of Thunder's
                 if not attempts.give_up(around["weakref_cd"]()):
                     raise
+                _undo(around["weakref_cd"]())
                 entry, *inputs = with_room(find, *args, **kwargs)
         attempts.end(around["weakref_cd"]())
         acquired = vars(around["weakref_cd"]())
+        acquired.pop(_MET, None)
         program, is_of_one_call = acquired.pop(_DIFFERENTIATED, None), acquired.pop(_IS_OF_ONE_CALL, False)
         cache = around["weakref_cs"]().interpreter_cache
         if entry.backward_fn is not None and program is not None:

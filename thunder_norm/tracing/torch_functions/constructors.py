@@ -55,6 +55,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     held = _held(data.value)
     if fn is torch.as_tensor and type(held) in (TensorProxy, bool, int, float, complex):
         return functools.partial(_interpret_call, _converted if type(held) is TensorProxy else torch.tensor)
+    if fn is torch.asarray and type(held) is TensorProxy and "requires_grad" in kwargs and not unwrap(kwargs["requires_grad"]):
+        return _detached
     if isinstance(held, range) or (_is_read_as_list(held) and fn is not torch.asarray):  # which takes the memory
         listed = wrap(list(held), provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[data.provenance]))
         return lambda *_, **__: _interpret_call(fn, *args[:place], listed, *args[place + 1 :], **kwargs)
@@ -86,6 +88,20 @@ def _refuse_parameter(*_: WrappedValue, **__: WrappedValue) -> Any:
 def _converted(data: torch.Tensor, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
     """``torch.as_tensor`` of a tensor."""
     return data if dtype is None and device is None else data.to(device=device, dtype=dtype)
+
+
+def _detached(obj: WrappedValue, requires_grad: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for ``torch.asarray(x, requires_grad=False)``."""
+    return _interpret_call(_without_history, obj, **kwargs)
+
+
+def _without_history(obj: torch.Tensor, dtype: torch.dtype | None = None, device: Any = None, copy: Any = None) -> torch.Tensor:
+    if not obj.requires_grad:
+        return torch.asarray(obj, dtype=dtype, device=device, copy=copy)
+    is_copied = copy or dtype not in (None, obj.dtype) or (device is not None and torch.device(device) != obj.device)
+    if obj.is_leaf and not is_copied:  # torch hands a leaf back, and it requires none from then on
+        return obj.requires_grad_(False)
+    return torch.asarray(obj.detach(), dtype=dtype, device=device, copy=copy)
 
 
 def _of_parts(place: int, leaves: list[Any], shape: tuple[int, ...], *args: WrappedValue, **kwargs: WrappedValue) -> Any:
@@ -217,6 +233,22 @@ def _alias(dtype: torch.dtype | None, tensor: torch.Tensor) -> torch.Tensor:
     if dtype is not None and tensor.dtype != dtype:
         raise TypeError(f"expected a tensor of {dtype}, got one of {tensor.dtype}")
     return tensor.view(tensor.shape)
+
+
+@instead_of(torch.autograd.Variable)
+def _variable(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for ``torch.autograd.Variable(x)``, which has been another name of x's memory, without its history, since there are no Variables."""
+    return _interpret_call(_as_variable, *args, **kwargs)
+
+
+def _as_variable(data: Any = None, requires_grad: bool = False, volatile: bool = False) -> torch.Tensor:
+    if data is None:
+        return torch.empty(0).requires_grad_(requires_grad)
+    if not isinstance(data, torch.Tensor):
+        raise TypeError(f"Variable data has to be a tensor, but got {type(data).__name__}")
+    if volatile and requires_grad:
+        raise ValueError("Variable can't be volatile and require_grad at the same time!")
+    return data.detach().requires_grad_() if requires_grad else data.detach()
 
 
 def _classes() -> list[Callable]:

@@ -69,13 +69,19 @@ def by_position(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, 
 
 
 def written_into(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
-    """What to call instead of `fn`, an operation of which Thunder knows no ``out``; None for all others."""
+    """What to call instead of `fn`, an operation of which Thunder knows no ``out``, or does not write it; None for all others."""
+    if fn is torch.norm and len(args) > _OUT_OF_NORM:
+        kwargs = {"out": args[_OUT_OF_NORM], **dict(zip(("dtype",), args[_OUT_OF_NORM + 1 :], strict=False)), **kwargs}
+        args = args[:_OUT_OF_NORM]
     if "out" not in kwargs or not isinstance(kwargs["out"].value, TensorProxy):
         return None
-    if not (isinstance(fn, Symbol) or look_up(_torch_to_thunder_function_map, fn) is not None):
+    if not (isinstance(fn, Symbol) or fn is torch.norm or look_up(_torch_to_thunder_function_map, fn) is not None):
         return None
     rest = {name: v for name, v in kwargs.items() if name != "out"}
     return lambda *_, **__: _interpret_call(_into, wrap_const(fn), kwargs["out"], *args, **rest)
+
+
+_OUT_OF_NORM = 4  # where torch.norm has it, which alone takes it by position
 
 
 def _into(fn: Callable, out: torch.Tensor, /, *args: Any, **kwargs: Any) -> torch.Tensor:

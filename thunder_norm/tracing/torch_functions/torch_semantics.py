@@ -16,7 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.activity import has_history
+from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.shared_memory import replaced_memory, views_in_place
@@ -222,13 +224,18 @@ for _norm in (torch.linalg.vector_norm, torch.linalg.norm):
     _instead_of(_norm)(over_positive(ltorch._torch_to_thunder_function_map[_norm]))
 
 
-@_instead_of(torch.norm, torch.Tensor.norm)
+@_instead_of(torch.norm)
 def _older_norm(
     input: TensorProxy, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
 ) -> Any:
     """Thunder runs torch.linalg.norm, of the same name, whose arguments have other names and whose default is another."""
-    if out is not None:
-        return ltorch.norm(input, p, dim, keepdim, out, dtype)
+    if out is not None:  # which Thunder does not write; what records torch's own operation does
+        raise UnsupportedOpError(with_details("torch.norm(out=...)", at=location_of_user(), instead="out.copy_(torch.norm(...))"))
+    return _norm_method(input, p, dim, keepdim, dtype)
+
+
+@_instead_of(torch.Tensor.norm)
+def _norm_method(input: TensorProxy, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
     is_nuclear = p == "nuc"
     norm = over_positive(
         ltorch._torch_to_thunder_function_map[torch.linalg.matrix_norm if is_nuclear else torch.linalg.vector_norm]
