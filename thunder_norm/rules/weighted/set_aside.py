@@ -22,7 +22,7 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Alternatives, Masked, Source, every_fact, fact, ruled, unconditional, with_fact
+from thunder_norm.rules._facts import Alternatives, Masked, MaskedAbove, Source, every_fact, fact, ruled, unconditional, with_fact
 from thunder_norm.rules.known_ranges.partial_sums import opposite, place_put_in
 from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.weighted import largest_of_groups
@@ -30,27 +30,29 @@ from thunder_norm.rules.written_out.written_out_exponentials import Bounding
 
 
 def _chooses(args: dict[str, Any]) -> bool:
-    """Whether the entries that are not x's are minus infinity."""
+    """Whether the entries that are not x's are infinite."""
     a, b = args["input"], args["other"]
     x, c = (b, a) if isinstance(a, int | float) else (a, b)
     return (
         isinstance(x, RMSTensor)
         and isinstance(c, int | float)
-        and c == -math.inf
+        and abs(c) == math.inf
         and not isinstance(args["condition"], NormedTensor)
     )
 
 
 @normed_op(torch.where).register_norm(when=_chooses, allow_plain_tensors="constant")
 def where_infinite(condition: torch.Tensor, input: RMSTensor | float, other: RMSTensor | float) -> NormedTensor:
-    """Minus infinity where the condition does not hold (or does): as every choice, and what the other entries are."""
+    """Infinity where the condition does not hold (or does): as every choice, and what the other entries are."""
     result = unconditional(torch.where, condition, input, other)
     if isinstance(input, NormedTensor):
-        x, mask = input, opposite(condition)
+        x, mask, infinity = input, opposite(condition), other
     else:
-        x, mask = other, condition
-    assert isinstance(x, NormedTensor), "the rule's condition has been checked"
-    return with_fact(result, Alternatives((Masked(Source.of(x), mask),))) if x.shape == result_shape(condition, x) else result
+        x, mask, infinity = other, condition, input
+    assert isinstance(x, NormedTensor) and not isinstance(infinity, NormedTensor), "the rule's condition has been checked"
+    if x.shape != result_shape(condition, x):
+        return result
+    return with_fact(result, Alternatives(((Masked if infinity < 0 else MaskedAbove)(Source.of(x), mask),)))
 
 
 def result_shape(*tensors: torch.Tensor) -> torch.Size:
@@ -58,8 +60,8 @@ def result_shape(*tensors: torch.Tensor) -> torch.Size:
     return torch.broadcast_shapes(*(t.shape for t in tensors))
 
 
-def _masked(x: Any) -> Masked | None:
-    return None if is_local_tensor(x) else fact(x, Masked)
+def _masked(x: Any) -> Masked | MaskedAbove | None:
+    return None if is_local_tensor(x) else fact(x, Masked) or fact(x, MaskedAbove)
 
 
 def is_local_tensor(x: Any) -> bool:
@@ -67,36 +69,16 @@ def is_local_tensor(x: Any) -> bool:
     return isinstance(x, NormedTensor) and is_local(x)
 
 
-def _made(op: Callable, found: Masked, args: tuple, kwargs: dict[str, Any], mask: torch.Tensor, out: NormedTensor) -> Any:
+def _made(
+    op: Callable, found: Masked | MaskedAbove, args: tuple, kwargs: dict[str, Any], mask: torch.Tensor, out: NormedTensor
+) -> Any:
     """The facts about a result, and what an operation makes of the entries that were not set aside."""
     claim = ruled(op, args, kwargs)
     if claim is None or not issubclass(type(claim[0]), RMSTensor):
         return out._facts
     result, moved = claim
-    return Alternatives(
-        (*every_fact(out), Masked(Source(type(result), out.backing, result.norm_size, moved, result.elem_dims), mask))
-    )
-
-
-def _sum(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
-    """A sum or a difference of what is in part minus infinity and what is not."""
-
-    def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
-        a, b = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
-        of_a, of_b = _masked(a), _masked(b) if op is torch.add else None
-        if (of_a is None) == (of_b is None) or argument(args, kwargs, 2, "alpha", default=1) != 1:
-            return out._facts
-        if of_a is not None and a.shape == out.shape:
-            return _made(op, of_a, (of_a.x.moving(), b), {}, of_a.mask, out)
-        if of_b is not None and b.shape == out.shape:
-            return _made(op, of_b, (a, of_b.x.moving()), {}, of_b.mask, out)
-        return out._facts
-
-    return rule
-
-
-for _op in (torch.add, torch.sub):
-    normed_op(_op).register_fact(_sum(_op))
+    source = Source(type(result), out.backing, result.norm_size, moved, result.elem_dims)
+    return Alternatives((*every_fact(out), type(found)(source, mask)))
 
 
 # -- largest entries ------------------------------------------------------------------------------------------------------

@@ -150,8 +150,9 @@ def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
 
 @normed_op(torch.logsumexp).register_norm(when=_is_rms)
 def logsumexp(input: RMSTensor, dim: Any, keepdim: bool = False) -> NormedTensor:
-    """log sum exp x: as ever, and of what."""
-    return _bounds(unconditional(torch.logsumexp, input, dim, keepdim), input, dims_tuple(dim, input.ndim), keepdim, True)
+    """log sum exp x: as ever, of the entries that are not set aside, and of what."""
+    dims = dims_tuple(dim, input.ndim)
+    return _bounds(unconditional(torch.logsumexp, _unmasked(input, dims), dim, keepdim), input, dims, keepdim, True)
 
 
 def _bounds(result: NormedTensor, x: NormedTensor, dims: ed.Dims, keepdim: bool, is_log_sum: bool = False) -> NormedTensor:
