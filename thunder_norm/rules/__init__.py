@@ -13,6 +13,7 @@ from thunder_norm.rules.linear_algebra import linear, einsum, grouped, conv, emb
 from thunder_norm.rules.layers import attention, softmax, normalization
 from thunder_norm.rules.linear_algebra import summed_products
 from thunder_norm.rules.written_out import (
+    dual_variables,
     written_out_activations,
     written_out_exponentials,
     written_out_groups,
@@ -86,6 +87,7 @@ __all__ = [
     "divisions",
     "domains",
     "drawn",
+    "dual_variables",
     "einsum",
     "elementwise",
     "embedding",

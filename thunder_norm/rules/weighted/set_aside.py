@@ -26,6 +26,7 @@ from thunder_norm.rules._facts import Alternatives, Masked, MaskedAbove, Source,
 from thunder_norm.rules.known_ranges.partial_sums import opposite, place_put_in
 from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.weighted import largest_of_groups
+from thunder_norm.rules.written_out.dual_variables import laid_out
 from thunder_norm.rules.written_out.written_out_exponentials import Bounding
 
 
@@ -105,6 +106,11 @@ def _put_in(op: Callable, args: tuple, ndim: int) -> int | None:
 
 def moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     """What is known of a tensor whose entries changed places, or of largest entries in their old places."""
+    out._facts = _moved(op, method, args, kwargs, out)
+    return laid_out(method, args, kwargs, out)
+
+
+def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     masked = _masked(args[0]) if args else None
     if masked is not None:
         mask = run_real(torch.Tensor.expand, (masked.mask, args[0].shape), {})
