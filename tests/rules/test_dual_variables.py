@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from tests.seeds import seeded
-from thunder_norm import LinfTensor, norm_mode
+from thunder_norm import LinfTensor, norm_mode, normed
 from thunder_norm.audit import Ball, search
+from thunder_norm.transforms import NormTransform
+import thunder
 
 D = torch.float64
 FEW = {"restarts": 3, "steps": 8, "seed": seeded()}
@@ -65,6 +67,13 @@ def test_it_moves_with_the_number_of_iterations(name):
             assert out.norm_size.item() <= 4 + 1e-9
     found = search(lambda c: form(2, c), [Ball("c", LinfTensor, (3, 4), 1.0, ())], **FEW)
     assert found.is_sound, found
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_trace_has_the_same_bounds(name):
+    c = LinfTensor(1.0, backing=torch.rand(3, 4, dtype=D) * 2 - 1)
+    traced = normed(thunder.jit(lambda c: FORMS[name][0](2, c), transforms=[NormTransform()]))(c)
+    assert traced.norm_size <= FORMS[name][0](2, c).norm_size * (1 + 1e-9)  # it knows of more numbers which they are
 
 
 OTHERS = {

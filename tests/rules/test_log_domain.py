@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm import LinfTensor, norm_mode
+from thunder_norm import LinfTensor, norm_mode, normed
 from thunder_norm.audit import Ball, search
+from thunder_norm.transforms import NormTransform
+import thunder
 
 D = torch.float64
 FEW = {"restarts": 3, "steps": 8, "seed": seeded()}
@@ -34,7 +36,8 @@ def by_logaddexp(x, y):
     alpha = const(0.0, -INF, -INF) + x[0]
     for t in range(1, 3):
         alpha = torch.logaddexp(F.pad((alpha + y[t])[:-1], (1, 0), value=-INF), alpha) + x[t]
-    return torch.logaddexp(alpha[:1], alpha[-1:])
+    blank = F.pad(alpha, (0, 1), value=-INF).masked_fill(torch.tensor([True, False, False, False]), -INF)
+    return torch.logaddexp(alpha[:1], alpha[-1:]) + blank[1:3].sum()
 
 
 def soft_dtw(x, y):
@@ -74,6 +77,13 @@ def test_what_is_not_infinite_is_bounded(form):
         assert out.norm_size < 40
     found = search(form, [Ball(name, LinfTensor, (3, 3), 2.0, ()) for name in ("x", "y")], **FEW)
     assert found.is_sound, found
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+def test_a_trace_has_the_same_bounds(form):
+    x, y = (LinfTensor(2.0, backing=torch.rand(3, 3, dtype=D) * 4 - 2) for _ in range(2))
+    traced = normed(thunder.jit(form, transforms=[NormTransform()]))(x, y)
+    torch.testing.assert_close(traced.norm_size, form(x, y).norm_size)
 
 
 def test_infinities_that_meet_or_stay_have_no_bound():

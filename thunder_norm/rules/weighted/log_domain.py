@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.core.context import measured, values_of
+from thunder_norm.core.context import values_of
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
@@ -41,8 +41,13 @@ def _known(t: torch.Tensor) -> torch.Tensor | None:
     return None if isinstance(values, FakeTensor | NormedTensor) or values.is_meta else values
 
 
-def _parts(x: torch.Tensor, kind: type[Infinities], infinity: float) -> tuple[NormedTensor, torch.Tensor | None] | None:
-    """The entries of x that are not `infinity`, as they were or as 0, and where it is (None: nowhere); None if that is not known."""
+def _parts(
+    x: torch.Tensor, kind: type[Infinities], infinity: float, beside: torch.Tensor
+) -> tuple[NormedTensor, torch.Tensor | None] | None:
+    """The entries of x that are not `infinity`, as they were or as 0, and where it is (None: nowhere); None if that is not known.
+
+    The norm of a constant is made as a number beside another norm, which a trace has.
+    """
     if isinstance(x, NormedTensor):
         found = None if is_local(x) else fact(x, kind)
         return (x, None) if found is None else (found.x.moving(), found.mask)
@@ -51,14 +56,18 @@ def _parts(x: torch.Tensor, kind: type[Infinities], infinity: float) -> tuple[No
         return None
     with _disable_current_modes():
         mask = values == infinity
-        return measured(LinfTensor, values.masked_fill(mask, 0.0), ()), mask if bool(mask.any()) else None
+        rest = values.masked_fill(mask, 0.0)
+        largest, is_set = float(rest.abs().amax()) if rest.numel() else 0.0, bool(mask.any())
+    size = bounded(largest, torch.zeros_like(beside))
+    return LinfTensor._wrap(rest, size, None, ()), mask if is_set else None
 
 
 def _joined(tensors: Any, kind: type[Infinities], infinity: float) -> tuple[list[NormedTensor], list[torch.Tensor]] | None:
     """The same of several; None if it is nowhere, or not known."""
-    found = [_parts(t, kind, infinity) for t in tensors]
+    beside = next((t.norm_size for t in tensors if isinstance(t, NormedTensor)), None)
+    found = [] if beside is None else [_parts(t, kind, infinity, beside) for t in tensors]
     known = [f for f in found if f is not None]
-    if len(known) < len(found) or all(mask is None for _, mask in known):
+    if not known or len(known) < len(found) or all(mask is None for _, mask in known):
         return None
     masks = [None if mask is None else _known(mask) for _, mask in known]
     if any(mask is not None and seen is None for (_, mask), seen in zip(known, masks, strict=True)):
@@ -143,7 +152,7 @@ def _padded(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     kind = next((k for k, infinity in _KINDS if value == infinity), None)
     if kind is None or value is None or given.get("mode", "constant") != "constant" or is_local(x):
         return out._facts
-    found = _parts(x, kind, value)
+    found = _parts(x, kind, value, x.norm_size)
     if found is None:
         return out._facts
     mask = None if found[1] is None else _known(found[1])
@@ -199,7 +208,7 @@ def _sum(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
         found = []
         for kind, infinity in _KINDS:
             of_b = (kind, infinity) if op is torch.add else _KINDS[kind is Masked]
-            parts = _parts(a, kind, infinity), _parts(b, *of_b)
+            parts = _parts(a, kind, infinity, out.norm_size), _parts(b, *of_b, out.norm_size)
             if None in parts:
                 return out._facts
             operands, masks = zip(*(p for p in parts if p is not None), strict=True)
@@ -229,6 +238,57 @@ def _either(masks: Sequence[torch.Tensor | None], shapes: Sequence[torch.Size], 
 
 for _op in (torch.add, torch.sub):
     normed_op(_op).register_fact(_sum(_op))
+
+
+# -- what is left where no entry is infinite ------------------------------------------------------------------------------
+
+
+def _left_of(claim: tuple[NormedTensor, torch.Tensor | None], operands: Sequence[Any], names: Sequence[str]) -> NormedTensor:
+    """A rule's result of entries none of which is infinite: NaN if an operand's norm is."""
+    of, moved = claim
+    spoilt = [bounded(0.0, x.norm_size) for x in operands if isinstance(x, NormedTensor)]
+    out = type(of)._wrap(None, sum(spoilt, of.norm_size), moved, of.elem_dims)  # type: ignore[arg-type]
+    out._sensitivity = dict.fromkeys(names, 0)
+    return out
+
+
+def _filled(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    """Set aside once more: what is set aside by both."""
+    given = dict(zip(("input", "mask", "value"), args, strict=False)) | kwargs
+    x, made = given["input"], next((f for f in every_fact(out) if isinstance(f, Masked | MaskedAbove)), None)
+    before = None if made is None or is_local(x) else fact(x, type(made))
+    masks = [] if before is None or made is None else [_known(before.mask), _known(made.mask)]
+    if before is None or made is None or None in [None if m is None else 0 for m in masks] or x.shape != out.shape:
+        return out._facts
+    with _disable_current_modes():
+        mask = functools.reduce(torch.logical_or, (m.cpu() for m in masks if m is not None))
+    return Alternatives((type(made)(before.x, mask), *(f for f in every_fact(out) if f is not made)))
+
+
+normed_op(torch.masked_fill).register_fact(_filled)
+
+
+def _leaves_infinities(args: dict[str, Any]) -> bool:
+    """Whether an index takes none of the infinite entries."""
+    x = args["input"]
+    found = None if is_local(x) else next((f for f in every_fact(x) if isinstance(f, Masked | MaskedAbove)), None)
+    mask = None if found is None else _known(found.mask)
+    if mask is None or any(isinstance(i, torch.Tensor) for i in _indices(args["index"])):
+        return False
+    with _disable_current_modes():
+        return not bool(mask.expand(tuple(x.shape))[args["index"]].any())
+
+
+def _indices(index: Any) -> tuple:
+    return index if isinstance(index, tuple) else (index,)
+
+
+@normed_op(torch.Tensor.__getitem__).register_norm(when=_leaves_infinities)
+def getitem(input: RMSTensor, index: Any) -> NormedTensor:
+    """Entries none of which is infinite: as large as those that are not."""
+    found = next(f for f in every_fact(input) if isinstance(f, Masked | MaskedAbove))
+    claim = ruled(torch.Tensor.__getitem__, (found.x.moving(), index), {})
+    return unconditional(torch.Tensor.__getitem__, input, index) if claim is None else _left_of(claim, (input,), ("input",))
 
 
 # -- multiples ------------------------------------------------------------------------------------------------------------
@@ -281,11 +341,7 @@ def logaddexp(input: RMSTensor | torch.Tensor, other: RMSTensor | torch.Tensor) 
     """log(e^a + e^b), a or b minus infinity in part, and never both: the value of `logaddexp` of what is left, sensitivity 1 to each."""
     found = _both(input, other)
     assert found is not None, "the rule's condition has been checked"
-    (of, moved), _ = found
-    spoilt = [bounded(0.0, x.norm_size) for x in (input, other) if isinstance(x, NormedTensor)]
-    out = type(of)._wrap(None, sum(spoilt, of.norm_size), moved, of.elem_dims)  # type: ignore[arg-type]
-    out._sensitivity = {"input": 0, "other": 0}
-    return out
+    return _left_of(found[0], (input, other), ("input", "other"))
 
 
 @normed_op(torch.logaddexp).register_norm(

@@ -16,8 +16,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.core.context import run_real
+from thunder_norm.core.context import run_real, values_of
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
@@ -110,12 +112,21 @@ def moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], o
     return laid_out(method, args, kwargs, out)
 
 
+def _run_on_values(op: Callable, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+    with _disable_current_modes():
+        return op(*args, **kwargs)
+
+
 def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     masked = _masked(args[0]) if args else None
     if masked is not None:
-        mask = run_real(torch.Tensor.expand, (masked.mask, args[0].shape), {})
+        mask, real = masked.mask, values_of(masked.mask)
+        run = run_real
+        if not isinstance(real, FakeTensor) and not real.is_meta and not any(isinstance(a, torch.Tensor) for a in args[1:]):
+            mask, run = real, _run_on_values  # which the trace of a program need not have
+        mask = run(torch.Tensor.expand, (mask, args[0].shape), {})
         if op not in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.clone, torch.Tensor.contiguous):
-            mask = run_real(method, (mask, *args[1:]), kwargs)
+            mask = run(method, (mask, *args[1:]), kwargs)
         return _made(op, masked, (masked.x.moving(), *args[1:]), kwargs, mask, out)
     if op is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor):
         return largest_of_groups.chosen(args[0], 0, args[1], out)

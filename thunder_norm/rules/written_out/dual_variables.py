@@ -93,10 +93,10 @@ def _own(x: RMSTensor) -> LinearTerms:
         return LinearTerms((), values.low)
     axes = tuple(None if n == 1 else d for d, n in zip(ed.every(x.ndim), x.shape, strict=True))
     for f in facts_of(x):
-        is_multiple = isinstance(f, Form) and not f.is_of_groups and {p for p, c in f.terms.items() if c} <= {ENTRY, ONE}
-        if is_multiple and f.of_entry(1) and f.x.backing.shape == x.shape and not f.x.is_same(Source.of(x)):
-            before = f.x.moving()
-            atom = replace(_atom(before), source=f.x)
+        if not isinstance(f, Form) or f.is_of_groups or not {p for p, c in f.terms.items() if c} <= {ENTRY, ONE}:
+            continue
+        if f.of_entry(1) and f.x.backing.shape == x.shape and not f.x.is_same(Source.of(x)):
+            atom = replace(_atom(f.x.moving()), source=f.x)
             return LinearTerms((Term(atom, f.of_entry(1), axes),), f.terms.get(ONE, 0.0))
     return LinearTerms((Term(_atom(x), 1.0, axes),))
 
@@ -188,13 +188,14 @@ def _added(a: Any, b: Any, alpha: Any, shape: Sequence[int]) -> tuple[LinearTerm
     """a + alpha b, where one of them is made of a log sum exp."""
     if not isinstance(alpha, int | float) or (_known(a) is None and _known(b) is None):
         return None
-    found = []
-    for x in (a, b):
-        if isinstance(x, int | float):
-            found.append(LinearTerms((), float(x)))
-        elif isinstance(x, RMSTensor) and not is_local(x):
-            found.append(_known(x) or _own(x))
-    return _sum_of(*found, float(alpha), len(shape)) if len(found) == 2 else None
+    first, second = _as_terms(a), _as_terms(b)
+    return None if first is None or second is None else _sum_of(first, second, float(alpha), len(shape))
+
+
+def _as_terms(x: Any) -> LinearTerms | None:
+    if isinstance(x, int | float):
+        return LinearTerms((), float(x))
+    return _known(x) or _own(x) if isinstance(x, RMSTensor) and not is_local(x) else None
 
 
 def _shape(a: Any, b: Any) -> torch.Size:
@@ -213,7 +214,9 @@ def _operands(op: Callable, args: tuple, kwargs: Any) -> tuple[Any, Any, Any]:
 def largest_of(x: Any) -> torch.Tensor | None:
     """What no entry of x exceeds, where x is a sum of terms less the log sum exp of some: what the others are at most."""
     known = _known(x)
-    for t in () if known is None else known.terms:
+    if known is None:
+        return None
+    for t in known.terms:
         left = _without([s for s in known.terms if s is not t], t, x.shape) if t.atom.of and t.factor < 0 else None
         if left is not None:
             highs = [((s.atom.values or Range()).scaled(s.factor).high, s) for s in left]

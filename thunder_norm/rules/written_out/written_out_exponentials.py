@@ -183,7 +183,10 @@ def sources_of(x: NormedTensor) -> list[Source]:
 
 def _detached(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     x = args[0] if args else kwargs["input"]
-    return Alternatives((*every_fact(out), *map(DetachedFrom, sources_of(x)))) if isinstance(x, NormedTensor) else out._facts
+    if not isinstance(x, NormedTensor):
+        return out._facts
+    exponentials = [f for f in every_fact(x) if isinstance(f, Exponential)]
+    return Alternatives((*every_fact(out), *map(DetachedFrom, sources_of(x)), *exponentials))
 
 
 normed_op(torch.detach).register_fact(_detached)
