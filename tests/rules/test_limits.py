@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, normed
+from thunder_norm.audit import Ball, search
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -70,3 +71,23 @@ def test_a_logarithm_of_what_tensors_keep_away_from_0_has_a_bound():
     x = torch.rand(3, 4)
     found = torch.clamp(RMSTensor.of(x), torch.tensor(0.5), torch.tensor(2.0)).log()
     assert RMSTensor.of(found.backing).norm_size <= found.norm_size <= math.log(2) * (1 + 1e-5)
+
+
+CLIPPED = {  # the importance weights of V-trace and PPO, CLIP's temperature
+    "at most": lambda x: x.exp().clamp(max=1.5),
+    "by a method": lambda x: torch.clamp_max(x.detach().exp(), 1.5),
+    "after it is detached": lambda x: x.exp().detach().unsqueeze(0).clamp(0.5, 1.5),
+    "a multiple": lambda x: (2 * x.exp()).clamp(max=1.5),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+@pytest.mark.parametrize("dims", [(), (-1,)], ids=str)
+def test_exponentials_with_a_largest_number_move_no_further_than_that(name, dims):
+    x = RMSTensor(3.0, backing=torch.randn(4), perturbation_size=1.0, elem_dims=dims)
+    out = CLIPPED[name](x)
+    assert out.norm_size.item() <= 1.5 + 1e-9
+    assert out.perturbation_size.item() <= 1.5 + 1e-9
+    found = search(CLIPPED[name], [Ball("x", RMSTensor, (4,), 3.0, dims)], restarts=4, steps=10, seed=seeded())
+    assert found.is_sound, found
+    assert (-x.exp()).clamp(max=1.5).perturbation_size.item() > 1.5

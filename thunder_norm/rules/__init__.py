@@ -13,6 +13,7 @@ from thunder_norm.rules.linear_algebra import linear, einsum, grouped, conv, emb
 from thunder_norm.rules.layers import attention, softmax, normalization
 from thunder_norm.rules.linear_algebra import summed_products
 from thunder_norm.rules.written_out import (
+    dual_variables,
     written_out_activations,
     written_out_exponentials,
     written_out_groups,
@@ -41,7 +42,7 @@ from thunder_norm.rules.entrywise import binary
 from thunder_norm.rules.layout import selections
 from thunder_norm.rules.entrywise import divisions, log_sums
 from thunder_norm.rules.layout import shape, indexing, replacing, writing, diagonals, joining
-from thunder_norm.rules.weighted import kept_exponentials, set_aside
+from thunder_norm.rules.weighted import kept_exponentials, set_aside, log_domain
 from thunder_norm.rules.quotients import kept_away  # after what knows more of an exponential or of a softmax
 from thunder_norm.rules.layout import masking, casts, patches
 from thunder_norm.rules.reducing import reductions, matrix_norms, running, order_statistics
@@ -86,6 +87,7 @@ __all__ = [
     "divisions",
     "domains",
     "drawn",
+    "dual_variables",
     "einsum",
     "elementwise",
     "embedding",
@@ -103,6 +105,7 @@ __all__ = [
     "likelihoods",
     "limits",
     "linear",
+    "log_domain",
     "log_sums",
     "logarithms",
     "losses",

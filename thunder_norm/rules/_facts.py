@@ -98,6 +98,14 @@ class Masked:
 
 
 @dataclass(frozen=True, eq=False)
+class MaskedAbove:
+    """The same of entries that are plus infinity."""
+
+    x: Source
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class ProductOf:
     """The product, entry by entry, of two tensors that are not made from one."""
 

@@ -192,9 +192,13 @@ def clamped(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     return found if high is None else found.smaller(of(high) or _ANY)
 
 
-_register(clamped, (torch.clamp, torch.clamp_min))
+for _op in (torch.clamp, torch.clamp_min):
+    normed_op(_op).register_range(clamped, caps=True)
 normed_op(torch.clamp_max).register_range(
-    lambda args, kwargs, of: clamped((argument(args, kwargs, 0, "input", "self"), None, argument(args, kwargs, 1, "max")), {}, of)
+    lambda args, kwargs, of: clamped(
+        (argument(args, kwargs, 0, "input", "self"), None, argument(args, kwargs, 1, "max")), {}, of
+    ),
+    caps=True,
 )
 
 

@@ -15,7 +15,7 @@ from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._facts import Alternatives, Masked, Source, with_fact
+from thunder_norm.rules._facts import Alternatives, Masked, MaskedAbove, Source, with_fact
 from thunder_norm.rules._shared import (
     VectorKind,
     by_norm,
@@ -64,13 +64,14 @@ def masked_fill_normed(input: torch.Tensor, mask: torch.Tensor, value: torch.Ten
 
 
 def _sets_aside(args: dict[str, Any]) -> bool:
-    return isinstance(args["input"], RMSTensor) and not isinstance(args["value"], torch.Tensor) and args["value"] == -math.inf
+    return isinstance(args["input"], RMSTensor) and not isinstance(args["value"], torch.Tensor) and abs(args["value"]) == math.inf
 
 
 @normed_op(torch.masked_fill).register_norm(when=_sets_aside, allow_plain_tensors="constant")
 def masked_fill_infinite(input: RMSTensor, mask: torch.Tensor, value: float) -> NormedTensor:
-    """Minus infinity where the plain mask is set: as ever, and what the other entries are, which exponentials and largest entries are of."""
-    return with_fact(masked_fill(input, mask, value), Alternatives((Masked(Source.of(input), mask),)))
+    """Infinity where the plain mask is set: as ever, and what the other entries are, which exponentials and largest entries are of."""
+    kind = Masked if value < 0 else MaskedAbove
+    return with_fact(masked_fill(input, mask, value), Alternatives((kind(Source.of(input), mask),)))
 
 
 @normed_op(torch.masked_fill).register_norm(allow_plain_tensors="constant")

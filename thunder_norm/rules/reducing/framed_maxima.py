@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Source, fact, ruled
+from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact, ruled
 from thunder_norm.rules.reducing.pooling import sliding
 
 
@@ -41,7 +41,7 @@ def _framed(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
         return out._facts
     zeros, moved = claim
     source = Source(type(zeros), out.backing, zeros.norm_size, moved, zeros.elem_dims)
-    return Framed(source, tuple(zip(counts[::2], counts[1::2], strict=True)))
+    return Alternatives((*every_fact(out), Framed(source, tuple(zip(counts[::2], counts[1::2], strict=True)))))
 
 
 normed_op(F.pad).register_fact(_framed)

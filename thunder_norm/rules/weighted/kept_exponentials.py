@@ -135,6 +135,38 @@ for _op, _p in ((torch.square, 2.0), (torch.sqrt, 0.5), (torch.rsqrt, -0.5), (to
     normed_op(_op).register_fact(_fixed_power(_p))
 
 
+# -- limits ---------------------------------------------------------------------------------------------------------------
+
+
+def _is_limited(args: dict[str, Any]) -> bool:
+    """Whether no more of an exponential is left than a number that is positive."""
+    low, high = args.get("min"), args["max"]
+    if current_mode() == "modula" or not isinstance(high, int | float) or not 0 < high < math.inf:
+        return False
+    x = _exponential(args["input"]) if low is None or isinstance(low, int | float) and low <= high else None
+    return x is not None and isinstance(args["input"], RMSTensor) and x.elem_dims == args["input"].elem_dims
+
+
+def _limited(input: RMSTensor, low: float | None, high: float) -> NormedTensor:
+    x, result = _exponential(input), unconditional(torch.clamp, input, low, high)
+    assert x is not None, "the rule's condition has been checked"
+    slope = (unconditional(torch.exp, x.tensor())._sensitivity or {})["input"]
+    return moves_with(x, result, torch.as_tensor(slope).clamp(max=high), "input")
+
+
+@normed_op(torch.clamp).register_norm(when=_is_limited)
+def clamp_of_exponential(input: RMSTensor, min: float | None = None, max: float | None = None) -> NormedTensor:
+    """e^x limited to [lo, hi]: the value of `clamp`; sensitivity hi to x, or that of e^x: where it is larger it does not move."""
+    assert max is not None, "the rule's condition has been checked"
+    return _limited(input, min, max)
+
+
+@normed_op(torch.clamp_max).register_norm(when=_is_limited)
+def clamp_max_of_exponential(input: RMSTensor, max: float) -> NormedTensor:
+    """The smaller of e^x and hi: as `clamp_of_exponential`."""
+    return _limited(input, None, max)
+
+
 # -- powers that have no bound next to 0 ----------------------------------------------------------------------------------
 
 

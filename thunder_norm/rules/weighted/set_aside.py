@@ -16,41 +16,46 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.core.context import run_real
+from thunder_norm.core.context import run_real, values_of
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Alternatives, Masked, Source, every_fact, fact, ruled, unconditional, with_fact
+from thunder_norm.rules._facts import Alternatives, Masked, MaskedAbove, Source, every_fact, fact, ruled, unconditional, with_fact
 from thunder_norm.rules.known_ranges.partial_sums import opposite, place_put_in
 from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.weighted import largest_of_groups
+from thunder_norm.rules.written_out.dual_variables import laid_out
 from thunder_norm.rules.written_out.written_out_exponentials import Bounding
 
 
 def _chooses(args: dict[str, Any]) -> bool:
-    """Whether the entries that are not x's are minus infinity."""
+    """Whether the entries that are not x's are infinite."""
     a, b = args["input"], args["other"]
     x, c = (b, a) if isinstance(a, int | float) else (a, b)
     return (
         isinstance(x, RMSTensor)
         and isinstance(c, int | float)
-        and c == -math.inf
+        and abs(c) == math.inf
         and not isinstance(args["condition"], NormedTensor)
     )
 
 
 @normed_op(torch.where).register_norm(when=_chooses, allow_plain_tensors="constant")
 def where_infinite(condition: torch.Tensor, input: RMSTensor | float, other: RMSTensor | float) -> NormedTensor:
-    """Minus infinity where the condition does not hold (or does): as every choice, and what the other entries are."""
+    """Infinity where the condition does not hold (or does): as every choice, and what the other entries are."""
     result = unconditional(torch.where, condition, input, other)
     if isinstance(input, NormedTensor):
-        x, mask = input, opposite(condition)
+        x, mask, infinity = input, opposite(condition), other
     else:
-        x, mask = other, condition
-    assert isinstance(x, NormedTensor), "the rule's condition has been checked"
-    return with_fact(result, Alternatives((Masked(Source.of(x), mask),))) if x.shape == result_shape(condition, x) else result
+        x, mask, infinity = other, condition, input
+    assert isinstance(x, NormedTensor) and not isinstance(infinity, NormedTensor), "the rule's condition has been checked"
+    if x.shape != result_shape(condition, x):
+        return result
+    return with_fact(result, Alternatives(((Masked if infinity < 0 else MaskedAbove)(Source.of(x), mask),)))
 
 
 def result_shape(*tensors: torch.Tensor) -> torch.Size:
@@ -58,8 +63,8 @@ def result_shape(*tensors: torch.Tensor) -> torch.Size:
     return torch.broadcast_shapes(*(t.shape for t in tensors))
 
 
-def _masked(x: Any) -> Masked | None:
-    return None if is_local_tensor(x) else fact(x, Masked)
+def _masked(x: Any) -> Masked | MaskedAbove | None:
+    return None if is_local_tensor(x) else fact(x, Masked) or fact(x, MaskedAbove)
 
 
 def is_local_tensor(x: Any) -> bool:
@@ -67,36 +72,16 @@ def is_local_tensor(x: Any) -> bool:
     return isinstance(x, NormedTensor) and is_local(x)
 
 
-def _made(op: Callable, found: Masked, args: tuple, kwargs: dict[str, Any], mask: torch.Tensor, out: NormedTensor) -> Any:
+def _made(
+    op: Callable, found: Masked | MaskedAbove, args: tuple, kwargs: dict[str, Any], mask: torch.Tensor, out: NormedTensor
+) -> Any:
     """The facts about a result, and what an operation makes of the entries that were not set aside."""
     claim = ruled(op, args, kwargs)
     if claim is None or not issubclass(type(claim[0]), RMSTensor):
         return out._facts
     result, moved = claim
-    return Alternatives(
-        (*every_fact(out), Masked(Source(type(result), out.backing, result.norm_size, moved, result.elem_dims), mask))
-    )
-
-
-def _sum(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
-    """A sum or a difference of what is in part minus infinity and what is not."""
-
-    def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
-        a, b = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
-        of_a, of_b = _masked(a), _masked(b) if op is torch.add else None
-        if (of_a is None) == (of_b is None) or argument(args, kwargs, 2, "alpha", default=1) != 1:
-            return out._facts
-        if of_a is not None and a.shape == out.shape:
-            return _made(op, of_a, (of_a.x.moving(), b), {}, of_a.mask, out)
-        if of_b is not None and b.shape == out.shape:
-            return _made(op, of_b, (a, of_b.x.moving()), {}, of_b.mask, out)
-        return out._facts
-
-    return rule
-
-
-for _op in (torch.add, torch.sub):
-    normed_op(_op).register_fact(_sum(_op))
+    source = Source(type(result), out.backing, result.norm_size, moved, result.elem_dims)
+    return Alternatives((*every_fact(out), type(found)(source, mask)))
 
 
 # -- largest entries ------------------------------------------------------------------------------------------------------
@@ -123,11 +108,25 @@ def _put_in(op: Callable, args: tuple, ndim: int) -> int | None:
 
 def moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     """What is known of a tensor whose entries changed places, or of largest entries in their old places."""
+    out._facts = _moved(op, method, args, kwargs, out)
+    return laid_out(method, args, kwargs, out)
+
+
+def _run_on_values(op: Callable, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+    with _disable_current_modes():
+        return op(*args, **kwargs)
+
+
+def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     masked = _masked(args[0]) if args else None
     if masked is not None:
-        mask = run_real(torch.Tensor.expand, (masked.mask, args[0].shape), {})
+        mask, real = masked.mask, values_of(masked.mask)
+        run = run_real
+        if not isinstance(real, FakeTensor) and not real.is_meta and not any(isinstance(a, torch.Tensor) for a in args[1:]):
+            mask, run = real, _run_on_values  # which the trace of a program need not have
+        mask = run(torch.Tensor.expand, (mask, args[0].shape), {})
         if op not in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.clone, torch.Tensor.contiguous):
-            mask = run_real(method, (mask, *args[1:]), kwargs)
+            mask = run(method, (mask, *args[1:]), kwargs)
         return _made(op, masked, (masked.x.moving(), *args[1:]), kwargs, mask, out)
     if op is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor):
         return largest_of_groups.chosen(args[0], 0, args[1], out)

@@ -26,7 +26,7 @@ ENTRY: Powers = (1, 0, 0)
 _MEAN: Powers = (0, 1, 0)
 _MEAN_SQUARED: Powers = (0, 2, 0)
 _MEAN_SQUARE: Powers = (0, 0, 1)
-_ONE: Powers = (0, 0, 0)
+ONE: Powers = (0, 0, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ def multiple(f: Form, c: float) -> Form | None:
 
 def shifted(f: Form, c: float) -> Form:
     """f + c."""
-    return replace(f, terms={**f.terms, _ONE: f.terms.get(_ONE, 0.0) + c}, floor=f.floor + c)
+    return replace(f, terms={**f.terms, ONE: f.terms.get(ONE, 0.0) + c}, floor=f.floor + c)
 
 
 def total(a: Form, b: Form, scale: float = 1.0) -> Form | None:
@@ -123,7 +123,7 @@ def total(a: Form, b: Form, scale: float = 1.0) -> Form | None:
         return None
     powers = {*a.terms, *b.terms}
     terms = {p: a.terms.get(p, 0.0) + scale * b.terms.get(p, 0.0) for p in powers}
-    return replace(common, terms={p: c for p, c in terms.items() if c != 0} or {_ONE: 0.0})
+    return replace(common, terms={p: c for p, c in terms.items() if c != 0} or {ONE: 0.0})
 
 
 def product(a: Form, b: Form) -> Form | None:
@@ -192,9 +192,9 @@ def factor_of_groups(x: Source, dims: ed.Dims) -> float:
 
 def square_root(f: Form) -> Root | None:
     """sqrt f, where f is ``a mean x^2 + b``, of x or of x minus its mean, with a > 0 and b >= 0."""
-    if f.dims is None or not f.terms.keys() <= {_MEAN_SQUARED, _MEAN_SQUARE, _ONE}:
+    if f.dims is None or not f.terms.keys() <= {_MEAN_SQUARED, _MEAN_SQUARE, ONE}:
         return None
-    a, b, rest = (f.terms.get(p, 0.0) for p in (_MEAN_SQUARE, _MEAN_SQUARED, _ONE))
+    a, b, rest = (f.terms.get(p, 0.0) for p in (_MEAN_SQUARE, _MEAN_SQUARED, ONE))
     is_centred = b != 0
     if a <= 0 or rest < 0 or is_centred and not math.isclose(a, -b, rel_tol=1e-9):
         return None
@@ -226,7 +226,7 @@ def squared(r: Root) -> Form | None:
     if d.shift or d.floor or r.slack != 1:
         return None
     a = r.scale**2
-    return Form(r.x, {_MEAN_SQUARE: a, _ONE: a * d.eps} | ({_MEAN_SQUARED: -a} if r.is_centred else {}), r.dims, r.axes)
+    return Form(r.x, {_MEAN_SQUARE: a, ONE: a * d.eps} | ({_MEAN_SQUARED: -a} if r.is_centred else {}), r.dims, r.axes)
 
 
 def reaxed(axes: Axes, old: Sequence[int], new: Sequence[int]) -> Axes | None:

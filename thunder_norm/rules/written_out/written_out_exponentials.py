@@ -46,6 +46,7 @@ from thunder_norm.rules._gaussian import second_moment_root
 from thunder_norm.rules._shared import Number, dims_tuple, rms
 from thunder_norm.rules.written_out._derived import are_of_one, with_facts
 from thunder_norm.rules.written_out._forms import Form
+from thunder_norm.rules.written_out.dual_variables import largest_of  # its rules of differences go before those here
 from thunder_norm.rules.written_out.written_out_activations import Gate, logistic_gate, polynomials, product_with_gate
 
 Dim = int | Sequence[int] | None
@@ -150,8 +151,9 @@ def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
 
 @normed_op(torch.logsumexp).register_norm(when=_is_rms)
 def logsumexp(input: RMSTensor, dim: Any, keepdim: bool = False) -> NormedTensor:
-    """log sum exp x: as ever, and of what."""
-    return _bounds(unconditional(torch.logsumexp, input, dim, keepdim), input, dims_tuple(dim, input.ndim), keepdim, True)
+    """log sum exp x: as ever, of the entries that are not set aside, and of what."""
+    dims = dims_tuple(dim, input.ndim)
+    return _bounds(unconditional(torch.logsumexp, _unmasked(input, dims), dim, keepdim), input, dims, keepdim, True)
 
 
 def _bounds(result: NormedTensor, x: NormedTensor, dims: ed.Dims, keepdim: bool, is_log_sum: bool = False) -> NormedTensor:
@@ -181,7 +183,10 @@ def sources_of(x: NormedTensor) -> list[Source]:
 
 def _detached(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     x = args[0] if args else kwargs["input"]
-    return Alternatives((*every_fact(out), *map(DetachedFrom, sources_of(x)))) if isinstance(x, NormedTensor) else out._facts
+    if not isinstance(x, NormedTensor):
+        return out._facts
+    exponentials = [f for f in every_fact(x) if isinstance(f, Exponential)]
+    return Alternatives((*every_fact(out), *map(DetachedFrom, sources_of(x)), *exponentials))
 
 
 normed_op(torch.detach).register_fact(_detached)
@@ -213,6 +218,19 @@ def sub_number_of_group(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -
     return with_fact(result, Shifted(Source.of(input), _constant_dims(input, other), found is not None and found.is_log_sum))
 
 
+def _less_its_log_sum(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    """A log softmax is one, too, where another rule knows the difference better (`dual_variables`)."""
+    given = dict(zip(("input", "other", "alpha"), args, strict=False)) | kwargs
+    x, by = given["input"], given["other"]
+    found = _bounding(by, x)
+    if found is None or not found.is_log_sum or fact(out, Shifted) is not None or given.get("alpha", 1) != 1:
+        return out._facts
+    return Alternatives((*every_fact(out), Shifted(Source.of(x), _constant_dims(x, by), True)))
+
+
+normed_op(torch.sub).register_fact(_less_its_log_sum)
+
+
 def difference_of_largest(a: Any, b: Any) -> Range | None:
     """The range of x minus what no entry of it exceeds."""
     return Range(-float("inf"), 0.0) if _bounding(b, a) is not None else None
@@ -234,6 +252,14 @@ def _decay(n: torch.Tensor) -> torch.Tensor:
     known = n < _MASKED
     one = bounded(1.0, n)
     return torch.where(known, second_moment_root(lambda x: torch.exp(-x.abs()), torch.where(known, n, one)), one)
+
+
+def _largest(x: RMSTensor, found: Range | None) -> torch.Tensor | None:
+    """What no exponential of an entry of x exceeds, where more is known than x's norm."""
+    most = largest_of(x)
+    if most is not None:
+        return most.exp() + bounded(0.0, x.norm_size)
+    return bounded(math.exp(found.high), x.norm_size) if found is not None and found.high < _MASKED else None
 
 
 @normed_op(torch.exp).register_norm(when=_is_rms)
@@ -261,8 +287,7 @@ def exp(input: RMSTensor) -> NormedTensor:
             one = bounded(1.0, n)
             size, slope = torch.minimum(result.norm_size, one), torch.minimum((result._sensitivity or {})["input"], one)
         result = rms(size, input.elem_dims, sensitivity={"input": slope})
-    elif current_mode() != "modula" and found is not None and found.high < _MASKED:
-        largest = bounded(math.exp(found.high), input.norm_size)
+    elif current_mode() != "modula" and (largest := _largest(input, found)) is not None:
         size, slope = (torch.minimum(n, largest) for n in (result.norm_size, (result._sensitivity or {})["input"]))
         result = rms(size, input.elem_dims, sensitivity={"input": slope})
     own, known = Source.of(input), polynomials(input)
