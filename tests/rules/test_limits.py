@@ -11,6 +11,7 @@ from torch import nn
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, normed
 from thunder_norm.audit import Ball, search
+from thunder_norm.audit.cases import Case
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -79,6 +80,8 @@ CLIPPED = {  # the importance weights of V-trace and PPO, CLIP's temperature
     "after it is detached": lambda x: x.exp().detach().unsqueeze(0).clamp(0.5, 1.5),
     "a multiple": lambda x: (2 * x.exp()).clamp(max=1.5),
 }
+STEEPEST = {"witnesses": [(torch.full((4,), math.log(1.5) - 1e-6, dtype=torch.float64),)]}
+CASES = [Case(name, call, (Ball("x", RMSTensor, (4,), 3.0, ()),), options=STEEPEST) for name, call in CLIPPED.items()]
 
 
 @pytest.mark.parametrize("name", CLIPPED)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, norm_mode, normed
 from thunder_norm.audit import Ball, search
+from thunder_norm.audit.cases import Case
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -58,6 +59,13 @@ def hard_dtw(x, y):
     return torch.stack([left[0], y[0, 0]]).min(0).values
 
 
+def by_smallest(x, y):
+    left = const(0.0, INF, 0.0)
+    for t in range(2):
+        left = torch.stack([left - const(0.0, 0.0, -INF), y[t]]).min(0).values + x[t]
+    return left.amax() - torch.logsumexp(x[0] - const(0.0, INF, 0.0), 0)
+
+
 def by_masks(x, y):
     lower = torch.ones(3, 3, dtype=torch.bool).tril()
     cost = torch.where(lower, x, INF) - y
@@ -65,17 +73,19 @@ def by_masks(x, y):
     return torch.logsumexp(scores[:2] / 2, -1)
 
 
-FORMS = (by_stack, by_logaddexp, soft_dtw, hard_dtw, by_masks)
+FORMS = (by_stack, by_logaddexp, soft_dtw, hard_dtw, by_smallest, by_masks)
+CASES = [Case(f.__name__, f, tuple([Ball(name, LinfTensor, (3, 3), 2.0, ()) for name in ("x", "y")])) for f in FORMS]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
-def test_what_is_not_infinite_is_bounded(form):
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_is_not_infinite_is_bounded(case):
+    form = case.call
     x, y = (LinfTensor(2.0, backing=torch.rand(3, 3, dtype=D) * 4 - 2, perturbation_size=1.0) for _ in range(2))
     for mode in ("bound", "typical"):
         with norm_mode(mode):
             out = form(x, y)
         assert out.norm_size < 40
-    found = search(form, [Ball(name, LinfTensor, (3, 3), 2.0, ()) for name in ("x", "y")], **FEW)
+    found = search(form, case.balls, **FEW)
     assert found.is_sound, found
 
 
@@ -104,3 +114,10 @@ def test_a_parameter_with_infinities_is_none_of_the_programs_constants():
     x = LinfTensor(1.0, backing=torch.rand(2, dtype=D))
     p = torch.nn.Parameter(const(-INF, -INF))
     assert torch.logsumexp(torch.stack([x, p]), 0).norm_size == math.inf
+
+
+@pytest.mark.parametrize("beside", [torch.tensor([True, False, True]), torch.tensor([3, -1, 0])], ids=["bool", "int"])
+def test_numbers_of_other_dtypes_beside_infinities(beside):
+    x = LinfTensor(1.0, backing=torch.rand(3, dtype=D) * 2 - 1, perturbation_size=1.0)
+    out = torch.logsumexp(x + const(0.0, -INF, 0.0) + beside, 0)
+    assert out.backing.abs() <= out.norm_size < 6 and out.perturbation_size < 1.1

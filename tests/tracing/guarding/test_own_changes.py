@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import thunder_norm
-from tests.seeds import crossed
+from tests.seeds import crossed, seeded
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
@@ -327,7 +327,7 @@ def _writes_a_column(x):  # torch's own operation, with what lies in which memor
     return norms + mean
 
 
-_OF_PYTHON, _OF_NUMPY, _OLD = random.Random(1), np.random.default_rng(1), np.random.RandomState(1)
+_OF_PYTHON, _OF_NUMPY, _OLD = random.Random(seeded(1)), np.random.default_rng(seeded(1)), np.random.RandomState(seeded(1))
 _COUNT: contextvars.ContextVar[int] = contextvars.ContextVar("_COUNT", default=0)
 
 

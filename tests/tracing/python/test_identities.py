@@ -14,6 +14,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
 
+from tests.seeds import seeded
 from tests.subclasses import assert_same
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
@@ -218,7 +219,7 @@ def test_parameters_are_keys_of_what_a_model_keeps(kind: str):
     """They are put in, taken out and iterated over, and another parameter has no entry; the oracle is a model of its own in eager mode."""
     models = []
     for _ in range(2):
-        torch.manual_seed(0)
+        torch.manual_seed(seeded(0))
         models.append(Momentum(lambda: nn.Parameter(WEIGHTS[kind]())))
     jm = thunder.jit(models[1], transforms=[SubclassTransform()])
     for n in range(4):

@@ -41,6 +41,11 @@ def _known(t: torch.Tensor) -> torch.Tensor | None:
     return None if isinstance(values, FakeTensor | NormedTensor) or values.is_meta else values
 
 
+def _is_of_all_inputs(x: Any) -> bool:
+    """Whether it has a norm, and what is remembered is to hold for all tensors of it."""
+    return isinstance(x, NormedTensor) and not is_local(x)
+
+
 def _parts(
     x: torch.Tensor, kind: type[Infinities], infinity: float, beside: torch.Tensor
 ) -> tuple[NormedTensor, torch.Tensor | None] | None:
@@ -52,11 +57,11 @@ def _parts(
         found = None if is_local(x) else fact(x, kind)
         return (x, None) if found is None else (found.x.moving(), found.mask)
     values = _known(x)
-    if values is None:
+    if values is None or values.is_complex():
         return None
     with _disable_current_modes():
         mask = values == infinity
-        rest = values.masked_fill(mask, 0.0)
+        rest = values.masked_fill(mask, 0.0) if values.is_floating_point() else values.double()
         largest, is_set = float(rest.abs().amax()) if rest.numel() else 0.0, bool(mask.any())
     size = bounded(largest, torch.zeros_like(beside))
     return LinfTensor._wrap(rest, size, None, ()), mask if is_set else None
@@ -256,7 +261,7 @@ def _filled(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     """Set aside once more: what is set aside by both."""
     given = dict(zip(("input", "mask", "value"), args, strict=False)) | kwargs
     x, made = given["input"], next((f for f in every_fact(out) if isinstance(f, Masked | MaskedAbove)), None)
-    before = None if made is None or is_local(x) else fact(x, type(made))
+    before = None if made is None or not _is_of_all_inputs(x) else fact(x, type(made))
     masks = [] if before is None or made is None else [_known(before.mask), _known(made.mask)]
     if before is None or made is None or None in [None if m is None else 0 for m in masks] or x.shape != out.shape:
         return out._facts
@@ -271,7 +276,8 @@ normed_op(torch.masked_fill).register_fact(_filled)
 def _leaves_infinities(args: dict[str, Any]) -> bool:
     """Whether an index takes none of the infinite entries."""
     x = args["input"]
-    found = None if is_local(x) else next((f for f in every_fact(x) if isinstance(f, Masked | MaskedAbove)), None)
+    known = every_fact(x) if _is_of_all_inputs(x) else ()
+    found = next((f for f in known if isinstance(f, Masked | MaskedAbove)), None)
     mask = None if found is None else _known(found.mask)
     if mask is None or any(isinstance(i, torch.Tensor) for i in _indices(args["index"])):
         return False
@@ -368,7 +374,7 @@ def _rows(op: Callable, kind: type[Infinities]) -> Callable[[tuple, dict[str, An
 
     def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
         x, dim = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "dim")
-        found = None if is_local(x) else fact(x, kind)
+        found = fact(x, kind) if _is_of_all_inputs(x) else None
         mask = None if found is None else _known(found.mask)
         if found is None or mask is None or dim is None:
             return out._facts
@@ -384,7 +390,7 @@ def _rows(op: Callable, kind: type[Infinities]) -> Callable[[tuple, dict[str, An
 
 def _all_have_some_left(args: dict[str, Any]) -> bool:
     x, dim = args["input"], args["dim"]
-    found = None if is_local(x) else fact(x, MaskedAbove)
+    found = fact(x, MaskedAbove) if _is_of_all_inputs(x) else None
     mask = None if found is None else _known(found.mask)
     if mask is None or dim is None:
         return False
