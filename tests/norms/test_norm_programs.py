@@ -33,6 +33,33 @@ from thunder_norm.errors import (
 )
 from thunder_norm.transforms import NormTransform
 
+# -- what a program returns is a tensor like any other --------------------------------------------------------------------------
+
+
+_RETURNED = {
+    "relu": torch.relu,
+    "a row": lambda x: x[0] * 2,
+    "exp": lambda x: x.exp(),
+    "softmax": lambda x: torch.softmax(x, -1),
+    "a product": lambda x: (x @ x.t())[0] * 2,
+    "sizes": lambda x: F.layer_norm(x, (4,)).square(),
+}
+_AFTERWARDS = (lambda y: y * 2, torch.relu, lambda y: y.sum(), lambda y: y.exp().log(), lambda y: torch.cat([y, y]), lambda y: -y)
+
+
+@pytest.mark.parametrize("name", _RETURNED)
+def test_results_are_computed_with_as_those_of_eager_mode(name):
+    """What rules have left in them is of that call alone: their norms are no smaller than where rules go on knowing it."""
+    torch.manual_seed(seeded(0))
+    x = RMSTensor.of(torch.randn(4, 4))
+    found, wanted = jit(_RETURNED[name])(x), _RETURNED[name](x)
+    assert vars(found).keys() == vars(x).keys()
+    for after in _AFTERWARDS:
+        a, b = after(found), after(wanted)
+        torch.testing.assert_close(a.backing, b.backing)
+        assert a.norm_size >= b.norm_size * (1 - 1e-5)
+
+
 # -- eager and traced agree ------------------------------------------------------------------------------------------------
 
 

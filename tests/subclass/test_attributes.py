@@ -392,6 +392,32 @@ class _ReadsAbove(TwoTensor):
             return default
 
 
+class _Remembers(TwoTensor):
+    """Operations leave in a result what they were."""
+
+    def __init__(self, a, b):
+        super().__init__(a, b)
+        self.made_by = None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
+        return _Remembers(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        a, b = (tree_map_only(cls, lambda x, n=n: getattr(x, n), args) for n in "ab")
+        made = cls(func(*a, **(kwargs or {})), func(*b, **(kwargs or {})))
+        made.made_by = [func]
+        return made
+
+
+def test_what_operations_leave_in_a_result_that_is_no_data_takes_nothing_from_it():
+    x = _Remembers(torch.ones(3), torch.ones(3))
+    found = jit(lambda x: x * 2)(x)
+    assert found.made_by is None  # as its class puts it together: what was left is of the call that was traced
+    assert_same(found * 2, x * 4)
+
+
 def test_attributes_read_by_getattribute_are_eager_modes():
     def f(x):
         made = _ReadsAbove(x.b, x.a)

@@ -225,6 +225,8 @@ def _changed(
     now = data_of(fake) if made is not None or before is None else own_of(fake)
     for name in {**before, **now} if before is not None else ():
         value = now.get(name, _GONE)
+        if value is _GONE and _read(fake, name) is not _GONE:  # an object, which operations have put there: of this call alone
+            continue
         is_part = made is None and name in parts and isinstance(value, torch.Tensor)
         if (
             name not in are_set
