@@ -392,7 +392,7 @@ class _ReadsAbove(TwoTensor):
             return default
 
 
-class _Remembers(TwoTensor):
+class _Remembers(Odd):
     """Operations leave in a result what they were."""
 
     def __init__(self, a, b):
@@ -405,8 +405,7 @@ class _Remembers(TwoTensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        a, b = (tree_map_only(cls, lambda x, n=n: getattr(x, n), args) for n in "ab")
-        made = cls(func(*a, **(kwargs or {})), func(*b, **(kwargs or {})))
+        made = super().__torch_dispatch__(func, types, args, kwargs)
         made.made_by = [func]
         return made
 
