@@ -12,6 +12,7 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.measuring import operator_norm, takes_any_precision, takes_complex
 from thunder_norm.core.nonfinite import has_values
 from thunder_norm.core.running import runner
+from thunder_norm.core.scalars import largest, square_root, times
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, is_complex
 from thunder_norm.errors import NormMismatchError
 
@@ -32,7 +33,7 @@ class RMSTensor(NormedTensor):
         def largest_mean(t: torch.Tensor) -> torch.Tensor:
             squares = _moduli(t).to(NORM_DTYPE).square()  # the square of a number of t's own dtype may be beyond it
             # a trace has the mean as sum and quotient, whose last bit differs
-            return (squares.sum(elem_dims) / ed.numel(t.shape, elem_dims) if elem_dims else squares).amax()
+            return largest(squares.sum(elem_dims) / ed.numel(t.shape, elem_dims) if elem_dims else squares)
 
         return _root_of_largest(largest_mean, t, elem_dims)
 
@@ -54,7 +55,7 @@ class LinfTensor(RMSTensor):
     @classmethod
     @takes_complex
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        return t.abs().amax()
+        return largest(t.abs())
 
 
 class L2Tensor(NormedTensor):
@@ -67,7 +68,7 @@ class L2Tensor(NormedTensor):
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
         def largest_sum(t: torch.Tensor) -> torch.Tensor:
             squares = _moduli(t).to(NORM_DTYPE).square()  # as for RMSTensor
-            return (squares.sum(elem_dims) if elem_dims else squares).amax()
+            return largest(squares.sum(elem_dims) if elem_dims else squares)
 
         return _root_of_largest(largest_sum, t, elem_dims)
 
@@ -80,7 +81,7 @@ class L1Tensor(NormedTensor):
     @classmethod
     @takes_complex
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        return (t.abs().sum(elem_dims) if elem_dims else t.abs()).amax()
+        return largest(t.abs().sum(elem_dims) if elem_dims else t.abs())
 
 
 class RMSToRMSTensor(NormedTensor):
@@ -116,8 +117,8 @@ class RMSToRMSTensor(NormedTensor):
     @takes_complex
     @takes_any_precision
     def measure(cls, t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
-        largest = runner().run_real(operator_norm, (t, elem_dims), {})
-        return largest * math.sqrt(t.shape[elem_dims[1]] / t.shape[elem_dims[0]])
+        stretch = runner().run_real(operator_norm, (t, elem_dims), {})
+        return times(stretch, math.sqrt(t.shape[elem_dims[1]] / t.shape[elem_dims[0]]))
 
 
 class RMSToRMSConvTensor(RMSToRMSTensor):
@@ -160,8 +161,8 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
         if out_features % cls.groups:
             raise NormMismatchError(f"a kernel for {out_features} channels is not one of {cls.groups} groups")
         taps = t.numel() // (out_features * in_features)
-        largest = runner().run_real(operator_norm, (t, elem_dims, cls.groups), {})
-        return largest * (taps * math.sqrt(in_features * cls.groups / out_features))
+        stretch = runner().run_real(operator_norm, (t, elem_dims, cls.groups), {})
+        return times(stretch, taps * math.sqrt(in_features * cls.groups / out_features))
 
 
 # Below, the square of an entry has lost digits.
@@ -170,16 +171,16 @@ LEAST_SQUARE = 1e-290
 
 def _root_of_largest(of: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
     """The root of the largest of what slices of `t` have, a sum of squares; of `t` over its largest entry where squares are no floats."""
-    square = _largest(of, t, elem_dims)
+    square = _in_parts(of, t, elem_dims)
     is_double = t.dtype in (torch.float64, torch.complex128)
     if is_double and t.numel() and has_values(square) and not LEAST_SQUARE < square.item() < math.inf:
         scale = t.detach().abs().amax()
         if 0 < scale.item() < math.inf:
-            return _sqrt(_largest(of, t / scale, elem_dims)) * scale
-    return _sqrt(square)
+            return square_root(_in_parts(of, t / scale, elem_dims)) * scale
+    return square_root(square)
 
 
-def _largest(of: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
+def _in_parts(of: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor, elem_dims: ed.Dims) -> torch.Tensor:
     """The largest of what slices of `t` have.
 
     An embedding table in float64 would be written to memory and read again twice, a few rows of it stay in the processor's cache.
@@ -194,12 +195,6 @@ def _largest(of: Callable[[torch.Tensor], torch.Tensor], t: torch.Tensor, elem_d
 def _moduli(t: torch.Tensor) -> torch.Tensor:
     """Real numbers of the same size: the moduli of complex ones."""
     return t.abs() if is_complex(t) else t
-
-
-def _sqrt(square: torch.Tensor) -> torch.Tensor:
-    """Square root with derivative 0 at 0: the subgradient of a norm at the zero tensor, where sqrt alone gives NaN."""
-    is_positive = square > 0
-    return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), square * 0)  # NaN is NaN
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ from thunder_norm.core.conversions import convert, factor
 from thunder_norm.core.kinds import LEAST_SQUARE, L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import has_values
 from thunder_norm.core.registry import NormedOp, NormRule
+from thunder_norm.core.scalars import square_root, times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import JumpError, NormMismatchError
 
@@ -43,11 +44,6 @@ def spread(factor: float) -> float:
     for splitting and merging heads.
     """
     return factor if current_mode() == "bound" else 1.0
-
-
-def times(size: torch.Tensor, c: Constant) -> torch.Tensor:
-    """``c * size``, without an operation where c is 1."""
-    return size if isinstance(c, float | int) and c == 1 else size * c
 
 
 def like(x: Kind, size: Constant, elem_dims: ed.Dims | None = None, **claims: Any) -> Kind:
@@ -75,8 +71,7 @@ def root_sum_squares(*terms: torch.Tensor) -> torch.Tensor:
         scale = max(t.item() for t in terms)
         if 0 < scale < math.inf and scale != 1:
             return root_sum_squares(*(t / scale for t in terms)) * scale
-    is_positive = square > 0
-    return torch.where(is_positive, torch.where(is_positive, square, torch.ones_like(square)).sqrt(), square)
+    return square_root(square)
 
 
 def squarable(n: torch.Tensor) -> torch.Tensor:

@@ -20,11 +20,12 @@ from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.local import distances, is_from_data
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.scalars import square_root, times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._lengths import inverse_length, least_length
 from thunder_norm.rules._local import data, smallest_mean_square
-from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, squarable, times, with_bias
+from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, squarable, with_bias
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ class Divisor:
     def at(self, mean_square: torch.Tensor) -> torch.Tensor:
         """Its value."""
         q = mean_square + self.eps
-        is_positive = q > 0
-        d = torch.where(is_positive, torch.where(is_positive, q, torch.ones_like(q)).sqrt(), q)  # no infinite slope at 0
+        d = q.sqrt() if self.eps > 0 else square_root(q)
         d = d + self.shift if self.shift else d
         return d.clamp(min=self.floor) if self.floor else d
 

@@ -14,6 +14,7 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.scalars import times
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     Constant,
@@ -27,7 +28,6 @@ from thunder_norm.rules._shared import (
     refuse,
     rms,
     root_sum_squares,
-    times,
 )
 from thunder_norm.rules.layout.replacing import replaced, scatter, scatter_add
 from thunder_norm.rules.reducing.running import largest_slope

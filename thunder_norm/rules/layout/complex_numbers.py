@@ -19,6 +19,7 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import are_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import NormedOp, normed_op
+from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import (
@@ -32,7 +33,6 @@ from thunder_norm.rules._shared import (
     rms,
     root_sum_squares,
     scaled,
-    times,
 )
 from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.layout.writing import copied, with_entries

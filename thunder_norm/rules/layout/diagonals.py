@@ -12,6 +12,7 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import (
     VectorKind,
@@ -24,7 +25,6 @@ from thunder_norm.rules._shared import (
     root_sum_squares,
     scaled,
     spread,
-    times,
 )
 from thunder_norm.rules.layout.indexing import diagonal as diagonal_of
 from thunder_norm.rules.layout.shape import reshaped

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
@@ -28,7 +29,6 @@ from thunder_norm.rules._shared import (
     scalar,
     scaled,
     spread,
-    times,
 )
 
 _SAME_DIMS = {"tensors": over_dims_of("tensors")}

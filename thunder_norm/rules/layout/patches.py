@@ -11,7 +11,8 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.rules._shared import as_kind, negative, per_dim, rms, root, scaled, spread, times
+from thunder_norm.core.scalars import times
+from thunder_norm.rules._shared import as_kind, negative, per_dim, rms, root, scaled, spread
 
 
 @normed_op(torch.unfold_copy).register_norm

@@ -14,6 +14,7 @@ import torch
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.rules._facts import Filled, is_plain, with_fact
 from thunder_norm.rules._shared import (
@@ -26,7 +27,6 @@ from thunder_norm.rules._shared import (
     rms,
     root_sum_squares,
     scalar,
-    times,
 )
 
 

@@ -17,6 +17,7 @@ from thunder_norm.core import conversions
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, spread, with_bias
@@ -186,9 +187,9 @@ def scaled(bound: Bound, a: NormedTensor, b: NormedTensor, names: tuple[str, str
     """The rule's result ``scale a b``: its value and, as it is bilinear, its sensitivities."""
     c = bound.factor * abs(scale)
     return bound.kind(
-        a.norm_size * b.norm_size * c,
+        times(a.norm_size * b.norm_size, c),
         elem_dims=bound.elem_dims,
-        sensitivity={names[0]: b.norm_size * c, names[1]: a.norm_size * c},
+        sensitivity={names[0]: times(b.norm_size, c), names[1]: times(a.norm_size, c)},
     )
 
 
@@ -216,9 +217,9 @@ def plus(product: NormedTensor, addend: NormedTensor, name: str, shape: Sequence
         inside = tuple(d for d in dims if d >= -addend.ndim)
         _, c = as_kind(addend, kind, inside)
         c *= math.prod(shape[d] for d in stretched) if issubclass(kind, L1Tensor) else 1
-    sensitivity = {argument: constant * c_product for argument, constant in (product._sensitivity or {}).items()}
+    sensitivity = {argument: times(constant, c_product) for argument, constant in (product._sensitivity or {}).items()}
     c *= abs(scale)
-    value = with_bias(product.norm_size * c_product, addend.norm_size * c)
+    value = with_bias(times(product.norm_size, c_product), times(addend.norm_size, c))
     return kind(value, elem_dims=dims, sensitivity={**sensitivity, name: c})
 
 

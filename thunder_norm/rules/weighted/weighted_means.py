@@ -21,9 +21,10 @@ from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, RMSTensor
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import unconditional
-from thunder_norm.rules._shared import rms, times
+from thunder_norm.rules._shared import rms
 from thunder_norm.rules.linear_algebra.einsum import equation_labels
 from thunder_norm.rules.weighted import _weights as terms
 from thunder_norm.rules.weighted._combinations import (

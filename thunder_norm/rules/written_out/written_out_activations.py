@@ -21,9 +21,10 @@ import torch.nn.functional as F
 
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import fact, is_rms, moves_with, unconditional, with_fact
-from thunder_norm.rules._shared import Number, times
+from thunder_norm.rules._shared import Number
 from thunder_norm.rules.written_out._derived import facts_of
 from thunder_norm.rules.written_out._forms import ENTRY, Form, multiple
 

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.fallback import Written, fallback, fallback_executor, is_random
 from thunder_norm.subclass.acquiring.lengths import is_symbolic
-from thunder_norm.subclass.recording.aten_table import SPECIAL
+from thunder_norm.subclass.recording.aten_table import ON_NUMBERS, SPECIAL
 from thunder_norm.subclass.recording.decompositions import decompose, decomposition_of, differentiate
 from thunder_norm.subclass.recording.einsum_strides import is_made_of_einsum
 from thunder_norm.subclass.recording.record import MAX_CONSTANT_NUMEL, Recorded, Step
@@ -53,8 +53,6 @@ def emit(
     if isinstance(recorded.func, Step):
         return recorded.func.emit(*args)
     if recorded.func in LIFTS and isinstance(args[0], TensorProxy):
-        return (args[0],)
-    if _is_identity(recorded.func, args, kwargs, recorded.outputs):
         return (args[0],)
     has_lengths = any(map(is_symbolic, (*recorded.inputs, *recorded.outputs)))  # which Thunder's symbols take for numbers
     if not (has_lengths or is_random(recorded.func)):
@@ -107,22 +105,6 @@ def _write(log: list[Recorded], env: dict[int, TensorProxy]) -> None:
     for recorded in log:
         outputs = emit(recorded, to_proxy, (True,) * len(recorded.outputs))
         env.update({id(t): p for t, p in zip(recorded.outputs, outputs, strict=True)})
-
-
-def _is_identity(func: Callable, args: tuple, kwargs: dict, outputs: tuple[torch.Tensor, ...]) -> bool:
-    """Multiplication of a number by 1, which generic norm rules produce and a reader of the trace would not write.
-
-    Of tensors with dimensions torch makes a copy, which the caller may write into.
-    """
-    return (
-        func in (aten.mul.Tensor, aten.mul.Scalar)
-        and isinstance(args[0], torch.Tensor)
-        and isinstance(args[1], int | float)
-        and args[1] == 1
-        and args[0].ndim == 0
-        and not kwargs
-        and _same_metadata(args[0], outputs[0])
-    )
 
 
 def constant(t: torch.Tensor) -> TensorProxy:
@@ -202,6 +184,10 @@ def _same_metadata(proxy: TensorProxy, fake: torch.Tensor) -> bool:
 
 def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Callable, tuple, dict]]:
     """Thunder callables that may mean the same, best first."""
+    on_numbers = ON_NUMBERS.get(func)
+    if on_numbers is not None and not kwargs and all(map(_is_number, args)):
+        yield on_numbers, tuple(float(a) if isinstance(a, int) else a for a in args), {}
+        return
     if torch.is_grad_enabled() and (_name(func) in _WITHOUT_GRADIENT or "rounding_mode" in kwargs or _is_complex((args, kwargs))):
         return
     if func in _BY_POSITION and args[0].dtype is dtypes.bool8:
@@ -227,6 +213,13 @@ def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Cal
         arguments = None if symbol is None or function in _auto_registered() else arguments_for(symbol, func, args, kwargs)
         if arguments is not None:
             yield symbol, *arguments
+
+
+def _is_number(a: Any) -> bool:
+    """Whether an argument is a number that needs no promotion beside others of this kind: Python's, or of float64, as sizes are."""
+    if isinstance(a, TensorProxy):
+        return a.ndim == 0 and a.dtype is dtypes.float64
+    return isinstance(a, float | int) and not isinstance(a, bool)
 
 
 # Thunder finds where the largest is by `argmax`, which torch has not for bool.

@@ -157,3 +157,22 @@ SPECIAL: dict[Any, Callable] = {
         a, tuple(dim or ()) or None, keepdim, dtype=dtype
     ),
 }
+
+# Of numbers that are all of one kind Thunder's symbols do nothing but call these, and norms are made of them.
+ON_NUMBERS: dict[Any, Callable] = {
+    aten.add.Tensor: prims.add,
+    aten.sub.Tensor: prims.sub,
+    aten.mul.Tensor: prims.mul,
+    aten.div.Tensor: prims.div,
+    aten.pow.Tensor_Scalar: prims.pow,
+    aten.maximum.default: prims.maximum,
+    aten.gt.Scalar: prims.gt,
+    aten.lt.Scalar: prims.lt,
+    aten.gt.Tensor: prims.gt,
+    aten.lt.Tensor: prims.lt,
+    aten.neg.default: prims.neg,
+    aten.abs.default: prims.abs,
+    aten.sqrt.default: prims.sqrt,
+    aten.exp.default: prims.exp,
+    aten.log.default: prims.log,
+}
