@@ -79,6 +79,7 @@ class CheckpointTransform(Watching):
 
     def transform_module(self, model: ThunderModule) -> None:
         """Find the modules that the policy names."""
+        super().transform_module(model)
         self._is_module = True
         module = model._model
         if self.policy is not None:

@@ -190,6 +190,7 @@ class ProfileTransform(Watching):
 
     def transform_module(self, model: ThunderModule) -> None:
         """Remember whose parameters and buffers will be among the inputs."""
+        super().transform_module(model)
         self._module = weakref.ref(model)
 
     def begin(self, trace: TraceCtx) -> None:

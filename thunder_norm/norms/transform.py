@@ -65,6 +65,7 @@ class NormTransform(SubclassTransform):
 
     def transform_module(self, model: ThunderModule) -> None:
         """Check the names of given norms against the module."""
+        super().transform_module(model)
         self._model = model._model
         named_annotations(model._model)  # mistakes in them are errors now
         if isinstance(self.parameters, Mapping):

@@ -135,6 +135,7 @@ class NormMapTransform(NormTransform):
 
     def transform_module(self, model: ThunderModule) -> None:
         """Remember the module; names were checked by the norm map."""
+        super().transform_module(model)
         self._model = model._model
 
     def new_acquisition(self) -> NormAcquisition:

@@ -2,7 +2,8 @@
 
 ``thunder.jit`` looks, in each call, for a program whose prologue accepts it.  From the third call on that program is found here, by a
 function of fewer calls (`prologue`), and runs without what Thunder puts around it where that has no effect: where no gradients are recorded
-and no autocast is on.  Thunder's statistics are kept.  Whatever is not found here goes Thunder's way.
+and no autocast is on.  Thunder's statistics are kept.  Whatever is not found here goes Thunder's way.  Under a transform of torch.func
+the user's own function runs.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled
+from torch._C._functorch import peek_interpreter_stack
 from torch.utils import _contextlib
 
 from thunder_norm.tracing.calls.differentiated import Backward, has_small_results, of_call
+from thunder_norm.tracing.calls.jitted_modules import JittedModule
 from thunder_norm.tracing.calls.precision import Precision, precision_of_now
 from thunder_norm.tracing.calls.prologue import Inputs, shortened
 from thunder_norm.tracing.calls.replaced import Watched
@@ -104,7 +107,10 @@ class ShortCalls:
         found, stats_of = self._found, self._cs
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            ready = None if is_tracing() else found(args, kwargs)
+            is_traced = is_tracing()
+            if not is_traced and peek_interpreter_stack() is not None:
+                return self._cd().fn(*args, **kwargs)  # torch.func transforms operations as they run, and no node of autograd's
+            ready = None if is_traced else found(args, kwargs)
             if ready is None:
                 return call(*args, **kwargs)
             stats = stats_of()
@@ -158,7 +164,7 @@ def _made_ready(entry: Any, cd: Any, stats: Any, args: tuple, kwargs: dict) -> _
     """The program that Thunder found, with a shorter prologue, unless it cannot have one."""
     position = next((n for n, e in enumerate(stats.interpreter_cache) if e is entry), None)
     module = _jitted(cd)
-    if position is None or (module is not None and type(module) is not ThunderModule):
+    if position is None or not (module is None or type(module) is ThunderModule or isinstance(module, JittedModule)):
         return None
     inputs = shortened(entry.prologue_traces[-1], module, cd._thunder_module_map, args, kwargs)
     if inputs is None:

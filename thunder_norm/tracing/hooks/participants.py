@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import whereabouts
+from thunder_norm.tracing.calls.jitted_modules import present
 from thunder_norm.tracing.hooks.lookups import lookaside_for
 from thunder_norm.tracing.hooks.replaced import install
 from thunder_norm.tracing.locations import location_of_user
@@ -22,6 +23,7 @@ from thunder_norm.tracing.torch_functions.attention_kernels import with_torchs_m
 from thunder.core import jit_ext
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue
+from thunder.core.module import ThunderModule
 from thunder.core.trace import TraceCtx
 from thunder.core.transform_common import Transform
 
@@ -41,6 +43,12 @@ class Participant(Transform):
 
     def __init__(self) -> None:
         install()
+
+    def transform_module(self, model: ThunderModule) -> None:
+        """Called with a module that was jitted: it has the members of the model, unless transforms of others may put theirs in their places."""
+        others = (type(t) for t in model._lc_cd.transforms if not isinstance(t, Participant))
+        if all(kind.transform_module is Transform.transform_module for kind in others):
+            present(model)
 
     def begin(self, trace: TraceCtx) -> None:
         """Called once in each compilation, for every participant, when the trace that is being acquired is known."""
