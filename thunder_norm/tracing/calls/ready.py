@@ -2,8 +2,8 @@
 
 ``thunder.jit`` looks, in each call, for a program whose prologue accepts it.  From the third call on that program is found here, by a
 function of fewer calls (`prologue`), and runs without what Thunder puts around it where that has no effect: where no gradients are recorded
-and no autocast is on.  Thunder's statistics are kept.  Whatever is not found here goes Thunder's way.  Under a transform of torch.func
-the user's own function runs.
+and no autocast is on.  Thunder's statistics are kept.  Whatever is not found here goes Thunder's way.  In a program
+that is being traced, and under a transform of torch.func, the user's own function runs.
 """
 
 from __future__ import annotations
@@ -104,13 +104,12 @@ class ShortCalls:
             call: Thunder's.
             connect: Thunder's way from a cache entry and what its computation gave to results with a history.
         """
-        found, stats_of = self._found, self._cs
+        found, stats_of, program = self._found, self._cs, self._cd().fn
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            is_traced = is_tracing()
-            if not is_traced and peek_interpreter_stack() is not None:
-                return self._cd().fn(*args, **kwargs)  # torch.func transforms operations as they run, and no node of autograd's
-            ready = None if is_traced else found(args, kwargs)
+            if is_tracing() or peek_interpreter_stack() is not None:
+                return program(*args, **kwargs)  # a part of another's trace; or torch.func transforms operations as they run
+            ready = found(args, kwargs)
             if ready is None:
                 return call(*args, **kwargs)
             stats = stats_of()
