@@ -12,9 +12,9 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.measuring import operator_norm, takes_any_precision, takes_complex
 from thunder_norm.core.nonfinite import has_values
 from thunder_norm.core.running import runner
-from thunder_norm.core.scalars import largest, square_root, times
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, is_complex
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.scalars import largest, square_root, times
 
 _BLOCK = 2**18  # entries that are measured at once
 

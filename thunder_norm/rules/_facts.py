@@ -22,10 +22,10 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_within
 from thunder_norm.core.perturbations import perturbation_of
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import Constant
+from thunder_norm.scalars import times
 
 F = TypeVar("F")
 

@@ -20,9 +20,9 @@ from thunder_norm.core.conversions import convert, factor
 from thunder_norm.core.kinds import LEAST_SQUARE, L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import has_values
 from thunder_norm.core.registry import NormedOp, NormRule
-from thunder_norm.core.scalars import square_root, times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import JumpError, NormMismatchError
+from thunder_norm.scalars import square_root, times
 
 # The kinds whose norm depends on the moduli of the entries only, and grows with them.
 VectorKind = RMSTensor | L1Tensor | L2Tensor

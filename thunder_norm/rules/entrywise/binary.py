@@ -17,7 +17,6 @@ from thunder_norm.core.context import current_environment, current_mode, lift, r
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
@@ -42,6 +41,7 @@ from thunder_norm.rules._shared import (
     scaled,
     spread,
 )
+from thunder_norm.scalars import times
 
 
 def gain_of(t: torch.Tensor, x: NormedTensor) -> NormedTensor:

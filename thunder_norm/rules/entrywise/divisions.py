@@ -14,7 +14,6 @@ from thunder_norm.core.context import run_real
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import bounded, spoiled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
@@ -32,6 +31,7 @@ from thunder_norm.rules._shared import (
 )
 from thunder_norm.rules.entrywise.binary import NO_DIVISION, gain_of, scale_by
 from thunder_norm.rules.entrywise.powers import only_largest_entry
+from thunder_norm.scalars import times
 
 # -- rounded quotients ------------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ import torch
 from thunder_norm.core.context import run_real
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._pointwise import softplus_of
 from thunder_norm.rules._shared import SAME_DIMS, align, broadcast, refuse, rms, root_sum_squares, scaled
 from thunder_norm.rules.entrywise.binary import gain_of, scale_by
+from thunder_norm.scalars import times
 
 
 def _log_of_sum(op: Callable, base: float) -> None:

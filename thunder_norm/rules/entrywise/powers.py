@@ -11,13 +11,13 @@ from thunder_norm.core.context import current_mode, lift, run_real
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NORM_DTYPE
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._gaussian import absolute_moment
 from thunder_norm.rules._local import slope as local_slope
 from thunder_norm.rules._pointwise import Function, typical_pointwise
 from thunder_norm.rules._shared import like, refuse, rms, scaled
+from thunder_norm.scalars import times
 
 
 @normed_op(torch.pow).register_norm

@@ -21,13 +21,13 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import OfEntries, Range
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor, has_norm, is_complex
 from thunder_norm.rules._facts import fact, unconditional, with_fact
 from thunder_norm.rules._shared import SAME_DIMS, is_moving, like, over_dims_of, refined, rms, scaled
 from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.entrywise.powers import reach
 from thunder_norm.rules.known_ranges.ranges import Known, Of, argument
+from thunder_norm.scalars import times
 
 _LARGE = 700.0  # e to that is a float64
 

@@ -20,12 +20,12 @@ from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.local import distances, is_from_data
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import square_root, times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._lengths import inverse_length, least_length
 from thunder_norm.rules._local import data, smallest_mean_square
 from thunder_norm.rules._shared import Constant, as_kind, rms, root_sum_squares, scalar, spread, squarable, with_bias
+from thunder_norm.scalars import square_root, times
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from thunder_norm.core.context import current_environment, current_mode
 from thunder_norm.core.kinds import RMSToRMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.op_names import torch_dtype
 from thunder_norm.rules._shared import like, scaled
+from thunder_norm.scalars import times
 
 # Significant bits; rounding to nearest errs by at most 2^-bits of the entry, in the normal range.  A part of a complex number is less.
 _PRECISION = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}

@@ -14,7 +14,6 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
     Constant,
@@ -31,6 +30,7 @@ from thunder_norm.rules._shared import (
 )
 from thunder_norm.rules.layout.replacing import replaced, scatter, scatter_add
 from thunder_norm.rules.reducing.running import largest_slope
+from thunder_norm.scalars import times
 
 _SOURCE = {"source": over_dims_of("input"), "input": over_dims_of("source")}
 _SRC = {"src": over_dims_of("input"), "input": over_dims_of("src")}

@@ -19,7 +19,6 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import are_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import NormedOp, normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import (
@@ -36,6 +35,7 @@ from thunder_norm.rules._shared import (
 )
 from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.layout.writing import copied, with_entries
+from thunder_norm.scalars import times
 
 
 def _property(name: str) -> Callable:

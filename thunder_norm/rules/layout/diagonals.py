@@ -12,7 +12,6 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import (
     VectorKind,
@@ -28,6 +27,7 @@ from thunder_norm.rules._shared import (
 )
 from thunder_norm.rules.layout.indexing import diagonal as diagonal_of
 from thunder_norm.rules.layout.shape import reshaped
+from thunder_norm.scalars import times
 
 
 def _onto_diagonal(x: NormedTensor, length: int, offset: int, rows: int, columns: int) -> NormedTensor:

@@ -16,10 +16,10 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import VectorKind, annotated, as_kind, negative, register_refusal, rms, root, scaled, spread
+from thunder_norm.scalars import times
 
 
 def _kept_factor(x: NormedTensor, dim: int, kept: int) -> float:

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import (
@@ -30,6 +29,7 @@ from thunder_norm.rules._shared import (
     scaled,
     spread,
 )
+from thunder_norm.scalars import times
 
 _SAME_DIMS = {"tensors": over_dims_of("tensors")}
 

@@ -11,8 +11,8 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.rules._shared import as_kind, negative, per_dim, rms, root, scaled, spread
+from thunder_norm.scalars import times
 
 
 @normed_op(torch.unfold_copy).register_norm

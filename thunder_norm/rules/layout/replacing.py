@@ -16,9 +16,9 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import align, maximum, negative, over_dims_of, refuse, rms, root, root_sum_squares, scalar
+from thunder_norm.scalars import times
 
 _SRC = {"src": over_dims_of("input"), "input": over_dims_of("src")}
 _SOURCE = {"source": over_dims_of("input"), "input": over_dims_of("source")}

@@ -14,7 +14,6 @@ import torch
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.rules._facts import Filled, is_plain, with_fact
 from thunder_norm.rules._shared import (
@@ -28,6 +27,7 @@ from thunder_norm.rules._shared import (
     root_sum_squares,
     scalar,
 )
+from thunder_norm.scalars import times
 
 
 def one_of(operands: Mapping[str, NormedTensor | Number], is_blockwise: bool = False) -> RMSTensor:

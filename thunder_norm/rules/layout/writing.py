@@ -12,10 +12,10 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.in_place import functional_of
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import Number, annotated, as_kind, maximum, refined, rms, root_sum_squares, scalar
 from thunder_norm.rules.layout.untouched import region_of, with_region_written
+from thunder_norm.scalars import times
 
 # For each dimension of the tensor which positions are named: a number or a slice.
 _Items = list[int | slice]

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from thunder_norm.core.context import lift
 from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSConvTensor
 from thunder_norm.core.registry import library_op, normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, per_dim, refined, rms, with_bias
 from thunder_norm.rules.linear_algebra.contraction import conversion_factor
+from thunder_norm.scalars import times
 
 Ints = int | Sequence[int]
 

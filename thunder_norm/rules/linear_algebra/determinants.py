@@ -14,11 +14,11 @@ from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
 from thunder_norm.core.local import are_local
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import refuse, rms
 from thunder_norm.rules.linear_algebra.inverses import keeps_away, smallest_singular_value
+from thunder_norm.scalars import times
 
 _TINY = 1e-30
 

@@ -18,12 +18,12 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.programs import computed_as
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._lengths import inverse_length, least_length
 from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import Constant, as_kind, broadcast, like, negative, refuse, refuse_perturbation, scalar, spread
+from thunder_norm.scalars import times
 
 
 def _length(count: int, p: float) -> float:

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 
 from thunder_norm.core.kinds import L1Tensor, LinfTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import VectorKind, as_kind, spread
+from thunder_norm.scalars import times
 
 
 def _rows(weight: VectorKind) -> tuple[NormedTensor, float]:

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.rules._shared import negative, rms, scaled, spread
+from thunder_norm.scalars import times
 
 
 @dataclass(frozen=True)

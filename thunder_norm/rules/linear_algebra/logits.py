@@ -18,11 +18,11 @@ import torch
 from thunder_norm.core.context import current_mode, setting
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, fact, with_fact
 from thunder_norm.rules._gaussian import softmax_gain
 from thunder_norm.rules._shared import SAME_DIMS, Number
+from thunder_norm.scalars import times
 
 
 @dataclass(frozen=True, eq=False)

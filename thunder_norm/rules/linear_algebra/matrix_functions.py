@@ -12,9 +12,9 @@ from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.local import are_local
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, refuse, root
+from thunder_norm.scalars import times
 
 
 @normed_op(torch.linalg.matrix_exp).register_norm(takes_complex=True)

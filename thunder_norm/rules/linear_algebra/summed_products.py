@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._facts import ProductOf, Source, fact, unconditional
 from thunder_norm.rules._shared import dims_tuple
 from thunder_norm.rules.linear_algebra.contraction import Bound, contract
 from thunder_norm.rules.linear_algebra.logits import scores
+from thunder_norm.scalars import times
 
 
 def _without_small(x: Source) -> tuple[NormedTensor, list[str]]:

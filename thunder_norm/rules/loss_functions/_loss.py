@@ -13,10 +13,10 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import lift, run_real
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import LiftDims, normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import Constant, as_kind, refuse
+from thunder_norm.scalars import times
 
 _PLAIN = "labels, weights and variances are data, not sets of tensors: pass them as plain tensors, and options by name"
 _OF_ATEN = ("none", "mean", "sum")

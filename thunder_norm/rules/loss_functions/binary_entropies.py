@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from thunder_norm.core.context import current_mode, current_sensitivity, lift
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import are_local
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import Constant, maximum
 from thunder_norm.rules.loss_functions._loss import count, entries_or_mean, loss, measured, product, scalar_loss, unlikeliest
 from thunder_norm.rules.loss_functions.losses import binary_cross_entropy_of_normed_labels, binary_cross_entropy_with_logits
 from thunder_norm.rules.quotients.kept_away import between_0_and_1, ends
 from thunder_norm.rules.written_out.logarithms import logistic
+from thunder_norm.scalars import times
 
 _LIFT = {"input": measured, "target": measured}
 

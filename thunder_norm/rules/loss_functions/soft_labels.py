@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from thunder_norm.core.context import lift
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.local import are_local
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import SoftmaxOf, fact
 from thunder_norm.rules._shared import Constant, as_kind, broadcast, negative
 from thunder_norm.rules.loss_functions._loss import count, loss, product, scalar_loss
 from thunder_norm.rules.loss_functions.losses import class_dim, furthest_from_a_class
+from thunder_norm.scalars import times
 
 
 def _has_normed_labels(args: dict[str, Any]) -> bool:

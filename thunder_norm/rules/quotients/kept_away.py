@@ -23,13 +23,13 @@ from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._least_moduli import least_modulus, says_less_than_values
 from thunder_norm.rules._shared import SAME_DIMS, Number, like, maximum, refined, rms
 from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.entrywise.powers import reach
 from thunder_norm.rules.quotients.range_bounds import times_logarithm
+from thunder_norm.scalars import times
 
 
 def _is_kept(name: str, low: float = 0.0, high: float = math.inf) -> Callable[[dict[str, Any]], bool]:

@@ -25,7 +25,6 @@ from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import are_local, is_local
 from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, moves_with
 from thunder_norm.rules._lengths import least_length
@@ -33,6 +32,7 @@ from thunder_norm.rules._shared import as_kind, refined, scalar
 from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.written_out._forms import Form, is_beside
 from thunder_norm.rules.written_out.written_out_exponentials import Bounding
+from thunder_norm.scalars import times
 
 _MEAN, _ONE = (0, 1, 0), (0, 0, 0)
 

@@ -15,13 +15,13 @@ from thunder_norm.core.local import are_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import TINY
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._least_moduli import is_guarded, says_less_than_values, smallest
 from thunder_norm.rules._shared import SAME_DIMS, Number, refined, rms, scalar
 from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.entrywise.powers import reach
 from thunder_norm.rules.weighted.weighted_means import quotient_at_most
+from thunder_norm.scalars import times
 
 
 def _away_from_zero(name: str) -> Callable[[dict[str, Any]], bool]:

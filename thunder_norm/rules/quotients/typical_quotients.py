@@ -17,11 +17,11 @@ from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._shared import SAME_DIMS, Number, is_moving, like, refined, rms
 from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.quotients.range_bounds import times_logarithm
+from thunder_norm.scalars import times
 
 _TINY = 1e-30  # what is typically 0 has a large inverse, and no infinite one
 

@@ -10,10 +10,10 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, dims_tuple, negative, root
 from thunder_norm.rules.reducing.reductions import Dim, reduction, vector_norm
+from thunder_norm.scalars import times
 
 
 def _is_of_matrix(ord: float | str | None, input: torch.Tensor, dim: Dim) -> bool:

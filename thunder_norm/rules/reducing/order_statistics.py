@@ -12,11 +12,11 @@ import torch
 from thunder_norm.core.context import run_real
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Filled, Source, fact, moves_with
 from thunder_norm.rules._shared import as_kind, dims_tuple, like, negative, refuse, refuse_perturbation, root, scaled, spread
 from thunder_norm.rules.reducing.reductions import Dim, picked
+from thunder_norm.scalars import times
 
 # -- medians and quantiles ---------------------------------------------------------------------------------------------------
 

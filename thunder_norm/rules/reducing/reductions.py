@@ -15,11 +15,11 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._gaussian import expected_maximum
 from thunder_norm.rules._shared import as_kind, dims_tuple, like, negative, rms, root, scaled, spread
+from thunder_norm.scalars import times
 
 Dim = int | Sequence[int] | None
 

@@ -15,10 +15,10 @@ from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import library_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._local import beside_jumps
 from thunder_norm.rules._shared import as_kind, refuse_perturbation, rms
+from thunder_norm.scalars import times
 
 _CHANNELS = -3
 

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._shared import as_kind, rms
 from thunder_norm.rules.reducing.pooling import output_sizes, resampled
+from thunder_norm.scalars import times
 
 # -- cubic kernels ------------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.rules._shared import as_kind, per_dim, rms, root, scaled, spread
+from thunder_norm.scalars import times
 
 
 def _pooled(x: RMSTensor, count: int, entries: int, energy: float) -> RMSTensor:

@@ -14,7 +14,6 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import L1Tensor, RMSTensor
 from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.ranges import Range
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Source, fact
 from thunder_norm.rules._least_moduli import smallest
@@ -22,6 +21,7 @@ from thunder_norm.rules._shared import Constant, maximum, own_dims, refined, spr
 from thunder_norm.rules.weighted import _weights as terms
 from thunder_norm.rules.weighted._weights import ZERO, Term
 from thunder_norm.rules.written_out.written_out_exponentials import Exponential
+from thunder_norm.scalars import times
 
 
 @dataclass(frozen=True, eq=False)

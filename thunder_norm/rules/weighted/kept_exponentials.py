@@ -23,7 +23,6 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact, moves_with, ruled, unconditional
 from thunder_norm.rules.known_ranges.ranges import argument
@@ -31,6 +30,7 @@ from thunder_norm.rules.weighted import set_aside
 from thunder_norm.rules.written_out._forms import ENTRY, Form, own_form
 from thunder_norm.rules.written_out.written_out_activations import Gate
 from thunder_norm.rules.written_out.written_out_exponentials import Exponential
+from thunder_norm.scalars import times
 
 
 def _exponential(x: Any) -> Source | None:

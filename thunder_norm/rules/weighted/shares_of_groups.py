@@ -17,10 +17,10 @@ import torch
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules.weighted import _weights as terms
 from thunder_norm.rules.weighted._combinations import KINDS, Relative, weights_of
+from thunder_norm.scalars import times
 
 _Share = tuple[float, list[Relative]]
 

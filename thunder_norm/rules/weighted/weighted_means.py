@@ -21,7 +21,6 @@ from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, RMSTensor
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import rms
@@ -38,6 +37,7 @@ from thunder_norm.rules.weighted._combinations import (
     weights_of,
 )
 from thunder_norm.rules.weighted.weighted_places import placed
+from thunder_norm.scalars import times
 
 Match = tuple[Combination, Weights, float]  # and the factor of their quotient
 

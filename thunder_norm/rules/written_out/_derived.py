@@ -21,7 +21,6 @@ from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import distances, is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.slots import hints_of
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, moves_with, unconditional, with_fact
@@ -31,6 +30,7 @@ from thunder_norm.rules._shared import Constant
 from thunder_norm.rules.layers.normalization import normalized
 from thunder_norm.rules.written_out import _forms as forms
 from thunder_norm.rules.written_out._forms import Form, Group, Inverse, Normalized, Root, own_form
+from thunder_norm.scalars import times
 
 Derived = Group | Normalized | None
 

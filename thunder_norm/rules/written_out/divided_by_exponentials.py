@@ -17,12 +17,12 @@ from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Source, fact, moves_with, unconditional
 from thunder_norm.rules._shared import SAME_DIMS, rms
 from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.written_out.written_out_exponentials import Exponential
+from thunder_norm.scalars import times
 
 
 def _is_known(name: str) -> Callable[[dict[str, Any]], bool]:

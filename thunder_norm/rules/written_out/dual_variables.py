@@ -26,12 +26,12 @@ from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.local import is_local
 from thunder_norm.core.ranges import OfEntries, Range
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact, unconditional
 from thunder_norm.rules._shared import SAME_DIMS, Number, dims_tuple, refined
 from thunder_norm.rules.written_out._derived import facts_of
 from thunder_norm.rules.written_out._forms import ENTRY, ONE, Form
+from thunder_norm.scalars import times
 
 Axes = tuple[int | None, ...]
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import SoftmaxOf, Source, fact, moves_with, unconditional, with_fact
 from thunder_norm.rules._shared import like
 from thunder_norm.rules.written_out._forms import ENTRY
 from thunder_norm.rules.written_out.written_out_activations import Gate
 from thunder_norm.rules.written_out.written_out_exponentials import Exponential
+from thunder_norm.scalars import times
 
 
 @normed_op(F.softmax).register_norm(when=lambda args: isinstance(args["input"], RMSTensor) and isinstance(args["dim"], int))

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.scalars import times
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import fact, is_rms, moves_with, unconditional, with_fact
 from thunder_norm.rules._shared import Number
 from thunder_norm.rules.written_out._derived import facts_of
 from thunder_norm.rules.written_out._forms import ENTRY, Form, multiple
+from thunder_norm.scalars import times
 
 _GELU_TANH = math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715

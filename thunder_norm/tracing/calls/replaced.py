@@ -33,6 +33,7 @@ class Watched:
     def __init__(self, model: nn.Module):
         self._model = model
         self._look()
+        self._at_first = self._held()
 
     def _look(self) -> None:
         self._entries = {
@@ -49,6 +50,9 @@ class Watched:
         }
         self._places = [(e.table, e.key, e.value) for entries in self._entries.values() for e in entries]
 
+    def _held(self) -> dict[str, dict[str, Any]]:
+        return {kind: {e.name: e.value for e in entries} for kind, entries in self._entries.items()}
+
     def is_unchanged(self) -> bool:
         """Whether the model holds what it held; asked in each call."""
         for table, key, value in self._places:  # noqa: SIM110 - a generator takes twice as long
@@ -62,10 +66,11 @@ class Watched:
         Raises:
             TransformError: a transform had put something else in its place.
         """
-        before = {kind: {e.name: e.value for e in entries} for kind, entries in self._entries.items()}
+        members = vars(jitted)
+        before = members.get(_FOLLOWED, self._at_first)
         self._look()
-        for kind, entries in self._entries.items():
-            now = {e.name: e.value for e in entries}
+        followed = self._held()
+        for kind, now in followed.items():
             used = getattr(jitted, _OVERRIDES[kind])
             for name in [n for n in used if n in before[kind] and now.get(n) is not before[kind][n]]:
                 if used[name] is before[kind][name] or buffers.is_of_program(jitted, name, used[name]):
@@ -79,8 +84,11 @@ class Watched:
                         )
                     )
         jitted._module_cache = dict(self._model.named_modules())
+        members[_FOLLOWED] = followed
 
 
+# Of a jitted module: what the model held that it was made to use, put back with it after a run that is to change nothing.
+_FOLLOWED = "_thunder_norm_followed"
 # Where a ThunderModule keeps what a module keeps.
 _OVERRIDES = {"_parameters": "_overrides_parameters", "_buffers": "_overrides_buffers", "_modules": "_module_cache"}
 
