@@ -81,7 +81,8 @@ class JittedModule(ThunderModule):
 
 
 def _is_own(jitted: JittedModule, name: str) -> bool:
-    return name in vars(jitted) or name in _OWN or name in vars(ThunderModule)
+    is_of_calls = name.startswith("_") and not name.startswith("__") and hasattr(nn.Module, name)  # of `nn.Module.compile`
+    return name in vars(jitted) or name in _OWN or name in vars(ThunderModule) or is_of_calls
 
 
 def _options(jitted: JittedModule) -> dict[str, Any]:
