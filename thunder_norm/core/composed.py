@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.context import COMPOSED, current_mode, current_sensitivity
 from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap
-from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.lengths import length
 from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.perturbations import Rest, is_more
@@ -165,7 +165,9 @@ def _within_norm(x: NormedTensor) -> Spread | None:
         return None
     assert x.perturbation_size is not None
     radius = 1.0 if isinstance(x, L2Tensor) else math.sqrt(size)
-    return Spread(len(dims), (Vertex(Root(x.perturbation_size), size, given=Ellipsoid.ball(size, radius)),))
+    # the ball around a cube is larger than it: norm rules may say less
+    is_limited = isinstance(x, LinfTensor)
+    return Spread(len(dims), (Vertex(Root(x.perturbation_size), size, given=Ellipsoid.ball(size, radius)),), is_limited)
 
 
 def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
@@ -176,7 +178,7 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
         call: the call, with the results as the norm rule has them.
         rest: how far they move by the arguments that the movement rule says nothing of.
     """
-    if rule is None or not call.moving or not all(moves(y) and y.numel() for y in call.results):
+    if rule is None or not call.moving or not call.results or not all(_has_rows(y) for y in call.results):
         return
     with _disable_current_modes():  # they are about the program, and this is thousands of operations on matrices of ours
         made = rule(call)
@@ -190,6 +192,11 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
         for y, m, by_others in zip(call.results, made, left, strict=True):
             if m is not None and not any(_is_too_steep(t) for t in m.terms):
                 _attach(y, m, by_others)
+
+
+def _has_rows(y: NormedTensor) -> bool:
+    """Whether a result moves, and as vectors of numbers: of a complex one, the parts of each entry move together, and norm rules say how."""
+    return moves(y) and y.numel() > 0 and not is_complex(y)
 
 
 def _is_too_steep(term: Term) -> bool:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tests.rules.movement.test_composed import F64, matrices
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
+from thunder_norm import LinfTensor, RMSTensor, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.rules.movement import slopes
 
 # -- every rule of movements against what happens ----------------------------------------------------------------------------
@@ -119,20 +119,39 @@ NEVER_ABOVE = {
     "gelu": lambda x: F.gelu(0.2 * x) @ torch.ones(6, 2, dtype=torch.float64),
     "weighted mean": lambda x: (x.mean(-1, keepdim=True).softmax(-2) * x.tanh()).sum(-2),
     "gate": lambda x: torch.sigmoid(x) * x,
+    "half precision": lambda x: x.half().double(),
     "softmax": lambda x: F.linear(x.softmax(-1), torch.eye(6, dtype=torch.float64)) + x,
 }
 
 
+@pytest.mark.parametrize("kind", [RMSTensor, LinfTensor])
 @pytest.mark.parametrize("size", [0.0, 1.0])
 @pytest.mark.parametrize("name", NEVER_ABOVE)
-def test_composed_is_never_above_global(name: str, size: float):
+def test_composed_is_never_above_global(name: str, size: float, kind):
     torch.manual_seed(seeded(21))
     x = torch.randn(1, 4, 6, dtype=torch.float64)
     found = []
     for sensitivity in ("global", "composed"):
-        given = with_perturbation(RMSTensor.of(x, (-2, -1)), size)
+        given = with_perturbation(kind.of(x, () if kind is LinfTensor else (-2, -1)), size)
         with norm_sensitivity(sensitivity):
             y = NEVER_ABOVE[name](given)
         found.append((y.elem_dims, sensitivities(y, given).item()))
     assert found[0][0] == found[1][0]
     assert found[1][1] <= found[0][1] * (1 + 1e-9)
+
+
+_C = torch.randn(4, dtype=torch.complex128, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("scope", ["composed", "within"])
+def test_complex_results_go_by_their_norm_rules_and_bools_do_not_move(scope):
+    """The two parts of an entry move together: a real slope for each of them would leave one out."""
+    x = torch.randn(2, 3, 4, dtype=F64, generator=torch.Generator().manual_seed(seeded()))
+    for f in (lambda t: t * _C, lambda t: t / _C, lambda t: t * (2 + 3j), lambda t: (t.to(torch.complex128) * _C).abs()):
+        leaf = with_perturbation(RMSTensor(2.0, backing=x), 0.1)
+        with norm_sensitivity(scope):
+            claimed = sensitivities(f(leaf), leaf).item()
+        moved = f(x + torch.eye(4, dtype=F64)[:, None, None]) - f(x)  # one entry of each row
+        assert moved.abs().square().sum(-1).amax().sqrt().item() <= claimed * (1 + 1e-9)
+    with norm_sensitivity(scope):
+        assert not isinstance(with_perturbation(RMSTensor.of(x), 0.1).to(torch.bool), RMSTensor)
