@@ -74,12 +74,14 @@ class Made:
         ndim: how many.
         terms: the terms.
         besides: what each row moves by beside them: in an ellipsoid, times a number.
+        parts: vertices that it moves by, beside them, one for each root.
         of: arguments that are functions of the terms' tensors, and move the result as these say.
     """
 
     ndim: int
     terms: tuple[Term, ...]
     besides: tuple[tuple[Ellipsoid, torch.Tensor], ...] = ()
+    parts: tuple[Vertex, ...] = ()
     of: tuple[NormedTensor, ...] = ()
 
 
@@ -205,7 +207,7 @@ def _is_too_steep(term: Term) -> bool:
 
 def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
     size = math.prod(y.shape[y.ndim - made.ndim :])
-    parts = parts_of(made.terms, size) + [Vertex(Root(n), size, given=e) for e, n in made.besides]
+    parts = [*parts_of(made.terms, size), *made.parts] + [Vertex(Root(n), size, given=e) for e, n in made.besides]
     if left is not None:
         parts.append(Vertex(Root(left), size, given=Ellipsoid.ball(size, _row_of(y, made.ndim, size))))
     moved = _size(y, made.ndim, parts)
@@ -213,7 +215,7 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
         return
     by_rule = y.perturbation_size
     if is_limited := by_rule is not None and _may_be_less(y, made) and is_more(moved, by_rule):
-        if made.besides and isinstance(y, RMSTensor | L2Tensor) and moved.item() > _FAR * by_rule.item():
+        if (made.besides or made.parts) and isinstance(y, RMSTensor | L2Tensor) and moved.item() > _FAR * by_rule.item():
             return  # the norm rule has one constant for all points, which is less this far from the data
         moved = by_rule  # of products, say; what is made of this may still move less by what is known of entries
     y.perturbation_size = moved
@@ -226,7 +228,7 @@ def _may_be_less(y: NormedTensor, made: Made) -> bool:
         return True
     slopes = [t.how for t in made.terms if isinstance(t.how, Slopes)]
     is_one = len(made.terms) == 1 and made.terms[0].x.perturbation_size is y.perturbation_size
-    return bool(made.besides or slopes) and not (is_one and all(s.most <= 1 for s in slopes))
+    return bool(made.besides or made.parts or slopes) and not (is_one and all(s.most <= 1 for s in slopes))
 
 
 def moves_as(y: NormedTensor, other: NormedTensor) -> None:

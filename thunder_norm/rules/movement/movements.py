@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.composed import Call, Made, Term, is_fixed, moves, spread_of, values
-from thunder_norm.core.ellipsoids import Dense, LinearMap, Picked, Scaled
+from thunder_norm.core.ellipsoids import Dense, Multiple, Picked, Scaled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.core.vertices import LARGEST
@@ -305,23 +305,7 @@ def _placed(x: NormedTensor, factor: float, y: NormedTensor, ndim: int) -> Term 
     term = _picked(x, numbers)
     if term is None or factor == 1:
         return term
-    return Term(x, _Multiple(term.how, factor, size), term.keeps_rows)
-
-
-class _Multiple(LinearMap):
-    """A map of entries, times a number."""
-
-    def __init__(self, c: Any, factor: float, size: int):
-        self.scale, self.size = abs(factor), size
-        self._c, self._sign = c, math.copysign(1.0, factor)
-
-    def times(self, t: torch.Tensor) -> torch.Tensor:
-        """``C t``."""
-        return self._sign * (t if self._c is None else self._c.times(t))
-
-    def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
-        """``|C| sizes``."""
-        return sizes.detach() if self._c is None else self._c.magnitudes(sizes)
+    return Term(x, Multiple(term.how, factor, size), term.keeps_rows)
 
 
 normed_op(torch.add).register_movement(_summed(lambda alpha: (1.0, alpha)))
