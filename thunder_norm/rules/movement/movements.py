@@ -20,6 +20,7 @@ from thunder_norm.core.ellipsoids import Dense, Multiple, Picked, Scaled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.core.vertices import LARGEST
+from thunder_norm.rules.layout.writing import copied, with_entries
 from thunder_norm.rules.movement import movements_nearby
 from thunder_norm.trees import flat_tensors, map_tensors
 
@@ -97,6 +98,19 @@ def pad(call: Call) -> Found:
     """With zeros, or with entries there are."""
     is_moved = call.given.get("mode", "constant") != "constant" or not call.given.get("value")
     return rearranged(call) if is_moved else None
+
+
+def _written(call: Call) -> Found:
+    """A tensor after a write into a part of it that has numbers or slices for its place: a number that is written stays as it is."""
+    names = {"value": 0.0} if not isinstance(call.given.get("value", 0.0), torch.Tensor) else {}
+    args = tuple(names.get("value", a) if i == 2 else a for i, a in enumerate(call.args))
+    kwargs = {k: names.get(k, a) for k, a in call.kwargs.items()}
+    return rearranged(Call(args, kwargs, call.given, call.results, call.body))
+
+
+with_entries.register_movement(_written)
+for _op in (copied, torch.slice_scatter, torch.select_scatter, torch.diagonal_scatter):
+    normed_op(_op).register_movement(rearranged)
 
 
 def unchanged(call: Call) -> Found:
