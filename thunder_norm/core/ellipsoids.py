@@ -291,10 +291,10 @@ class Picked(LinearMap):
 
 
 class Multiple(LinearMap):
-    """A map of entries, times a number."""
+    """A map, or the identity of `size` entries, times a number."""
 
-    def __init__(self, c: Picked | None, factor: float, size: int):
-        self.scale, self.size = abs(factor), size
+    def __init__(self, c: LinearMap | None, factor: float, size: int):
+        self.scale, self.size = abs(factor) * (1.0 if c is None else c.scale), size
         self._c, self._sign = c, math.copysign(1.0, factor)
 
     def times(self, t: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from thunder_norm.core.composed import Call, Made, Term, is_fixed, moves, spread_of, values
 from thunder_norm.core.ellipsoids import Dense, Multiple, Picked, Scaled
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.core.vertices import LARGEST
 from thunder_norm.rules.layout.writing import copied, with_entries
@@ -319,6 +320,7 @@ def _placed(x: NormedTensor, factor: float, y: NormedTensor, ndim: int) -> Term 
     term = _picked(x, numbers)
     if term is None or factor == 1:
         return term
+    assert not isinstance(term.how, Slopes), "entries are picked"
     return Term(x, Multiple(term.how, factor, size), term.keeps_rows)
 
 
