@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.context import COMPOSED, current_mode, current_sensitivity
 from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap
-from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
+from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.lengths import length
 from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.perturbations import Rest, is_more
@@ -74,12 +74,14 @@ class Made:
         ndim: how many.
         terms: the terms.
         besides: what each row moves by beside them: in an ellipsoid, times a number.
+        parts: vertices that it moves by, beside them, one for each root.
         of: arguments that are functions of the terms' tensors, and move the result as these say.
     """
 
     ndim: int
     terms: tuple[Term, ...]
     besides: tuple[tuple[Ellipsoid, torch.Tensor], ...] = ()
+    parts: tuple[Vertex, ...] = ()
     of: tuple[NormedTensor, ...] = ()
 
 
@@ -165,7 +167,9 @@ def _within_norm(x: NormedTensor) -> Spread | None:
         return None
     assert x.perturbation_size is not None
     radius = 1.0 if isinstance(x, L2Tensor) else math.sqrt(size)
-    return Spread(len(dims), (Vertex(Root(x.perturbation_size), size, given=Ellipsoid.ball(size, radius)),))
+    # the ball around a cube is larger than it: norm rules may say less
+    is_limited = isinstance(x, LinfTensor)
+    return Spread(len(dims), (Vertex(Root(x.perturbation_size), size, given=Ellipsoid.ball(size, radius)),), is_limited)
 
 
 def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
@@ -176,7 +180,7 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
         call: the call, with the results as the norm rule has them.
         rest: how far they move by the arguments that the movement rule says nothing of.
     """
-    if rule is None or not call.moving or not all(moves(y) and y.numel() for y in call.results):
+    if rule is None or not call.moving or not call.results or not all(_has_rows(y) for y in call.results):
         return
     with _disable_current_modes():  # they are about the program, and this is thousands of operations on matrices of ours
         made = rule(call)
@@ -192,13 +196,18 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
                 _attach(y, m, by_others)
 
 
+def _has_rows(y: NormedTensor) -> bool:
+    """Whether a result moves, and as vectors of numbers: of a complex one, the parts of each entry move together, and norm rules say how."""
+    return moves(y) and y.numel() > 0 and not is_complex(y)
+
+
 def _is_too_steep(term: Term) -> bool:
     return isinstance(term.how, Slopes) and not term.how.most <= _HUGE
 
 
 def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
     size = math.prod(y.shape[y.ndim - made.ndim :])
-    parts = parts_of(made.terms, size) + [Vertex(Root(n), size, given=e) for e, n in made.besides]
+    parts = [*parts_of(made.terms, size), *made.parts] + [Vertex(Root(n), size, given=e) for e, n in made.besides]
     if left is not None:
         parts.append(Vertex(Root(left), size, given=Ellipsoid.ball(size, _row_of(y, made.ndim, size))))
     moved = _size(y, made.ndim, parts)
@@ -206,7 +215,7 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
         return
     by_rule = y.perturbation_size
     if is_limited := by_rule is not None and _may_be_less(y, made) and is_more(moved, by_rule):
-        if made.besides and isinstance(y, RMSTensor | L2Tensor) and moved.item() > _FAR * by_rule.item():
+        if (made.besides or made.parts) and isinstance(y, RMSTensor | L2Tensor) and moved.item() > _FAR * by_rule.item():
             return  # the norm rule has one constant for all points, which is less this far from the data
         moved = by_rule  # of products, say; what is made of this may still move less by what is known of entries
     y.perturbation_size = moved
@@ -219,7 +228,7 @@ def _may_be_less(y: NormedTensor, made: Made) -> bool:
         return True
     slopes = [t.how for t in made.terms if isinstance(t.how, Slopes)]
     is_one = len(made.terms) == 1 and made.terms[0].x.perturbation_size is y.perturbation_size
-    return bool(made.besides or slopes) and not (is_one and all(s.most <= 1 for s in slopes))
+    return bool(made.besides or made.parts or slopes) and not (is_one and all(s.most <= 1 for s in slopes))
 
 
 def moves_as(y: NormedTensor, other: NormedTensor) -> None:

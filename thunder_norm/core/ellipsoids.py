@@ -288,3 +288,19 @@ class Picked(LinearMap):
     def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
         """``|C| sizes``."""
         return sizes.detach()[self._index] * self._is_there
+
+
+class Multiple(LinearMap):
+    """A map, or the identity of `size` entries, times a number."""
+
+    def __init__(self, c: LinearMap | None, factor: float, size: int):
+        self.scale, self.size = abs(factor) * (1.0 if c is None else c.scale), size
+        self._c, self._sign = c, math.copysign(1.0, factor)
+
+    def times(self, t: torch.Tensor) -> torch.Tensor:
+        """``C t``."""
+        return self._sign * (t if self._c is None else self._c.times(t))
+
+    def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
+        """``|C| sizes``."""
+        return sizes.detach() if self._c is None else self._c.magnitudes(sizes)

@@ -235,9 +235,12 @@ def _directions(run: Run) -> list[torch.Tensor]:
         tiny = 1e-30 * (shrinking.max() + growing.max()) + 1e-300
         found.append(((shrinking + tiny) / (growing + tiny)).log().clamp(-8, 8))
         if i:
-            e = torch.eye(sum(sizes), dtype=q.dtype)
-            x = columns_of.dense(bent.x.columns, sizes)
-            e[:, : x.shape[1]] += y.T @ (t[:, None] * x)
-            a = e.T @ a @ e
+            # E^T A E for E = I + Y^T T C, which differs from I by as many rows as are bent: those parts alone are multiplied
+            x = t[:, None] * columns_of.dense(bent.x.columns, sizes)
+            ya = y @ a
+            a = a.clone()
+            a[:, : x.shape[1]] += ya.T @ x
+            ya = torch.cat([ya[:, : x.shape[1]] + (ya @ y.T) @ x, ya[:, x.shape[1] :]], 1)
+            a[: x.shape[1]] += x.T @ ya
             own, a = a.diagonal()[-sizes[-1] :], a[: -sizes[-1], : -sizes[-1]]
     return found[::-1]

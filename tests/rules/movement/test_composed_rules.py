@@ -8,10 +8,17 @@ import torch.nn.functional as F
 
 from tests.rules.movement.test_composed import F64, matrices
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
+from thunder_norm import LinfTensor, RMSTensor, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.rules.movement import slopes
 
 # -- every rule of movements against what happens ----------------------------------------------------------------------------
+
+
+def written(x: torch.Tensor, write) -> torch.Tensor:
+    y = 2 * x
+    write(y)
+    return y
+
 
 LINEAR = {
     "view": lambda x: x.view(2, 3, 2, 2),
@@ -42,6 +49,13 @@ LINEAR = {
     "dtype": lambda x: x.float().double(),
     "dropout": lambda x: F.dropout(x, 0.5, training=False),
     "broadcast": lambda x: x + x[:, :1],
+    "written from other entries": lambda x: written(x, lambda y: y.__setitem__((..., 0), y[..., 1] - x[..., 3])),
+    "a number is written": lambda x: written(x, lambda y: y.__setitem__((..., slice(1, 3)), 5.0)),
+    "added to a part in place": lambda x: written(x, lambda y: y[..., 2:].add_(y[..., :2]).mul_(3)),
+    "copied": lambda x: written(x, lambda y: y[..., ::2].copy_(x[..., :2])),
+    "plain entries are written": lambda x: written(x, lambda y: y.__setitem__((..., slice(0, 2)), _W[:2, 1])),
+    "scattered": lambda x: x.select_scatter(3 * x[..., 1], -1, 0).slice_scatter(x[..., :1], -1, 3),
+    "scattered on a diagonal": lambda x: x[0].diagonal_scatter(x[0, :, 3]),
     "in place": lambda x: (2 * x).mul_(3).add_(x),
 }
 _W, _M, _L = matrices(2, 4, seed=1)[0], matrices(4, 3, seed=2)[0].expand(2, 3, 4), matrices(3, 5, seed=3)[0]
@@ -68,8 +82,16 @@ def test_a_linear_operation_moves_no_further_than_claimed(name: str):
     assert claimed <= found * (1.001 if name not in LOOSE else LOOSE[name])
 
 
-# rows of factors differ from row to row; a sum of what other rows give goes by their norms, RMS of one entry by the whole row's
-LOOSE = {"rows of factors": 1.5, "quotient": 1.6, "from the left": 1.3, "view": 1.42, "transpose of features": 1.01}
+# rows of factors differ from row to row, and so do the entries of a diagonal; a sum of what other rows give goes by their norms, RMS of one
+# entry by the whole row's
+LOOSE = {
+    "rows of factors": 1.5,
+    "quotient": 1.6,
+    "from the left": 1.3,
+    "view": 1.42,
+    "transpose of features": 1.01,
+    "scattered on a diagonal": 1.42,
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -119,20 +141,39 @@ NEVER_ABOVE = {
     "gelu": lambda x: F.gelu(0.2 * x) @ torch.ones(6, 2, dtype=torch.float64),
     "weighted mean": lambda x: (x.mean(-1, keepdim=True).softmax(-2) * x.tanh()).sum(-2),
     "gate": lambda x: torch.sigmoid(x) * x,
+    "half precision": lambda x: x.half().double(),
     "softmax": lambda x: F.linear(x.softmax(-1), torch.eye(6, dtype=torch.float64)) + x,
 }
 
 
+@pytest.mark.parametrize("kind", [RMSTensor, LinfTensor])
 @pytest.mark.parametrize("size", [0.0, 1.0])
 @pytest.mark.parametrize("name", NEVER_ABOVE)
-def test_composed_is_never_above_global(name: str, size: float):
+def test_composed_is_never_above_global(name: str, size: float, kind):
     torch.manual_seed(seeded(21))
     x = torch.randn(1, 4, 6, dtype=torch.float64)
     found = []
     for sensitivity in ("global", "composed"):
-        given = with_perturbation(RMSTensor.of(x, (-2, -1)), size)
+        given = with_perturbation(kind.of(x, () if kind is LinfTensor else (-2, -1)), size)
         with norm_sensitivity(sensitivity):
             y = NEVER_ABOVE[name](given)
         found.append((y.elem_dims, sensitivities(y, given).item()))
     assert found[0][0] == found[1][0]
     assert found[1][1] <= found[0][1] * (1 + 1e-9)
+
+
+_C = torch.randn(4, dtype=torch.complex128, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("scope", ["composed", "within"])
+def test_complex_results_go_by_their_norm_rules_and_bools_do_not_move(scope):
+    """The two parts of an entry move together: a real slope for each of them would leave one out."""
+    x = torch.randn(2, 3, 4, dtype=F64, generator=torch.Generator().manual_seed(seeded()))
+    for f in (lambda t: t * _C, lambda t: t / _C, lambda t: t * (2 + 3j), lambda t: (t.to(torch.complex128) * _C).abs()):
+        leaf = with_perturbation(RMSTensor(2.0, backing=x), 0.1)
+        with norm_sensitivity(scope):
+            claimed = sensitivities(f(leaf), leaf).item()
+        moved = f(x + torch.eye(4, dtype=F64)[:, None, None]) - f(x)  # one entry of each row
+        assert moved.abs().square().sum(-1).amax().sqrt().item() <= claimed * (1 + 1e-9)
+    with norm_sensitivity(scope):
+        assert not isinstance(with_perturbation(RMSTensor.of(x), 0.1).to(torch.bool), RMSTensor)

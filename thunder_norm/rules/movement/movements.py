@@ -16,10 +16,12 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.composed import Call, Made, Term, is_fixed, moves, spread_of, values
-from thunder_norm.core.ellipsoids import Dense, LinearMap, Picked, Scaled
+from thunder_norm.core.ellipsoids import Dense, Multiple, Picked, Scaled
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.core.vertices import LARGEST
+from thunder_norm.rules.layout.writing import copied, with_entries
 from thunder_norm.rules.movement import movements_nearby
 from thunder_norm.trees import flat_tensors, map_tensors
 
@@ -97,6 +99,19 @@ def pad(call: Call) -> Found:
     """With zeros, or with entries there are."""
     is_moved = call.given.get("mode", "constant") != "constant" or not call.given.get("value")
     return rearranged(call) if is_moved else None
+
+
+def _written(call: Call) -> Found:
+    """A tensor after a write into a part of it that has numbers or slices for its place: a number that is written stays as it is."""
+    names = {"value": 0.0} if not isinstance(call.given.get("value", 0.0), torch.Tensor) else {}
+    args = tuple(names.get("value", a) if i == 2 else a for i, a in enumerate(call.args))
+    kwargs = {k: names.get(k, a) for k, a in call.kwargs.items()}
+    return rearranged(Call(args, kwargs, call.given, call.results, call.body))
+
+
+with_entries.register_movement(_written)
+for _op in (copied, torch.slice_scatter, torch.select_scatter, torch.diagonal_scatter):
+    normed_op(_op).register_movement(rearranged)
 
 
 def unchanged(call: Call) -> Found:
@@ -305,23 +320,8 @@ def _placed(x: NormedTensor, factor: float, y: NormedTensor, ndim: int) -> Term 
     term = _picked(x, numbers)
     if term is None or factor == 1:
         return term
-    return Term(x, _Multiple(term.how, factor, size), term.keeps_rows)
-
-
-class _Multiple(LinearMap):
-    """A map of entries, times a number."""
-
-    def __init__(self, c: Any, factor: float, size: int):
-        self.scale, self.size = abs(factor), size
-        self._c, self._sign = c, math.copysign(1.0, factor)
-
-    def times(self, t: torch.Tensor) -> torch.Tensor:
-        """``C t``."""
-        return self._sign * (t if self._c is None else self._c.times(t))
-
-    def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
-        """``|C| sizes``."""
-        return sizes.detach() if self._c is None else self._c.magnitudes(sizes)
+    assert not isinstance(term.how, Slopes), "entries are picked"
+    return Term(x, Multiple(term.how, factor, size), term.keeps_rows)
 
 
 normed_op(torch.add).register_movement(_summed(lambda alpha: (1.0, alpha)))
