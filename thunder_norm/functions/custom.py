@@ -207,6 +207,7 @@ class CustomOperation:
     def _batched(self, axis_size: int, in_dims: Sequence[int | None], *tensors: TensorProxy) -> tuple[tuple, int]:
         """The same function of a batch: its function, fwd and bwd are batched."""
         count, num_pulled = len(self.has_gradient), self.num_pulled
+        assert num_pulled is not None, "set when it was made"
 
         def all_batched(outs: Sequence[Any], dims: Sequence[int | None]) -> list[TensorProxy]:
             return [with_batch(axis_size, o, d) for o, d in zip(outs, dims, strict=True)]
