@@ -144,6 +144,10 @@ class AcquiredAnewWarning(UserWarning):
     """No call can use the trace of another: a jitted program draws Python's or NumPy's random numbers, reads a clock, or has ever new sizes."""
 
 
+class RunByPythonWarning(UserWarning):
+    """A call of a jitted program that writes into objects was run by Python: its trace raised something that the program does not raise."""
+
+
 class MissingBoundsWarning(UserWarning):
     """A training monitor has no bounds on activations: a norm map of the model, or norms of its parameters, cannot be derived."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import linecache
 import os
+import re
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,8 @@ def _folders(*packages: str) -> tuple[str, ...]:
 
 
 _LIBRARIES = _folders("torch", "thunder")
+_OF_TRACES = "thunder."  # how files begin that Thunder makes up
+_COMMENT = re.compile(r" {2,}# ([^ ].*?:\d+):\s+(.*)")
 
 
 def is_users(file: str) -> bool:
@@ -46,12 +49,21 @@ def user_line() -> str | None:
     return None
 
 
+def _written_above(file: str, line: int) -> str | None:
+    """The line of a program that a line of a trace comes from: ``# file.py:line: text`` stands above its operations."""
+    above = (_COMMENT.fullmatch(linecache.getline(file, n).rstrip()) for n in range(line, 0, -1))
+    found = next(filter(None, above), None)
+    return f"{found[1]}:  {found[2].strip()}" if found is not None and not found[1].startswith(_LIBRARIES[0]) else None
+
+
 def user_line_of(error: BaseException) -> str | None:
     """The innermost line of the user's that an exception came through."""
     found, traceback = None, error.__traceback__
     while isinstance(traceback, TracebackType):
         file = traceback.tb_frame.f_code.co_filename
-        if is_users(file):
+        if file.startswith(_OF_TRACES):
+            found = _written_above(file, traceback.tb_lineno) or found
+        elif is_users(file):
             found = shown_line(file, traceback.tb_lineno)
         traceback = traceback.tb_next
     return found

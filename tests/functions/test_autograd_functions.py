@@ -157,9 +157,89 @@ def test_transforms_take_the_functions_backward(program):
     torch.testing.assert_close(jvp(lambda x: f(x, y), (x,), (torch.ones(3),))[1], want)  # elementwise: the Jacobian is diagonal
 
 
-def test_the_backward_is_differentiated_again():
-    x = torch.tensor(2.0, dtype=torch.float64)
-    assert grad(grad(lambda x: Classic.apply(x)))(x) == 3.0  # of the backward 3 x, not of the forward
+class SavesResult(Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        ctx.other = y.detach() * 2
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * y * 3 + g * ctx.other
+
+
+class CallsOthers(Function):
+    """Its backward calls functions whose backwards are no derivatives, one of them twice."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * SavesResult.apply(Classic.apply(x)) * Classic.apply(x)
+
+
+class Sine(Function):
+    """Its backward calls one whose backward calls it."""
+
+    @staticmethod
+    def forward(ctx, x, is_cosine):
+        ctx.save_for_backward(x)
+        ctx.is_cosine = is_cosine
+        return x.cos() if is_cosine else x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * Sine.apply(x, not ctx.is_cosine) * (-1 if ctx.is_cosine else 1), None
+
+
+AGAIN = {
+    "an argument": lambda x: Classic.apply(x) ** 2 + x,
+    "a result": lambda x: SavesResult.apply(x * 1.5) * x,
+    "functions in the backward": lambda x: CallsOthers.apply(x) * SavesResult.apply(x),
+    "itself in the backward": lambda x: Sine.apply(x, False) ** 2,
+    "derivatives inside": lambda x: torch.autograd.grad(CallsOthers.apply(x).sin().sum(), x, create_graph=True)[0] * x,
+}
+
+
+def derivatives(f, order: int = 3):
+    x = torch.tensor([0.3, -1.2, 0.7], dtype=torch.float64, requires_grad=True)
+    found = [f(x)]
+    for _ in range(order):
+        found += torch.autograd.grad(found[-1].sin().sum(), x, create_graph=True)
+    return [t.detach() for t in found]
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_derivatives_of_higher_order_are_those_of_the_backward(name):
+    order = 2 if name == "derivatives inside" else 3
+    jf = thunder.jit(AGAIN[name], transforms=[SubclassTransform()])
+    torch.testing.assert_close(derivatives(jf, order), derivatives(AGAIN[name], order))
+
+
+def test_second_derivatives_of_a_batch_are_those_of_the_backward():
+    f = AGAIN["functions in the backward"]
+    x = torch.tensor([0.3, -1.2, 0.7], dtype=torch.float64)
+    leaf = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad(f(leaf).sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), leaf)
+    torch.testing.assert_close(vmap(grad(grad(f)))(x), second)
+    torch.testing.assert_close(grad(lambda x: vmap(grad(f))(x).sum())(x), second)
+
+
+def test_a_derivative_that_has_no_end_is_refused():
+    x = torch.tensor([0.3], dtype=torch.float64, requires_grad=True)
+    found = thunder.jit(AGAIN["itself in the backward"], transforms=[SubclassTransform()])(x)
+    with pytest.raises(UnsupportedOpError, match="order 4 through Sine"):
+        for _ in range(5):
+            (found,) = torch.autograd.grad(found.sum(), x, create_graph=True)
 
 
 class NoBackward(Function):

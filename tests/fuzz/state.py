@@ -1,6 +1,6 @@
 """Modules that keep things: attributes, buffers, counters, lists and dicts of their own and of what they hold, set, changed and deleted by the program.
 
-What each of three calls returns, and what is in all objects afterwards, is eager mode's.
+What each of three calls returns or raises, and what is in all objects and random generators afterwards, is eager mode's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from thunder_norm.errors import ThunderNormError
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
@@ -122,6 +123,23 @@ _STATEMENTS = (
     "self.held.__dict__['t'] = {v}",
     "for m in self.children(): m.tag = self.held.n",
 )
+# what draws, writes at once, or raises
+_RAISING = (
+    "y = y + torch.rand(2)",
+    "self.held.items.append(torch.rand(2))",
+    "y = y * torch.rand(2, generator=self.generator)",
+    "torch.add({v}, 1, out={o}.mem)",
+    "{o}.mem.data = ({v}) * 1",
+    "x.add_(1)",
+    "assert ({v}).sum() < {n}, 'too large'",
+    "if ({v}).sum() > {n}: raise ValueError('too large')",
+    "if ({v}).sum() > {n}: {o}.count += 1; raise KeyError({o}.count)",
+    "{o}.mem[int({o}.count * 0) + 2] = 1",
+    "raise OverflowError({o}.count)",
+    "y = y + self.table['none']",
+    "y = y + torch.ones(3)",
+    "y = y + torch.ones(2)[(y.detach() * 0 + {n}).long()]",
+)
 _RESULTS = ", ".join(
     [
         *(f"{o}.mem * 1, {o}.count, {o}.twice, {o}.past[-1] * 1" for o in _OWNERS),
@@ -156,10 +174,19 @@ class State:
         return Outcome("right")
 
     def _calls(self, prepared: Callable) -> list[tuple[Any, Any]]:
+        torch.manual_seed(0)
         model = self._module()
         called, found = prepared(model), []
         for number in range(3):
-            found.append((_copied(called(torch.tensor([1.0, -2.0]) + number)), _copied(_state_of(model))))
+            x = torch.tensor([1.0, -2.0]) + number
+            try:
+                result = _copied(called(x))
+            except ThunderNormError:
+                raise
+            except Exception as e:  # noqa: BLE001 - the program's own
+                result = type(e).__name__
+            drawn = torch.random.get_rng_state().tolist(), model.generator.get_state().tolist()
+            found.append((result, {**_copied(_state_of(model)), "x": x.clone(), "drawn": drawn}))
         return found
 
     def _module(self) -> nn.Module:
@@ -178,6 +205,7 @@ class State:
                 super().__init__()
                 self.sub, self.list, self.named = Cell(), nn.ModuleList([Cell(), Cell()]), nn.ModuleDict({"a": Cell()})
                 self.held, self.table = Held(), {"t": torch.ones(2)}
+                self.generator = torch.Generator().manual_seed(1)
 
         return Model()
 
@@ -196,7 +224,7 @@ class State:
 
 
 def _state_of(model: nn.Module) -> dict[str, Any]:
-    of_torch = set(vars(nn.Module())) - {"_buffers"} | {"bound"}
+    of_torch = set(vars(nn.Module())) - {"_buffers"} | {"bound", "generator"}
     found = {name: {k: v for k, v in vars(m).items() if k not in of_torch} for name, m in model.named_modules()}
     return {**found, "held": vars(model.held), "table": model.table}
 
@@ -236,4 +264,9 @@ def draw(random: random.Random) -> State:
     for _ in range(random.randint(3, 9)):
         value = random.choice(_VALUES).format(o=random.choice(_OWNERS))
         statements.append(random.choice(_STATEMENTS).format(o=random.choice(_OWNERS), v=value))
+    if random.random() < 0.3:
+        for _ in range(random.randint(1, 3)):
+            value, raising = random.choice(_VALUES).format(o=random.choice(_OWNERS)), random.choice(_RAISING)
+            new = raising.format(o=random.choice(_OWNERS), v=value, n=random.randint(-2, 9))
+            statements.insert(random.randint(0, len(statements)), new)
     return State(tuple(statements), random.choice(sorted(TRANSFORMS)), random.random() < 0.5)

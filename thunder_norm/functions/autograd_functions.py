@@ -11,9 +11,9 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.functions.custom import CustomOperation
+from thunder_norm.functions import functions_in_backward
+from thunder_norm.functions.functions_in_backward import RanFunction, like
 from thunder_norm.functions.interpreted import active_level
-from thunder_norm.functions.programs import program_of
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
@@ -24,10 +24,8 @@ from thunder_norm.subclass.interpreting.held_tensors import held_by
 from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.subclass.interpreting.operations import AUTOGRAD_APPLY, on_proxies
 from thunder_norm.subclass.recording.record import Recorded, recording
-from thunder_norm.subclass.recording.trace import OperationId, composite
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.trees import flat_tensors
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, get_interpreterruntimectx, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
@@ -70,7 +68,7 @@ def _parameters(*given: Any) -> list[torch.nn.Parameter]:
     return [p for m in modules for p in m.parameters() if p.requires_grad]
 
 
-class FunctionCall:
+class FunctionCall(RanFunction):
     """One call of a ``torch.autograd.Function``: torch runs it, on fakes, and what its forward and backward did is written into the trace.
 
     So everything that a function may do with its ``ctx`` means what it means in torch: ``setup_context``, ``needs_input_grad``,
@@ -110,9 +108,9 @@ class FunctionCall:
             self.outputs = list({id(t): t for t in flat_tensors(self.result)}.values())
             self._check_unchanged()
             with self.acquisition.fakes.mode, recorder.paused(), torch.no_grad():
-                self.cotangents = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in self.outputs]
+                self.cotangents = [like(t) for t in self.outputs]
             try:
-                with self._watched(is_backward=True):
+                with self._watched(is_backward=True), functions_in_backward.recorded(recorder):
                     self._go_backward()
                 self.backward = recorder.log
             except Exception as e:  # noqa: BLE001 - the forward is right whatever the backward says
@@ -251,27 +249,5 @@ class FunctionCall:
         get_jit_ctx().computation_trace.set_current_source_location(
             *get_interpreterruntimectx().get_current_user_source_location()
         )
-        produced = {id(t) for r in self.forward for t in r.outputs} | {id(t) for t in self.inputs}
-        kept = {id(t): t for r in self.backward for t in r.inputs if id(t) in produced}
-        kept |= {id(g): g for g in self.gradients if g is not None and id(g) in produced}
-        saved = list(kept.values())
-        gradients = [g for g in self.gradients if g is not None]
-        operation = CustomOperation(
-            self.cls.__name__,
-            self._program("forward", self.forward, self.inputs, self.outputs),
-            self._program("forward", self.forward, self.inputs, [*self.outputs, *saved]),
-            self._program("backward", self.backward, [*saved, *self.cotangents], gradients),
-            tuple(g is not None for g in self.gradients),
-            len(self.outputs),
-        )
-        made = {id(t): p for t, p in zip(self.outputs, operation.symbol(*self.proxies), strict=True)}
+        made = {id(t): p for t, p in zip(self.outputs, self.operation().symbol(*self.proxies), strict=True)}
         return tree_map(lambda v: made[id(v)] if isinstance(v, torch.Tensor) else v, self.result)
-
-    def _program(
-        self, part: str, log: Sequence[Recorded], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> Any:
-        """What `log` does as a flat program from `inputs` to `outputs`."""
-        wanted = {id(t) for r in log for t in r.inputs} | {id(t) for t in outputs}
-        symbol, _ = composite(OperationId(self.cls.__name__, part), log, inputs, outputs, wanted)
-        formal = [proxy_like(t) for t in inputs]
-        return program_of(lambda *args: symbol(*args), formal, hoists=False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils._pytree import PyTree, tree_flatten
@@ -131,7 +131,9 @@ class CustomOperation:
 
     Its programs are flat.  `value` and `forward` take the function's tensors and then what it closes over; `value` returns the results,
     `forward` the results and then what is saved.  `backward` takes what is saved, a cotangent for each result, and what is closed over;
-    it returns a gradient for each tensor that `has_gradient`.
+    it returns a gradient for each tensor that `has_gradient`.  `saved_from` has for positions of what is saved whether it is a result, and
+    which result or argument it is, where that is known and counts.  An operation may return what is saved, too (`returns_saved`): `backward`
+    takes cotangents of the first `num_pulled` results alone.
     """
 
     name: str
@@ -140,8 +142,12 @@ class CustomOperation:
     backward: TraceCtx
     has_gradient: tuple[bool, ...]
     num_results: int
+    saved_from: Mapping[int, tuple[bool, int]] = field(default_factory=dict)
+    num_pulled: int | None = None
+    returns_saved: bool = False
 
     def __post_init__(self) -> None:
+        self.num_pulled = self.num_results if self.num_pulled is None else self.num_pulled
         self.symbol = Symbol(name=self.name, meta=self._meta, id=self, _bind_postprocess=print_without_module)
         self.rules = {
             "vjp": VjpRule(self._augmented, self._pulled, self._check_active),
@@ -181,7 +187,7 @@ class CustomOperation:
 
     def _pulled(self, saved: tuple, *cotangents: TensorProxy) -> tuple[TensorProxy | None, ...]:
         kept, captured = saved
-        found = iter(replayed(self.backward, [*kept, *cotangents, *captured]))
+        found = iter(replayed(self.backward, [*kept, *cotangents[: self.num_pulled], *captured]))
         return *(next(found) if has else None for has in self.has_gradient), *[None] * len(captured)
 
     def _pushed(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[tuple, tuple]:
@@ -200,7 +206,8 @@ class CustomOperation:
 
     def _batched(self, axis_size: int, in_dims: Sequence[int | None], *tensors: TensorProxy) -> tuple[tuple, int]:
         """The same function of a batch: its function, fwd and bwd are batched."""
-        count = len(self.has_gradient)
+        count, num_pulled = len(self.has_gradient), self.num_pulled
+        assert num_pulled is not None, "set when it was made"
 
         def all_batched(outs: Sequence[Any], dims: Sequence[int | None]) -> list[TensorProxy]:
             return [with_batch(axis_size, o, d) for o, d in zip(outs, dims, strict=True)]
@@ -212,17 +219,23 @@ class CustomOperation:
 
         def forward(*args: TensorProxy) -> list[TensorProxy]:
             outs, dims = evaluate_vmap(self.forward, args, in_dims, axis_size)
-            saved_dims[:] = dims[self.num_results :]
-            return [*all_batched(outs[: self.num_results], dims[: self.num_results]), *outs[self.num_results :]]
+            results = all_batched(outs[:num_pulled], dims[:num_pulled])
+            saved, saved_dims[:] = list(outs[num_pulled:]), dims[num_pulled:]
+            if self.returns_saved:
+                saved, saved_dims[:] = all_batched(saved, saved_dims), [0] * len(saved)
+            for i, (is_result, of) in self.saved_from.items():
+                if is_result:
+                    saved[i], saved_dims[i] = results[of], 0
+            return [*results, *saved]
 
         of_value = program_of(value, anew(tensors), hoists=False)
         of_forward = program_of(forward, anew(tensors), hoists=False)
         found = outputs_of(of_forward)
-        received = anew([*found[self.num_results :], *found[: self.num_results]])
+        received = anew([*found[num_pulled:], *found[:num_pulled]])
         captured = anew(tensors[count:])
 
         def backward(*args: TensorProxy) -> list[TensorProxy]:
-            dims = [*saved_dims, *[0] * self.num_results, *in_dims[count:]]
+            dims = [*saved_dims, *[0] * num_pulled, *in_dims[count:]]
             grads, grad_dims = evaluate_vmap(self.backward, args, dims, axis_size)
             wanted = [d for d, has in zip(in_dims, self.has_gradient, strict=False) if has]
             return [
@@ -231,8 +244,35 @@ class CustomOperation:
             ]
 
         of_backward = program_of(backward, [*received, *captured], hoists=False)
-        batched = CustomOperation(self.name, of_value, of_forward, of_backward, self.has_gradient, self.num_results)
+        programs = of_value, of_forward, of_backward
+        more = self.saved_from, num_pulled, self.returns_saved
+        batched = type(self)(self.name, *programs, self.has_gradient, self.num_results, *more)
         return batched.symbol(*tensors), 0
+
+
+@dataclass(eq=False, repr=False)
+class TorchOperation(CustomOperation):
+    """A ``torch.autograd.Function``: derivatives of higher order are those of its backward, never of its forward.
+
+    What it saves of its arguments and results is these, and so has their history; what it has computed besides is a constant.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._keeping = self
+        if not self.returns_saved:
+            num_all = len(outputs_of(self.forward))
+            programs = self.forward, self.forward, self.backward
+            self._keeping = TorchOperation(
+                self.name, *programs, self.has_gradient, num_all, self.saved_from, self.num_pulled, returns_saved=True
+            )
+
+    def _augmented(self, *tensors: TensorProxy) -> tuple[tuple, tuple]:
+        outs = self._keeping.symbol(*tensors)
+        saved = list(outs[self.num_pulled :])
+        for i, (is_result, of) in self.saved_from.items():
+            saved[i] = outs[of] if is_result else tensors[of]
+        return tuple(outs[: self.num_results]), (saved, tensors[len(self.has_gradient) :])
 
 
 def _closed(program: Program, captured: Iterable[Proxy], outs: Sequence[Any] | None = None) -> TraceCtx:

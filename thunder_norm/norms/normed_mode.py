@@ -62,6 +62,12 @@ def is_normed_call() -> bool:
     return _is_normed_call.get()
 
 
+def holds_norms(model: torch.nn.Module | None, args: tuple, kwargs: dict) -> bool:
+    """Whether a call is given NormedTensors, or the model has some."""
+    of_model = () if model is None else (*model.parameters(), *model.buffers())
+    return any(map(_is_normed, (*of_model, *_tensors((args, kwargs)))))
+
+
 class NormAcquisition(Acquisition):
     """An acquisition whose operations run under norm rules."""
 
@@ -120,9 +126,8 @@ class NormAcquisition(Acquisition):
 
     def begin(self, args: tuple, kwargs: dict) -> None:
         """Choose the norms of parameters of given size whose uses disagree, if there may be any: by an eager run."""
-        is_given_norms = any(map(_is_normed, _tensors((args, kwargs))))
-        of_model = () if self._model is None else (*self._model.parameters(), *self._model.buffers())
-        self._meets_norms = is_given_norms or any(map(_is_normed, of_model))
+        is_given_norms = holds_norms(None, args, kwargs)
+        self._meets_norms = is_given_norms or holds_norms(self._model, (), {})
         if self._model is None or not (self.is_normed_call or is_given_norms):
             return
         _refuse_spread(self._model)

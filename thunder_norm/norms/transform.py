@@ -19,7 +19,7 @@ from thunder_norm.norms import traced_initializing as _traced_initializing  # re
 from thunder_norm.norms.flat_programs import FlatModule
 from thunder_norm.norms.lifts.annotations import named_annotations
 from thunder_norm.norms.lifts.parameters import Policy, check_names, check_policy, tensor_names
-from thunder_norm.norms.normed_mode import NormAcquisition, normed_call
+from thunder_norm.norms.normed_mode import NormAcquisition, holds_norms, is_normed_call, normed_call
 from thunder_norm.norms.overflow import refuse_overflowed
 from thunder_norm.norms.scalar_fusion import fuse_scalars
 from thunder_norm.subclass.backward.mutations import check_mutations
@@ -74,6 +74,12 @@ class NormTransform(SubclassTransform):
     def new_acquisition(self) -> NormAcquisition:
         """The state for one acquisition."""
         return NormAcquisition(self.parameters, self.mode, self._model, self.sensitivity)
+
+    def hindrance_by_python(self, fn: Callable, args: tuple, kwargs: dict) -> str | None:
+        """Parameters have the norms of this transform in a trace alone."""
+        if is_normed_call() or holds_norms(self._model, args, kwargs):
+            return "by Python the parameters would have other norms"
+        return super().hindrance_by_python(fn, args, kwargs)
 
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """Under `torch.no_grad` perturbations go on, and nothing else does."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from thunder.core.interpreter import PseudoInst, WrappedValue
-from thunder.core.jit_ext import EXT_FLAG_IS_MODULE_MEMBER_DICT, get_jit_ctx
+from thunder.core.jit_ext import EXT_FLAG_IS_MODULE_MEMBER_DICT, JitCtx, get_jit_ctx
 
 _OF_COPIES = ("__dict__", "_buffers")  # what becomes of parameters and modules an epilogue does not do
 _HAS_WRITTEN = "_thunder_norm_has_written"
@@ -19,9 +19,9 @@ def note_written() -> None:
     setattr(get_jit_ctx(), _HAS_WRITTEN, True)
 
 
-def has_written() -> bool:
-    """Whether it has set or deleted one by now, or stored something in such a dict."""
-    ctx = get_jit_ctx()
+def has_written(ctx: JitCtx | None = None) -> bool:
+    """Whether it, or the program of `ctx`, has set or deleted one by now, or stored something in such a dict."""
+    ctx = get_jit_ctx() if ctx is None else ctx
     return getattr(ctx, _HAS_WRITTEN, False) or bool(ctx._additional_outputs)
 
 

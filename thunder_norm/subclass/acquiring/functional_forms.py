@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.numbered_generators import Numbered, numbered
+from thunder_norm.numbered_generators import Numbered, name_with, numbered
 
 aten = torch.ops.aten
 
@@ -112,7 +112,7 @@ class FromGenerator:
     def __name__(self) -> str:
         """What the operation is called in traces."""
         name = str(self.func) if isinstance(self.func, torch._ops.OpOverload) else self.func.__name__
-        return f"{name.replace('.', '_').replace('::', '_')}_from_generator_{self.source.number}"
+        return name_with(name.replace(".", "_").replace("::", "_"), self.source)
 
     @property
     def tags(self) -> list[torch.Tag]:

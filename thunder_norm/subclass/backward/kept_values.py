@@ -11,6 +11,7 @@ import torch
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.calls import buffers
+from thunder_norm.tracing.calls.raising import KEEPS, PACKS
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.translation import proxy_like
 from thunder.core import prims
@@ -18,9 +19,6 @@ from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, tracectx
-
-NAME = "keep_for_the_program"
-PACKS = (prims.PrimIDs.PACK_ATTR, prims.PrimIDs.PACK_BUFFER, prims.PrimIDs.PACK_SETITEM)
 
 
 def mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
@@ -38,13 +36,13 @@ def mend_writes(epilogue: TraceCtx, acquisition: Acquisition | None) -> None:
             keep = keeping(acquisition, value)
             with tracectx(epilogue):
                 plain = proxy_like(acquisition.kept(acquisition.fake_of(value)))
-                found.append(bindable(NAME, keep)(value, output=plain))
+                found.append(bindable(KEEPS, keep)(value, output=plain))
             value = plain
         if bsym.sym.id is prims.PrimIDs.PACK_BUFFER:
             module, name, _ = bsym.args
-            found.append(bindable(NAME, buffers.put)(module, name.removeprefix("."), value, output=None))
+            found.append(bindable(KEEPS, buffers.put)(module, name.removeprefix("."), value, output=None))
         elif bsym.sym.id is prims.PrimIDs.PACK_ATTR and _is_set_by_own_method(bsym.args[0]):
-            found.append(bindable(NAME, _put)(*bsym.args[:-1], value, output=None))
+            found.append(bindable(KEEPS, _put)(*bsym.args[:-1], value, output=None))
         else:
             found.append(bsym if value is None else bsym.from_bsym(args=(*bsym.args[:-1], value)))
     epilogue.bound_symbols[:] = found

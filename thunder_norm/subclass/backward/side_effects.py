@@ -27,15 +27,18 @@ from thunder_norm.model_state.reachable import Place, Reachable, described, ways
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward import changed_attributes, set_attributes
 from thunder_norm.subclass.backward.changed_attributes import Attribute
-from thunder_norm.subclass.backward.kept_values import NAME, PACKS, is_kept_plainly, keeping, mend_writes
+from thunder_norm.subclass.backward.kept_values import is_kept_plainly, keeping, mend_writes
 from thunder_norm.subclass.backward.made_objects import MadeObjects, refusal
 from thunder_norm.subclass.backward.recipes import NotMakeableError, Recipe, holds_proxies
 from thunder_norm.tracing import own_changes
+from thunder_norm.tracing.calls import raising
+from thunder_norm.tracing.calls.raising import KEEPS, PACKS
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.bindable import guard, guard_arguments
 from thunder_norm.tracing.guarding.stored import same_keys
 from thunder_norm.tracing.provenances import provenance_of, walked, walked_from
 from thunder_norm.tracing.torch_functions import tensor_attributes
+from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import PseudoInst, WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
@@ -54,7 +57,7 @@ _current: contextvars.ContextVar[SideEffects | None] = contextvars.ContextVar("t
 
 def is_side_effect(bsym: BoundSymbol) -> bool:
     """Whether an operation of an epilogue writes into the user's objects."""
-    return bsym.sym.id in PACKS or bsym.sym.name.startswith(NAME)
+    return bsym.sym.id in PACKS or bsym.sym.name.startswith(KEEPS)
 
 
 @contextlib.contextmanager
@@ -65,7 +68,11 @@ def watched(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
     try:
         with guards.telling_called(effects.before.follow_called):
             yield
+        if effects.has_changed:
+            raising.note_undo(get_compile_data(), effects.undo)
     except BaseException:
+        if effects.has_changed:
+            raising.note_written()
         effects.undo()
         raise
     finally:
@@ -218,6 +225,11 @@ class SideEffects:
                 looks.append(replace(look, way=way) if is_of_call else look)
         if looks:
             guard_arguments(ctx, _Looks(looks))
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the program has left something else in some place."""
+        return any(p.is_changed and not p.is_of_others for p in self.before.places)
 
     def undo(self) -> None:
         """Let all places hold what they held."""
@@ -411,7 +423,7 @@ class SideEffects:
             if acquisition is not None and p is not owner
         }
         is_plain = not is_of_argument and any(is_kept_plainly(acquisition, p) for p in tensors.values())
-        self.made.bind(epilogue, NAME, recipe, lambda call: put(make(call)), None, kept_of, is_plain=is_plain)
+        self.made.bind(epilogue, KEEPS, recipe, lambda call: put(make(call)), None, kept_of, is_plain=is_plain)
 
 
 def _first_places(values: Iterable[Any]) -> list[int]:

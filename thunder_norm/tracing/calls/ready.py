@@ -19,10 +19,12 @@ from torch import is_grad_enabled
 from torch._C._functorch import peek_interpreter_stack
 from torch.utils import _contextlib
 
+from thunder_norm.tracing.calls import raising
 from thunder_norm.tracing.calls.differentiated import Backward, has_small_results, of_call
 from thunder_norm.tracing.calls.jitted_modules import JittedModule
 from thunder_norm.tracing.calls.precision import Precision, precision_of_now
 from thunder_norm.tracing.calls.prologue import Inputs, shortened
+from thunder_norm.tracing.calls.raising import Raised
 from thunder_norm.tracing.calls.replaced import Watched
 from thunder.core.module import ThunderModule
 from thunder.core.options import CACHE_OPTIONS
@@ -74,7 +76,7 @@ class ShortCalls:
                 self._tried[id(entry)] = entry, times + 1
                 new = _made_ready(entry, self._cd(), stats, args, kwargs)
                 self._ready = self._ready if new is None else (new, *self._ready)
-        return of_call(entry, inputs[0]), *inputs
+        return raising.watched(of_call(entry, inputs[0]), raising.taken_undo(self._cd())), *inputs
 
     def _found(self, args: tuple, kwargs: dict) -> tuple[_Ready, tuple] | None:
         """The program that is ready for these arguments, and what its prologue gives."""
@@ -97,6 +99,11 @@ class ShortCalls:
             return r, given
         return None
 
+    def _by_python(self, raised: Raised, args: tuple, kwargs: dict) -> Any:
+        """A call whose trace has raised, by the program itself."""
+        cd = self._cd()
+        return raising.by_python(raised, cd, _jitted(cd), args, kwargs)
+
     def whole(self, call: Callable, connect: Callable[[Any, Any], Any]) -> Callable:
         """A call from arguments to results.
 
@@ -111,20 +118,28 @@ class ShortCalls:
                 return program(*args, **kwargs)  # a part of another's trace; or torch.func transforms operations as they run
             ready = found(args, kwargs)
             if ready is None:
-                return call(*args, **kwargs)
+                try:
+                    return call(*args, **kwargs)
+                except Raised as e:
+                    raised = e
+                return self._by_python(raised, args, kwargs)
             stats = stats_of()
             stats.calls += 1
             stats.last_trace_host_start = perf_counter_ns()
             r, (inputs, to_epilogue) = ready
-            with_grad = is_grad_enabled()
+            with_grad, raised = is_grad_enabled(), None
             try:
                 _note_hit(stats, r.entry)
                 entry = of_call(r.called, inputs)
                 stats.last_trace_host_execution_start = perf_counter_ns()
                 try:
                     result = entry.computation_fn(*inputs)
+                except Raised as e:
+                    raised, result = e, None
                 finally:
                     stats.last_trace_host_execution_stop = perf_counter_ns()
+                if raised is not None:
+                    return self._by_python(raised, args, kwargs)
                 if entry.backward_fn:
                     result = connect(entry, result)
                 result = entry.epilogue_fn(*to_epilogue, *result)
@@ -172,7 +187,7 @@ def _made_ready(entry: Any, cd: Any, stats: Any, args: tuple, kwargs: dict) -> _
     called = entry._replace(computation_fn=bare(entry.computation_fn), epilogue_fn=bare(entry.epilogue_fn))
     if isinstance(entry.backward_fn, Backward) and torch.is_grad_enabled() and has_small_results(entry.computation_traces[-1]):
         called = called._replace(backward_fn=entry.backward_fn.as_one_node(_bare_in_backward))
-    return _Ready(entry, position, inputs, called)
+    return _Ready(entry, position, inputs, raising.watched(called))
 
 
 def _jitted(cd: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.tracing import containers, native, own_changes, proxy_names, python, whereabouts
 from thunder_norm.tracing.activity import end_at_detached
-from thunder_norm.tracing.calls import threads
+from thunder_norm.tracing.calls import raising, threads
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
 from thunder_norm.tracing.deep_calls import as_deep_as_eager, with_room
@@ -123,6 +123,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         stack.enter_context(aliases.noted())
         stack.enter_context(replaced_memory.noted())
         stack.enter_context(arrays.noted())
+        stack.enter_context(raising.noted())
         try:
             found = _original_acquire(fn, args, kwargs, **options)
         except NotImplementedError as e:
@@ -277,6 +278,16 @@ def _with_cache_info(fn: Callable) -> Callable:
     threads.divide(around["weakref_cd"]())
     one_at_a_time = threading.RLock()
 
+    def attempted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return with_room(find, *args, **kwargs)
+        except Exception:
+            # what was tried for more calls than this one may have failed for that, and in a pass of Thunder's
+            if not attempts.give_up(around["weakref_cd"]()):
+                raise
+        _undo(around["weakref_cd"]())
+        return with_room(find, *args, **kwargs)
+
     def compiling(*args: Any, **kwargs: Any) -> Any:
         with one_at_a_time:
             return found_or_compiled(*args, **kwargs)
@@ -284,16 +295,17 @@ def _with_cache_info(fn: Callable) -> Callable:
     def found_or_compiled(*args: Any, **kwargs: Any) -> Any:
         with native.compiler(), rarely_collected():
             try:
-                entry, *inputs = with_room(find, *args, **kwargs)
-            except Exception:
-                # what was tried for more calls than this one may have failed for that, and in a pass of Thunder's
-                if not attempts.give_up(around["weakref_cd"]()):
+                entry, *inputs = attempted(*args, **kwargs)
+            except Exception as e:
+                raised = raising.raised_in_acquisition(around["weakref_cd"](), e)
+                if raised is e:
                     raise
                 _undo(around["weakref_cd"]())
-                entry, *inputs = with_room(find, *args, **kwargs)
+                raise raised from None
         attempts.end(around["weakref_cd"]())
         acquired = vars(around["weakref_cd"]())
-        acquired.pop(_MET, None)
+        if (met := acquired.pop(_MET, None)) is not None and met.drawn:
+            raising.note_undo(around["weakref_cd"](), met.undo)
         program, is_of_one_call = acquired.pop(_DIFFERENTIATED, None), acquired.pop(_IS_OF_ONE_CALL, False)
         cache = around["weakref_cs"]().interpreter_cache
         if entry.backward_fn is not None and program is not None:

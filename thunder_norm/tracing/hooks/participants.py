@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import whereabouts
+from thunder_norm.tracing.calls import raising
 from thunder_norm.tracing.calls.jitted_modules import present
 from thunder_norm.tracing.hooks.lookups import lookaside_for
 from thunder_norm.tracing.hooks.replaced import install
@@ -87,6 +88,10 @@ class Participant(Transform):
     def begins_again(self, found: Any | None) -> bool:
         """Whether the program is to be acquired once more, with what is known by now; `found` are the traces, None if there was an error."""
         return False
+
+    def hindrance_by_python(self, fn: Callable, args: tuple, kwargs: dict) -> str | None:
+        """Why a call of the jitted function `fn` would do something else if Python ran it; None if it does the same."""
+        return "it is a function under a transform" if any(isinstance(fn, kind) for kind in _BROUGHT) else None
 
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
         """The program that runs, forward or backward, which lets go of tensors as soon as nobody needs them, and whose views need no layout."""
@@ -165,6 +170,7 @@ def leader() -> Participant | None:
         found = leading(ours) if ours else None
         setattr(ctx, _LEADER, found)
         whereabouts.follow()
+        raising.follow(ctx)
         for t in ours:
             t.begin(ctx.computation_trace)
     return found
