@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring import aliasing
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.autocast import Regions, UnderAutocast, regions, regions_of
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.acquiring.effects import Effect, OfOperator, SameValues, with_effects
@@ -98,6 +99,8 @@ class Recorder(Writing):
         self.turn: torch.Tensor | None = None
         self.is_differentiated = torch.is_grad_enabled()  # around the call: the program's regions are Thunder's affair
         self._is_paused = False
+        self.autocast: Regions = ()  # around the operation at hand
+        self._dispatching: set[type] = set()  # the classes that were given operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -106,6 +109,7 @@ class Recorder(Writing):
         if wrapper is not None:
             self.has_met_wrappers = True
             self.last_on_wrappers = func, type(wrapper).__name__
+            self._dispatching.add(type(wrapper))
             return NotImplemented
         if self._is_paused:
             return func(*args, **kwargs)
@@ -128,7 +132,8 @@ class Recorder(Writing):
             func, args = with_lists(func, args)
         if func in _ASSIGNING and self.acquisition.autograd.is_running:
             self._note_masks(args[1])
-        effect = with_effects(func)
+        autocast = regions_of(func, self.autocast, self._dispatching)
+        effect = with_effects(func, autocast)
         if effect is not None:
             return self._record_operator(effect, args, kwargs)
         if func._schema.is_mutable:
@@ -140,6 +145,7 @@ class Recorder(Writing):
             return args[0]
         if func in _BY_PLACE:
             args = (self._laid_out(args[0]), *args[1:])
+        func = UnderAutocast(func, autocast) if autocast else func
         try:
             result = _run_on_fakes(func, args, kwargs)
         except DataDependentOutputException:
@@ -224,7 +230,8 @@ class Recorder(Writing):
             self._check_may_mutate(effect.func, t, flat_tensors((args, kwargs)))
         if len(written) > 1 and len({t.untyped_storage()._cdata for t in written}) < len(written):
             raise UnsupportedOpError(with_details(f"{effect.func} writes into tensors that share memory", at=location_of_user()))
-        return self._record_effect(effect, args, kwargs, lambda: _run_on_fakes(effect.func, args, kwargs), written)
+        run = UnderAutocast(effect.func, effect.regions) if effect.regions else effect.func
+        return self._record_effect(effect, args, kwargs, lambda: _run_on_fakes(run, args, kwargs), written)
 
     def _record_effect(
         self, effect: Effect, args: tuple, kwargs: dict, run: Callable[[], Any], written: Sequence[torch.Tensor] = ()
@@ -315,7 +322,7 @@ def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:
     Raises:
         UnsupportedOpError: a custom operator does not say it.
     """
-    if func.namespace == "aten":
+    if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
         return func(*args, **kwargs)
     try:
         return func(*args, **kwargs)
@@ -339,8 +346,10 @@ def recording(acquisition: Acquisition) -> Iterator[Recorder]:
     """
     recorder = (acquisition.recorder_kind or Recorder)(acquisition)
     # also before there is anything to differentiate: what is written later into a view taken now is seen if that was taken with gradients
-    with torch.set_grad_enabled(is_grad_enabled()), autocasting(), acquisition.fakes.mode, recorder:
-        yield recorder
+    with torch.set_grad_enabled(is_grad_enabled()), autocasting():
+        recorder.autocast = regions()
+        with acquisition.fakes.mode, recorder:
+            yield recorder
 
 
 def in_autocast_region() -> bool:
