@@ -42,6 +42,7 @@ aten = torch.ops.aten
 
 _ASSIGNING = frozenset({aten.index_put.default, aten.index_put_.default})
 _BY_PLACE = frozenset({aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
+_WAITING = {torch.ops._c10d_functional.wait_tensor.default} if torch.distributed.is_available() else frozenset()
 
 # How large a constant tensor may be to be written into the trace as numbers.
 MAX_CONSTANT_NUMEL = 4096
@@ -317,13 +318,15 @@ class Recorder(Writing):
 
 
 def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:
-    """What an operator returns for tensors without data.
+    """What an operator returns for tensors without data; what waits for a tensor returns it, and its schema says nothing of that.
 
     Raises:
         UnsupportedOpError: a custom operator does not say it.
     """
     if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
         return func(*args, **kwargs)
+    if func in _WAITING:
+        return aten.alias.default(args[0])
     try:
         return func(*args, **kwargs)
     except RuntimeError as e:
