@@ -29,6 +29,7 @@ from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.acquiring.effects import Effect, OfOperator, SameValues, with_effects
 from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn, declared, with_generator
+from thunder_norm.subclass.acquiring.lengths import is_ragged
 from thunder_norm.subclass.recording.lists import is_on_lists, with_lists
 from thunder_norm.subclass.recording.writing import Writing
 from thunder_norm.tracing.locations import location_of_user
@@ -321,8 +322,17 @@ def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:
     """What an operator returns for tensors without data; what waits for a tensor returns it, and its schema says nothing of that.
 
     Raises:
-        UnsupportedOpError: a custom operator does not say it.
+        UnsupportedOpError: a custom operator does not say it, or it computes with a ragged length as if that were a number.
     """
+    if any(is_ragged(a) for a in args if isinstance(a, torch.SymInt)) and torch.Tag.pointwise in func.tags:
+        raise UnsupportedOpError(
+            with_details(
+                f"{func} of a ragged length",
+                at=location_of_user(),
+                why="it stands for a length of each sequence, and is no number",
+                instead="compute with x.offsets().diff()",
+            )
+        )
     if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
         return func(*args, **kwargs)
     if func in _WAITING:
