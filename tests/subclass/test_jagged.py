@@ -370,6 +370,11 @@ def refused(program: Callable, *args: object, match: str) -> None:
         jit(program)(*args)
 
 
+def test_a_ragged_length_is_no_number():
+    """Eager mode computes with a placeholder, 7777777."""
+    refused(lambda x, y: y * x.size(1), jagged(2, 3), torch.ones(2), match="mul.Tensor of a ragged length")
+
+
 def test_what_is_refused():
     x = jagged(2, 3)
     refused(lambda a: torch.nested.nested_tensor([a, a]), torch.randn(2), match="strided layout")

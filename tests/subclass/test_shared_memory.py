@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.distributed import _functional_collectives as collectives
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
+from tests.subclasses import assert_same
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
 import thunder
@@ -259,3 +261,21 @@ def test_what_reads_other_elements_or_each_one_that_it_writes_is_as_in_eager(f: 
     f(x)
     thunder.jit(f, transforms=[SubclassTransform()])(own)
     torch.testing.assert_close(leaves([own]), leaves([x]))
+
+
+def test_what_waits_for_a_tensor_returns_it():
+    """Torch's operator does not say that what it returns is what it was given."""
+
+    def program(x):
+        x.mul_(2)  # the class waits, and writes into what it got
+        return x[:2].sum(), x.clone()
+
+    def make() -> torch.Tensor:
+        torch.manual_seed(seeded(0))
+        return collectives.AsyncCollectiveTensor(torch.randn(3))
+
+    jf = thunder.jit(program, transforms=[SubclassTransform()])
+    for _ in range(2):
+        want, got = make(), make()
+        assert_same(jf(got), program(want))
+        assert_same(got, want)

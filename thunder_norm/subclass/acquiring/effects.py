@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import DataDependentError, with_details
+from thunder_norm.subclass.acquiring.autocast import Regions, autocast_on, suffix
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,17 @@ class OfOperator(Effect):
 
     func: Any
     written: tuple[int, ...] = ()  # arguments of its schema
+    regions: Regions = ()  # of autocast, which are left to it
 
     @property
     def __name__(self) -> str:
-        return str(self.func).replace("::", "_").replace(".", "_")
+        return str(self.func).replace("::", "_").replace(".", "_") + suffix(self.regions)
 
     def __call__(self, turn: torch.Tensor, *args: Any, **kwargs: Any) -> tuple:
         """Run the operation."""
         own_args, own_kwargs, copies = self._with_copies(args, kwargs)
-        result = self.func(*own_args, **own_kwargs)
+        with autocast_on(self.regions):
+            result = self.func(*own_args, **own_kwargs)
         return turn.clone(), tree_map(lambda v: None if any(v is c for c in copies) else v, result), *copies
 
     def written_tensors(self, args: tuple, kwargs: dict) -> list[Any]:
@@ -75,13 +78,13 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def with_effects(func: Any) -> OfOperator | None:
+def with_effects(func: Any, regions: Regions = ()) -> OfOperator | None:
     """What stands for an operator that writes into its arguments in ways without another name, or returns nothing; None for others."""
     schema = func._schema
     written = tuple(i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
     if func.namespace == "aten" and not func.overloadpacket.__name__.startswith("_fused_"):
         return OfOperator(func) if not schema.returns and not written and func not in _CHECKED_ON_FAKES else None
-    return OfOperator(func, written) if written or not schema.returns else None
+    return OfOperator(func, written, regions) if written or not schema.returns else None
 
 
 # they ask for what is known while the trace is acquired

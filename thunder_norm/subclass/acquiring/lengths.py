@@ -40,18 +40,19 @@ def is_symbolic(v: Any) -> bool:
     """Whether a number hangs on a length, or a size of a tensor does; ragged lengths of nested tensors are something else."""
     if isinstance(v, torch.Tensor):
         return type(v) is FakeTensor and v._has_symbolic_sizes_strides
-    return isinstance(v, _SYMBOLIC) and not _is_ragged(v) and not v.node.expr.is_number
+    return isinstance(v, _SYMBOLIC) and not is_ragged(v) and not v.node.expr.is_number
 
 
-def _is_ragged(v: Any) -> bool:
+def is_ragged(v: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
+    """Whether it is the ragged length of a nested tensor."""
     return not hasattr(v.node, "expr")  # torch's expressions are of symbols alone
 
 
 def as_number(v: Any) -> Any:
     """A number that the program gets: of one that hangs on a length, what it is in the call at hand, for which alone the trace is then."""
     if isinstance(v, torch.Size):
-        return torch.Size(map(as_number, v)) if any(isinstance(s, _SYMBOLIC) and not _is_ragged(s) for s in v) else v
-    if not isinstance(v, _SYMBOLIC) or _is_ragged(v):
+        return torch.Size(map(as_number, v)) if any(isinstance(s, _SYMBOLIC) and not is_ragged(s) for s in v) else v
+    if not isinstance(v, _SYMBOLIC) or is_ragged(v):
         return v
     return int(v) if isinstance(v, torch.SymInt) else float(v) if isinstance(v, torch.SymFloat) else bool(v)
 
@@ -219,7 +220,7 @@ def _strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 def _written(names: dict[Any, Any], v: Any) -> Any:
     """A number that hangs on lengths as what computes it, lengths by their names."""
-    if not isinstance(v, _SYMBOLIC) or _is_ragged(v):
+    if not isinstance(v, _SYMBOLIC) or is_ragged(v):
         return v
     if not is_symbolic(v):
         return as_number(v)

@@ -24,10 +24,12 @@ from torch.utils._pytree import tree_map
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring import aliasing
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.autocast import Regions, UnderAutocast, regions, regions_of
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.acquiring.effects import Effect, OfOperator, SameValues, with_effects
 from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn, declared, with_generator
+from thunder_norm.subclass.acquiring.lengths import is_ragged
 from thunder_norm.subclass.recording.lists import is_on_lists, with_lists
 from thunder_norm.subclass.recording.writing import Writing
 from thunder_norm.tracing.locations import location_of_user
@@ -41,6 +43,7 @@ aten = torch.ops.aten
 
 _ASSIGNING = frozenset({aten.index_put.default, aten.index_put_.default})
 _BY_PLACE = frozenset({aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
+_WAITING = {torch.ops._c10d_functional.wait_tensor.default} if torch.distributed.is_available() else frozenset()
 
 # How large a constant tensor may be to be written into the trace as numbers.
 MAX_CONSTANT_NUMEL = 4096
@@ -98,6 +101,8 @@ class Recorder(Writing):
         self.turn: torch.Tensor | None = None
         self.is_differentiated = torch.is_grad_enabled()  # around the call: the program's regions are Thunder's affair
         self._is_paused = False
+        self.autocast: Regions = ()  # around the operation at hand
+        self._dispatching: set[type] = set()  # the classes that were given operations
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is torch.ops.prim.device.default and type(args[0]) is FakeTensor:  # a third of what reaches this
@@ -108,6 +113,7 @@ class Recorder(Writing):
         if wrapper is not None:
             self.has_met_wrappers = True
             self.last_on_wrappers = func, type(wrapper).__name__
+            self._dispatching.add(type(wrapper))
             return NotImplemented
         if self._is_paused:
             return func(*args, **kwargs)
@@ -130,7 +136,8 @@ class Recorder(Writing):
             func, args = with_lists(func, args)
         if func in _ASSIGNING and self.acquisition.autograd.is_running:
             self._note_masks(args[1])
-        effect = with_effects(func)
+        autocast = regions_of(func, self.autocast, self._dispatching)
+        effect = with_effects(func, autocast)
         if effect is not None:
             return self._record_operator(effect, args, kwargs)
         if func._schema.is_mutable:
@@ -142,6 +149,7 @@ class Recorder(Writing):
             return args[0]
         if func in _BY_PLACE:
             args = (self._laid_out(args[0]), *args[1:])
+        func = UnderAutocast(func, autocast) if autocast else func
         try:
             result = _run_on_fakes(func, args, kwargs)
         except DataDependentOutputException:
@@ -226,7 +234,8 @@ class Recorder(Writing):
             self._check_may_mutate(effect.func, t, flat_tensors((args, kwargs)))
         if len(written) > 1 and len({t.untyped_storage()._cdata for t in written}) < len(written):
             raise UnsupportedOpError(with_details(f"{effect.func} writes into tensors that share memory", at=location_of_user()))
-        return self._record_effect(effect, args, kwargs, lambda: _run_on_fakes(effect.func, args, kwargs), written)
+        run = UnderAutocast(effect.func, effect.regions) if effect.regions else effect.func
+        return self._record_effect(effect, args, kwargs, lambda: _run_on_fakes(run, args, kwargs), written)
 
     def _record_effect(
         self, effect: Effect, args: tuple, kwargs: dict, run: Callable[[], Any], written: Sequence[torch.Tensor] = ()
@@ -312,13 +321,24 @@ class Recorder(Writing):
 
 
 def _run_on_fakes(func: Any, args: tuple, kwargs: dict) -> Any:
-    """What an operator returns for tensors without data.
+    """What an operator returns for tensors without data; what waits for a tensor returns it, and its schema says nothing of that.
 
     Raises:
-        UnsupportedOpError: a custom operator does not say it.
+        UnsupportedOpError: a custom operator does not say it, or it computes with a ragged length as if that were a number.
     """
-    if func.namespace == "aten":
+    if any(is_ragged(a) for a in args if isinstance(a, torch.SymInt)) and torch.Tag.pointwise in func.tags:
+        raise UnsupportedOpError(
+            with_details(
+                f"{func} of a ragged length",
+                at=location_of_user(),
+                why="it stands for a length of each sequence, and is no number",
+                instead="compute with x.offsets().diff()",
+            )
+        )
+    if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
         return func(*args, **kwargs)
+    if func in _WAITING:
+        return aten.alias.default(args[0])
     try:
         return func(*args, **kwargs)
     except RuntimeError as e:
@@ -341,8 +361,10 @@ def recording(acquisition: Acquisition) -> Iterator[Recorder]:
     """
     recorder = (acquisition.recorder_kind or Recorder)(acquisition)
     # also before there is anything to differentiate: what is written later into a view taken now is seen if that was taken with gradients
-    with torch.set_grad_enabled(is_grad_enabled()), autocasting(), acquisition.fakes.mode, recorder:
-        yield recorder
+    with torch.set_grad_enabled(is_grad_enabled()), autocasting():
+        recorder.autocast = regions()
+        with acquisition.fakes.mode, recorder:
+            yield recorder
 
 
 def in_autocast_region() -> bool:
