@@ -121,7 +121,7 @@ def changes(config: Any, tokens: dict[str, int] | None = None, stays: Callable[[
 
     tokens = dict(KNOWN_TOKENS) if tokens is None else tokens
     entries = {name: value for name, value in vars(config).items() if not name.startswith("_") and value is not None}
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = _left_open(config, tokens)
     for name, value in entries.items():
         if isinstance(value, PretrainedConfig):
             small = _other_than_by_default(value) | changes(value, tokens, stays)
@@ -140,9 +140,23 @@ def changes(config: Any, tokens: dict[str, int] | None = None, stays: Callable[[
             found |= _listed(name, list(value), entries)
     if getattr(config, "use_cache", None):
         found["use_cache"] = False
-    return {name: value for name, value in found.items() if value != entries[name]} | (
+    return {name: value for name, value in found.items() if value != entries.get(name)} | (
         {} if stays("layer_types", []) else _layers(entries)
     )
+
+
+def _left_open(config: Any, tokens: dict[str, int]) -> dict[str, Any]:
+    """What a configuration leaves to a checkpoint's: which token stands for an image, and heads that are as many, and as wide, as others say."""
+    open_ = {name for name, value in vars(config).items() if value is None}
+    found: dict[str, Any] = {
+        name: tokens.setdefault(name, FIRST_WORD - 1) for name in ("image_token_id", "image_token_index") if name in open_
+    }
+    heads = vars(config).get("num_attention_heads")
+    if isinstance(heads, int) and "num_key_value_heads" in open_:
+        found["num_key_value_heads"] = min(heads, HEADS)
+    if isinstance(heads, int) and "head_dim" in open_:
+        found["head_dim"] = HEAD
+    return found
 
 
 def _other_than_by_default(config: Any) -> dict[str, Any]:
