@@ -93,9 +93,24 @@ MAKERS: dict[str, list[Callable[[Any], torch.Tensor]]] = {
         _patches(lambda c: _channels(c) * entry(c, "temporal_patch_size", default=2)),
         _patches(_channels),
         lambda c: (BATCH * PATCHES**2, _channels(c), entry(c, "patch_size", default=16), entry(c, "patch_size", default=16)),
+        lambda c: (BATCH, PATCHES**2, _channels(c) * entry(c, "patch_size", default=16) ** 2),
     ),
     "grid_thw": [grids],
     "image_grid_thw": [grids],
+    "merge_sizes": [lambda c: torch.full((BATCH,), entry(c, "spatial_merge_size", default=1))],
+    "spatial_shapes": [lambda _: torch.tensor([[PATCHES, PATCHES]] * BATCH)],
+    "pixel_position_ids": [lambda _: torch.cartesian_prod(*[torch.arange(PATCHES)] * 2).expand(BATCH, -1, -1)],
+    "latents": shapes(
+        lambda c: (BATCH, entry(c, "hidden_size", default=32), WORDS),
+        lambda c: (BATCH, WORDS, entry(c, "hidden_size", default=32)),
+    ),
+    "audio_mel": shapes(lambda c: (BATCH, 64, _mels(c))),
+    "audio_mel_mask": [lambda _: torch.zeros(BATCH, 64, dtype=torch.bool)],
+    "input_features_mask": [
+        lambda c: torch.ones(BATCH, 2 * entry(c, "max_source_positions", default=FRAMES), dtype=torch.long),
+        lambda _: torch.ones(BATCH, 64, dtype=torch.long),
+    ],
+    "pixel_attention_mask": [lambda _: torch.ones(BATCH, PATCHES**2, dtype=torch.long)],
     "pixel_values_videos": shapes(lambda c: (BATCH, entry(c, "frames_per_clip", default=2), 3, _image(c), _image(c))),
     "input_values": shapes(
         lambda c: (BATCH, 4000),
@@ -143,6 +158,23 @@ MAKERS: dict[str, list[Callable[[Any], torch.Tensor]]] = {
     "input_coords": shapes(lambda c: (BATCH, WORDS, 2)),
     "inputs": [words, *shapes(lambda c: (BATCH, WORDS, entry(c, "d_model", default=32)))],
 }
+# arguments of other names, by what their names end in
+ENDINGS: dict[str, str] = {
+    "prompt_masks": "pixel_values",
+    "pixel_values": "pixel_values",
+    "input_ids": "input_ids",
+    "embeds": "inputs_embeds",
+    "hidden_states": "inputs_embeds",
+}
+
+
+def makers(name: str) -> list[Callable[[Any], torch.Tensor]]:
+    """What an argument may be; nothing for a name that says nothing."""
+    if name in MAKERS:
+        return MAKERS[name]
+    return next((MAKERS[known][:2] for ending, known in ENDINGS.items() if name.endswith(ending)), [])
+
+
 # what a model is run on: sets of arguments, the first that the signature has
 SETS: list[tuple[str, ...]] = [
     ("input_ids", "pixel_values", "image_grid_thw"),
@@ -150,7 +182,13 @@ SETS: list[tuple[str, ...]] = [
     ("input_ids", "input_features"),
     ("input_ids", "visual_feats", "visual_pos"),
     ("input_ids",),
+    ("pixel_values", "prompt_pixel_values"),
     ("pixel_values",),
+    ("latents",),
+    ("audio_mel",),
+    ("noise_embeds",),
+    ("action_embeds",),
+    ("query_embeds",),
     ("input_values",),
     ("input_features",),
     ("pixel_values_videos",),
@@ -183,16 +221,18 @@ def candidates(model: nn.Module, config: Any) -> Iterator[Arguments]:
             (*extra, *needed),
             (*needed,),
             (*extra, *needed, "attention_mask", "past_time_features", "past_observed_mask"),
+            (*needed, "encoder_hidden_states"),
+            (*extra, *needed, "input_features_mask", "pixel_attention_mask", "spatial_shapes"),
         ):
             names = list(dict.fromkeys(n for n in (*chosen, *more) if n in parameters))
-            if all(n in MAKERS for n in names):
+            if all(map(makers, names)):
                 yield from _made(names, config)
 
 
 def _made(names: list[str], config: Any) -> Iterator[Arguments]:
-    for makers in itertools.islice(itertools.product(*(MAKERS[n] for n in names)), MOST_CANDIDATES):
+    for made in itertools.islice(itertools.product(*map(makers, names)), MOST_CANDIDATES):
         try:
-            yield {name: make(config) for name, make in zip(names, makers, strict=True)}
+            yield {name: make(config) for name, make in zip(names, made, strict=True)}
         except (ValueError, TypeError):  # the configuration has no token for images, or no number where one is needed
             continue
 

@@ -38,6 +38,13 @@ def nothing(value: int, _: dict[str, Any]) -> int:
     return value
 
 
+def window(value: int, config: dict[str, Any]) -> int:
+    """Two places along a side; of pixels, where patches are merged, as many as one merged patch has."""
+    if "spatial_merge_size" in config and value > (size := config.get("patch_size", 1)):
+        return patch(size, config) * config["spatial_merge_size"]
+    return min(value, 2)
+
+
 # the first name that fits counts
 NAMES: list[tuple[str, Shrink]] = [
     (
@@ -77,7 +84,7 @@ NAMES: list[tuple[str, Shrink]] = [
     ),
     (r".*(sliding_window|attention_window|local_attention|chunk_size|block_size|attention_chunk_size|index_topk)(_size)?", to(4)),
     (r".*(num_queries|num_query_tokens|num_denoising|latent_query_num|resampler_n_latents|num_latents|max_num_bins)", to(4)),
-    (r".*window_size", to(2)),
+    (r".*window_size", window),
     (r".*(num_buckets|max_distance|memory_size|max_rel.*|.*_bins)", to(8)),
     (r".*(codebook_dim|codevector_dim|latent_dim|latent_channels)", to(HEAD)),
     (
@@ -97,18 +104,31 @@ DEPTHS = re.compile(
 )
 
 
-def changes(config: Any, tokens: dict[str, int] | None = None) -> dict[str, Any]:
+LENGTHS = re.compile(r".*(layers?|depths?|n_layer|blocks|vocab_size|image_size|img_size|layer_types|positions?|_embeddings)$")
+
+# which entries stay as they are in large: none; lists, which have to fit one another; all but what makes a model deep; all
+STAYS: tuple[Callable[[str, Any], bool], ...] = (
+    lambda name, value: False,
+    lambda name, value: isinstance(value, (list, tuple)) and name != "layer_types",
+    lambda name, value: not LENGTHS.match(name),
+    lambda name, value: True,
+)
+
+
+def changes(config: Any, tokens: dict[str, int] | None = None, stays: Callable[[str, Any], bool] = STAYS[0]) -> dict[str, Any]:
     """The entries of a configuration of transformers that are other in small, those of the configurations within included."""
     from transformers import PretrainedConfig  # the name that transformers 4 has too
 
     tokens = dict(KNOWN_TOKENS) if tokens is None else tokens
     entries = {name: value for name, value in vars(config).items() if not name.startswith("_") and value is not None}
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = _left_open(config, tokens)
     for name, value in entries.items():
         if isinstance(value, PretrainedConfig):
-            small = _other_than_by_default(value) | changes(value, tokens)
+            small = _other_than_by_default(value) | changes(value, tokens, stays)
             found[name] = type(value)(**(small | _stages(value, small))).to_dict()  # transformers 4 takes no configuration there
         elif isinstance(value, bool) or name in ("id2label", "label2id"):
+            continue
+        elif stays(name, value) and not SPECIAL.match(name):
             continue
         elif name in ("rope_parameters", "rope_scaling"):
             found |= {name: _sections(value)}
@@ -120,7 +140,23 @@ def changes(config: Any, tokens: dict[str, int] | None = None) -> dict[str, Any]
             found |= _listed(name, list(value), entries)
     if getattr(config, "use_cache", None):
         found["use_cache"] = False
-    return {name: value for name, value in found.items() if value != entries[name]} | _layers(entries)
+    return {name: value for name, value in found.items() if value != entries.get(name)} | (
+        {} if stays("layer_types", []) else _layers(entries)
+    )
+
+
+def _left_open(config: Any, tokens: dict[str, int]) -> dict[str, Any]:
+    """What a configuration leaves to a checkpoint's: which token stands for an image, and heads that are as many, and as wide, as others say."""
+    open_ = {name for name, value in vars(config).items() if value is None}
+    found: dict[str, Any] = {
+        name: tokens.setdefault(name, FIRST_WORD - 1) for name in ("image_token_id", "image_token_index") if name in open_
+    }
+    heads = vars(config).get("num_attention_heads")
+    if isinstance(heads, int) and "num_key_value_heads" in open_:
+        found["num_key_value_heads"] = min(heads, HEADS)
+    if isinstance(heads, int) and "head_dim" in open_:
+        found["head_dim"] = HEAD
+    return found
 
 
 def _other_than_by_default(config: Any) -> dict[str, Any]:

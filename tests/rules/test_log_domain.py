@@ -73,7 +73,25 @@ def by_masks(x, y):
     return torch.logsumexp(scores[:2] / 2, -1)
 
 
-FORMS = (by_stack, by_logaddexp, soft_dtw, hard_dtw, by_smallest, by_masks)
+IS_SAME = torch.tensor([[True, False, True], [False, True, False], [True, False, True]])
+
+
+def by_choices(x, y):
+    """A path that may skip where it is let, beside what no path reaches, as tensors of infinity."""
+    a = torch.where(IS_SAME, x, torch.full((3, 3), -INF, dtype=D))
+    b = torch.where(IS_SAME, torch.full_like(y, -INF), y)
+    either = torch.where(const(1.0, 0.0, 1.0) > 0, a, b + const(0.0, -INF, 0.0))
+    return torch.logsumexp(torch.stack([a, b, either, x]), 0)
+
+
+def by_distances(x, y):
+    """The nearest of another class less the furthest of one's own."""
+    others = torch.where(IS_SAME, torch.full_like(x, INF), x)
+    own = torch.where(IS_SAME, y, torch.tensor(-INF, dtype=D))
+    return torch.min(others, 1).values - own.amax(1)
+
+
+FORMS = (by_choices, by_distances, by_stack, by_logaddexp, soft_dtw, hard_dtw, by_smallest, by_masks)
 CASES = [Case(f.__name__, f, tuple([Ball(name, LinfTensor, (3, 3), 2.0, ()) for name in ("x", "y")])) for f in FORMS]
 
 
@@ -89,11 +107,27 @@ def test_what_is_not_infinite_is_bounded(case):
     assert found.is_sound, found
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "form", [f for f in FORMS if f is not by_choices], ids=lambda f: f.__name__
+)  # its masks are its caller's
 def test_a_trace_has_the_same_bounds(form):
     x, y = (LinfTensor(2.0, backing=torch.rand(3, 3, dtype=D) * 4 - 2) for _ in range(2))
     traced = normed(thunder.jit(form, transforms=[NormTransform()]))(x, y)
     torch.testing.assert_close(traced.norm_size, form(x, y).norm_size)
+
+
+def test_what_is_infinite_is_found_out_by_a_trace_that_is_given_masks():
+    def nearest(x, is_same):
+        d = torch.where(is_same, torch.full_like(x, INF), x)
+        return d.amin(1) + torch.logsumexp(x.masked_fill(is_same, -INF), 1) + torch.where(is_same, -INF, x).max(1).values
+
+    traced = normed(thunder.jit(nearest, transforms=[NormTransform()]))
+    everywhere = IS_SAME.clone()
+    everywhere[1] = True
+    for is_same in (IS_SAME, everywhere):
+        x = LinfTensor(2.0, backing=torch.rand(3, 3, dtype=D) * 4 - 2)
+        torch.testing.assert_close(traced(x, is_same).norm_size, nearest(x, is_same).norm_size)
+    assert traced(x, IS_SAME).norm_size < 10 and traced(x, everywhere).norm_size == INF
 
 
 def test_infinities_that_meet_or_stay_have_no_bound():
@@ -106,6 +140,8 @@ def test_infinities_that_meet_or_stay_have_no_bound():
         torch.logsumexp(x + high, 0),
         torch.amin(x + low, 0),
         torch.amin((x + high) * 0, 0),
+        torch.where(high >= 0, torch.full_like(x, -INF), x + low).amax(0),
+        torch.where(high > 0, x + high, torch.full_like(x, -INF)).amin(0),
     ):
         assert out.norm_size == math.inf
 

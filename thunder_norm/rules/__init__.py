@@ -42,7 +42,7 @@ from thunder_norm.rules.entrywise import binary
 from thunder_norm.rules.layout import selections
 from thunder_norm.rules.entrywise import divisions, log_sums
 from thunder_norm.rules.layout import shape, indexing, replacing, writing, diagonals, joining
-from thunder_norm.rules.weighted import kept_exponentials, set_aside, log_domain
+from thunder_norm.rules.weighted import kept_exponentials, set_aside, log_domain, choices, sums_of_exponentials
 from thunder_norm.rules.quotients import kept_away  # after what knows more of an exponential or of a softmax
 from thunder_norm.rules.layout import masking, casts, patches
 from thunder_norm.rules.reducing import reductions, matrix_norms, running, order_statistics
@@ -75,6 +75,7 @@ __all__ = [
     "binary",
     "binary_entropies",
     "casts",
+    "choices",
     "combining",
     "complex_exponentials",
     "complex_numbers",
@@ -158,6 +159,7 @@ __all__ = [
     "straight_through",
     "strided",
     "summed_products",
+    "sums_of_exponentials",
     "symmetric_parts",
     "triangular",
     "typical_quotients",

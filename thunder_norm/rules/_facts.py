@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.composed import Spread, spread_of
-from thunder_norm.core.context import COMPOSED, current_sensitivity
+from thunder_norm.core.context import COMPOSED, current_sensitivity, values_of
 from thunder_norm.core.conversions import factor
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_within
@@ -203,3 +205,22 @@ def is_plain(x: Any) -> bool:
 def is_rms(*values: Any) -> bool:
     """Whether all are normed tensors of RMS kind."""
     return all(isinstance(v, RMSTensor) for v in values)
+
+
+def values_known(t: torch.Tensor) -> torch.Tensor | None:
+    """A plain tensor's values, if they are known by now."""
+    values = values_of(t)
+    return None if isinstance(values, FakeTensor | NormedTensor) or values.is_meta else values
+
+
+def has_infinity(x: Any) -> bool:
+    """Whether a plain constant, the values of which are known by now, is infinite somewhere."""
+    values = (
+        values_known(x)
+        if isinstance(x, torch.Tensor) and not isinstance(x, NormedTensor | torch.nn.Parameter) and has_norm(x)
+        else None
+    )
+    if values is None:
+        return False
+    with _disable_current_modes():
+        return bool(values.isinf().any())

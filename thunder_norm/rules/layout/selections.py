@@ -15,7 +15,7 @@ from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
-from thunder_norm.rules._facts import Filled, is_plain, with_fact
+from thunder_norm.rules._facts import Filled, has_infinity, is_plain, with_fact
 from thunder_norm.rules._shared import (
     SAME_DIMS,
     Number,
@@ -75,7 +75,8 @@ def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor |
 
 def _is_filled(args: dict[str, Any]) -> bool:
     condition, input, other = args["condition"], args["input"], args["other"]
-    return is_plain(other) and other.ndim == 0 and isinstance(input, RMSTensor) and condition.shape == input.shape
+    is_one = is_plain(other) and other.ndim == 0 and isinstance(input, RMSTensor) and condition.shape == input.shape
+    return is_one and not has_infinity(other)
 
 
 @normed_op(torch.where).register_norm(allow_plain_tensors="constant", when=_is_filled)

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
+from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules._facts import values_known
 from thunder_norm.rules._shared import negative, rms, scaled, spread
 from thunder_norm.scalars import times
 
@@ -205,3 +207,57 @@ def stft(
     is_half = not input.is_complex() if onesided is None else onesided
     found = (torch.fft.rfft if is_half else torch.fft.fft)(frames, norm=norm).transpose(-1, -2)
     return found if return_complex or input.is_complex() else torch.view_as_real(found)
+
+
+_LEAST_OVERLAP = 1e-11  # torch.istft's
+
+
+@written_as(torch.istft)
+def istft(
+    input: torch.Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: torch.Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> torch.Tensor:
+    """As `torch.istft`: frames of a spectrum, times a window, added where they overlap, over what the squared window adds up to there."""
+    hop, given = hop_length or n_fft // 4, win_length or n_fft
+    spectrum = input.unsqueeze(0) if input.ndim == 2 else input
+    frames: Any = spectrum.transpose(-1, -2)
+    norm = "ortho" if normalized else "backward"
+    if return_complex:
+        frames = torch.fft.ifft(frames, norm=norm)
+    else:
+        is_half = spectrum.shape[-2] != n_fft if onesided is None else onesided
+        frames = torch.fft.irfft(frames if is_half else frames[..., : n_fft // 2 + 1], n_fft, norm=norm)
+    if window is None:
+        window = torch.ones(given, dtype=torch.float64 if frames.dtype in (torch.float64, torch.complex128) else torch.float32)
+        window = window.to(frames.device)
+    left = (n_fft - given) // 2
+    window = F.pad(window, [left, n_fft - given - left]) if given < n_fft else window
+    whole = n_fft + hop * (spectrum.shape[-1] - 1)
+    start = n_fft // 2 if center else 0
+    end = start + length if length is not None else whole - start
+
+    def added(t: torch.Tensor) -> torch.Tensor:
+        """What overlaps in one of these rows of frames, as `torch.istft` cuts it."""
+        return F.fold(t.transpose(-1, -2), (1, whole), (1, n_fft), stride=(1, hop))[:, 0, 0, start:end]
+
+    overlap = added(window.square().expand(1, spectrum.shape[-1], n_fft))
+    values = values_known(overlap)
+    if values is not None and bool((values < _LEAST_OVERLAP).any()):
+        raise NormMismatchError("torch.istft: the squared windows add up to 0 in some place, where the signal is not known")
+    weights = overlap.reciprocal()
+    weighted = frames * window
+    if return_complex and weighted.is_complex():
+        parts = torch.view_as_real(weighted)
+        found = torch.complex(added(parts[..., 0]) * weights, added(parts[..., 1]) * weights)
+    else:
+        found = added(weighted) * weights
+    found = F.pad(found, [0, end - whole]) if end > whole else found
+    return found.squeeze(0) if input.ndim == 2 else found

@@ -33,13 +33,13 @@ from thunder_norm.rules.written_out.written_out_exponentials import Exponential
 from thunder_norm.scalars import times
 
 
-def _exponential(x: Any) -> Source | None:
+def exponential_of(x: Any) -> Source | None:
     """The argument, if x is an exponential of something of RMS kind; at the data its values say more."""
     found = fact(x, Exponential)
     return None if found is None or is_local(x) or not issubclass(found.argument.kind, RMSTensor) else found.argument
 
 
-def _of(x: Source, out: NormedTensor, size: torch.Tensor, moved: torch.Tensor | None, dims: tuple[int, ...]) -> Any:
+def as_exponential(x: Source, out: NormedTensor, size: torch.Tensor, moved: torch.Tensor | None, dims: tuple[int, ...]) -> Any:
     """The facts about a result, and that it is an exponential, if they do not say so."""
     if fact(out, Exponential) is not None:
         return out._facts
@@ -66,9 +66,9 @@ def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]
         return ruled(op, (x.moving(), *args[1:]), kwargs)
 
     def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
-        x = _exponential(args[0]) if args else None
+        x = exponential_of(args[0]) if args else None
         if x is not None and (moved := argument_of(x, args, kwargs)) is not None:
-            return _of(x, out, moved[0].norm_size, moved[1], moved[0].elem_dims)
+            return as_exponential(x, out, moved[0].norm_size, moved[1], moved[0].elem_dims)
         found = _logistic(args[0]) if args and out._facts is None else None
         if found is None:
             return set_aside.moved(op, method, args, kwargs, out)
@@ -95,7 +95,7 @@ for _op in (
 
 def _power(x: Source, out: NormedTensor, p: float) -> Any:
     moved = None if x.perturbation_size is None else times(x.perturbation_size, abs(p))
-    return _of(x, out, times(x.norm_size, abs(p)), moved, x.elem_dims)
+    return as_exponential(x, out, times(x.norm_size, abs(p)), moved, x.elem_dims)
 
 
 def _number(c: Any) -> float | None:
@@ -106,10 +106,10 @@ def _number(c: Any) -> float | None:
 
 def _multiple(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     a, b = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
-    x, c = (_exponential(a), _number(b)) if _number(a) is None else (_exponential(b), _number(a))
+    x, c = (exponential_of(a), _number(b)) if _number(a) is None else (exponential_of(b), _number(a))
     if x is None or c is None or not 0 < c < math.inf:
         return out._facts
-    return _of(x, out, x.norm_size + abs(math.log(c)), x.perturbation_size, x.elem_dims)
+    return as_exponential(x, out, x.norm_size + abs(math.log(c)), x.perturbation_size, x.elem_dims)
 
 
 def _quotient(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
@@ -120,7 +120,7 @@ def _quotient(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
 
 
 def _of_power(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
-    x, p = _exponential(argument(args, kwargs, 0, "input", "self")), argument(args, kwargs, 1, "exponent")
+    x, p = exponential_of(argument(args, kwargs, 0, "input", "self")), argument(args, kwargs, 1, "exponent")
     return _power(x, out, p) if x is not None and isinstance(p, int | float) else out._facts
 
 
@@ -143,12 +143,12 @@ def _is_limited(args: dict[str, Any]) -> bool:
     low, high = args.get("min"), args["max"]
     if current_mode() == "modula" or not isinstance(high, int | float) or not 0 < high < math.inf:
         return False
-    x = _exponential(args["input"]) if low is None or isinstance(low, int | float) and low <= high else None
+    x = exponential_of(args["input"]) if low is None or isinstance(low, int | float) and low <= high else None
     return x is not None and isinstance(args["input"], RMSTensor) and x.elem_dims == args["input"].elem_dims
 
 
 def _limited(input: RMSTensor, low: float | None, high: float) -> NormedTensor:
-    x, result = _exponential(input), unconditional(torch.clamp, input, low, high)
+    x, result = exponential_of(input), unconditional(torch.clamp, input, low, high)
     assert x is not None, "the rule's condition has been checked"
     slope = (unconditional(torch.exp, x.tensor())._sensitivity or {})["input"]
     return moves_with(x, result, torch.as_tensor(slope).clamp(max=high), "input")
@@ -171,7 +171,7 @@ def clamp_max_of_exponential(input: RMSTensor, max: float) -> NormedTensor:
 
 
 def _raised(input: NormedTensor, p: float) -> NormedTensor:
-    x = _exponential(input)
+    x = exponential_of(input)
     assert x is not None, "the rule's condition has been checked"
     result = unconditional(torch.exp, x.tensor(p))
     return moves_with(x, result, times((result._sensitivity or {})["input"], abs(p)), "input")
@@ -179,7 +179,7 @@ def _raised(input: NormedTensor, p: float) -> NormedTensor:
 
 def is_exponential(args: dict[str, Any]) -> bool:
     """Whether a bound for all inputs is asked for, of an exponential; typical sizes are away from 0 anyway."""
-    return current_mode() == "bound" and _exponential(args["input"]) is not None
+    return current_mode() == "bound" and exponential_of(args["input"]) is not None
 
 
 def _is_root(args: dict[str, Any]) -> bool:

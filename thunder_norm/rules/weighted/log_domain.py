@@ -18,63 +18,45 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.core.context import values_of
-from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
-from thunder_norm.rules._facts import Alternatives, Masked, MaskedAbove, Source, every_fact, fact, ruled, unconditional
+from thunder_norm.rules._facts import (
+    Alternatives,
+    Masked,
+    MaskedAbove,
+    every_fact,
+    fact,
+    has_infinity,
+    ruled,
+    unconditional,
+    values_known,
+)
 from thunder_norm.rules._shared import SAME_DIMS, Number, dims_tuple, over_dims_of
 from thunder_norm.rules.known_ranges.ranges import argument
-
-Infinities = Masked | MaskedAbove
-_KINDS: tuple[tuple[type[Infinities], float], ...] = ((Masked, -math.inf), (MaskedAbove, math.inf))
-
-
-def _known(t: torch.Tensor) -> torch.Tensor | None:
-    """A plain tensor's values, if they are known by now."""
-    values = values_of(t)
-    return None if isinstance(values, FakeTensor | NormedTensor) or values.is_meta else values
-
-
-def _is_of_all_inputs(x: Any) -> bool:
-    """Whether it has a norm, and what is remembered is to hold for all tensors of it."""
-    return isinstance(x, NormedTensor) and not is_local(x)
-
-
-def _parts(
-    x: torch.Tensor, kind: type[Infinities], infinity: float, beside: torch.Tensor
-) -> tuple[NormedTensor, torch.Tensor | None] | None:
-    """The entries of x that are not `infinity`, as they were or as 0, and where it is (None: nowhere); None if that is not known.
-
-    The norm of a constant is made as a number beside another norm, which a trace has.
-    """
-    if isinstance(x, NormedTensor):
-        found = None if is_local(x) else fact(x, kind)
-        return (x, None) if found is None else (found.x.moving(), found.mask)
-    values = _known(x)
-    if values is None or values.is_complex():
-        return None
-    with _disable_current_modes():
-        mask = values == infinity
-        rest = values.masked_fill(mask, 0.0) if values.is_floating_point() else values.double()
-        largest, is_set = float(rest.abs().amax()) if rest.numel() else 0.0, bool(mask.any())
-    size = bounded(largest, torch.zeros_like(beside))
-    return LinfTensor._wrap(rest, size, None, ()), mask if is_set else None
+from thunder_norm.rules.weighted._infinities import (
+    KINDS,
+    Infinities,
+    is_of_all_inputs,
+    parts,
+    stated,
+    with_known,
+)
+from thunder_norm.rules.written_out.written_out_exponentials import unmasked
 
 
 def _joined(tensors: Any, kind: type[Infinities], infinity: float) -> tuple[list[NormedTensor], list[torch.Tensor]] | None:
     """The same of several; None if it is nowhere, or not known."""
     beside = next((t.norm_size for t in tensors if isinstance(t, NormedTensor)), None)
-    found = [] if beside is None else [_parts(t, kind, infinity, beside) for t in tensors]
+    found = [] if beside is None else [parts(t, kind, infinity, beside) for t in tensors]
     known = [f for f in found if f is not None]
     if not known or len(known) < len(found) or all(mask is None for _, mask in known):
         return None
-    masks = [None if mask is None else _known(mask) for _, mask in known]
+    masks = [None if mask is None else values_known(mask) for _, mask in known]
     if any(mask is not None and seen is None for (_, mask), seen in zip(known, masks, strict=True)):
         return None
     return [x for x, _ in known], [_everywhere(m, x.shape) for m, (x, _) in zip(masks, known, strict=True)]
@@ -87,14 +69,14 @@ def _everywhere(mask: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor
 
 def _have_infinities(args: dict[str, Any]) -> bool:
     tensors = args["tensors"]
-    if not isinstance(tensors, list | tuple) or not all(isinstance(t, RMSTensor) or _is_plain(t) for t in tensors):
+    if not isinstance(tensors, list | tuple) or not all(isinstance(t, RMSTensor) or _is_constant(t) for t in tensors):
         return False
     if not all(has_norm(t) for t in tensors) or any(is_local(t) for t in tensors if isinstance(t, NormedTensor)):
         return False
-    return any(_joined(tensors, *kind) is not None for kind in _KINDS)
+    return any(_joined(tensors, *kind) is not None for kind in KINDS)
 
 
-def _is_plain(t: Any) -> bool:
+def _is_constant(t: Any) -> bool:
     return isinstance(t, torch.Tensor) and not isinstance(t, NormedTensor) and not isinstance(t, torch.nn.Parameter)
 
 
@@ -114,8 +96,8 @@ def _join(op: Callable) -> None:
         tensors, dim = argument(args, kwargs, 0, "tensors"), argument(args, kwargs, 1, "dim", default=0)
         if not _have_infinities({"tensors": tensors}):
             return out._facts
-        found = [(kind, _joined(tensors, kind, infinity)) for kind, infinity in _KINDS]
-        return _with(out, [_made(kind, op, op, f[0], f[1], dim, out) for kind, f in found if f is not None])
+        found = [(kind, _joined(tensors, kind, infinity)) for kind, infinity in KINDS]
+        return with_known(out, [_made(kind, op, op, f[0], f[1], dim, out) for kind, f in found if f is not None])
 
     normed_op(op).register_fact(facts)
 
@@ -128,21 +110,7 @@ def _made(kind: type[Infinities], op: Callable, of_masks: Callable, x: Any, mask
         return None
     with _disable_current_modes():
         mask = of_masks(mask, *others)
-    return _stated(kind, claim, mask, out)
-
-
-def _stated(
-    kind: type[Infinities], claim: tuple[NormedTensor, torch.Tensor | None], mask: torch.Tensor, out: NormedTensor
-) -> Infinities | None:
-    of, moved = claim
-    if not isinstance(of, RMSTensor):
-        return None
-    return kind(Source(type(of), out.backing, of.norm_size, moved, of.elem_dims), mask)
-
-
-def _with(out: NormedTensor, found: list[Any]) -> Any:
-    known = [f for f in found if f is not None]
-    return Alternatives((*every_fact(out), *known)) if known else out._facts
+    return stated(kind, claim, mask, out)
 
 
 for _op in (torch.cat, torch.stack):
@@ -154,18 +122,18 @@ def _padded(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     names = ("input", "pad", "mode", "value")
     given = dict(zip(names, args, strict=False)) | kwargs
     x, value = given["input"], given.get("value")
-    kind = next((k for k, infinity in _KINDS if value == infinity), None)
+    kind = next((k for k, infinity in KINDS if value == infinity), None)
     if kind is None or value is None or given.get("mode", "constant") != "constant" or is_local(x):
         return out._facts
-    found = _parts(x, kind, value, x.norm_size)
+    found = parts(x, kind, value, x.norm_size)
     if found is None:
         return out._facts
-    mask = None if found[1] is None else _known(found[1])
+    mask = None if found[1] is None else values_known(found[1])
     if (mask is None) != (found[1] is None):
         return out._facts
     mask = _everywhere(mask, x.shape)
     pad = list(given["pad"])
-    return _with(out, [_made(kind, F.pad, lambda m, p: F.pad(m, p, value=True), found[0], mask, pad, out)])
+    return with_known(out, [_made(kind, F.pad, lambda m, p: F.pad(m, p, value=True), found[0], mask, pad, out)])
 
 
 normed_op(F.pad).register_fact(_padded)
@@ -174,19 +142,11 @@ normed_op(F.pad).register_fact(_padded)
 # -- sums -----------------------------------------------------------------------------------------------------------------
 
 
-def _has_infinity(x: Any) -> bool:
-    values = _known(x) if _is_plain(x) and has_norm(x) else None
-    if values is None:
-        return False
-    with _disable_current_modes():
-        return bool(values.isinf().any())
-
-
 def _is_beside_infinity(args: dict[str, Any]) -> bool:
     """Whether one operand is normed, and the other a constant with infinities."""
     a, b = args["input"], args["other"]
     x, c = (a, b) if isinstance(a, NormedTensor) else (b, a)
-    return isinstance(x, RMSTensor) and not is_local(x) and _has_infinity(c)
+    return isinstance(x, RMSTensor) and not is_local(x) and has_infinity(c)
 
 
 @normed_op(torch.add).register_norm(when=_is_beside_infinity, allow_plain_tensors="constant", lift_dims=SAME_DIMS)
@@ -211,12 +171,12 @@ def _sum(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
         if any(is_local(x) for x in (a, b) if isinstance(x, NormedTensor)):
             return out._facts
         found = []
-        for kind, infinity in _KINDS:
-            of_b = (kind, infinity) if op is torch.add else _KINDS[kind is Masked]
-            parts = _parts(a, kind, infinity, out.norm_size), _parts(b, *of_b, out.norm_size)
-            if None in parts:
+        for kind, infinity in KINDS:
+            of_b = (kind, infinity) if op is torch.add else KINDS[kind is Masked]
+            found_of = parts(a, kind, infinity, out.norm_size), parts(b, *of_b, out.norm_size)
+            if None in found_of:
                 return out._facts
-            operands, masks = zip(*(p for p in parts if p is not None), strict=True)
+            operands, masks = zip(*(p for p in found_of if p is not None), strict=True)
             mask = _either(masks, (a.shape, b.shape), out.shape)
             if mask is not None:
                 found.append((kind, operands, mask))
@@ -224,7 +184,7 @@ def _sum(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
             return out._facts
         ((kind, operands, mask),) = found
         claim = ruled(op, operands, {})
-        return out._facts if claim is None else _with(out, [_stated(kind, claim, mask, out)])
+        return out._facts if claim is None else with_known(out, [stated(kind, claim, mask, out)])
 
     return rule
 
@@ -234,7 +194,7 @@ def _either(masks: Sequence[torch.Tensor | None], shapes: Sequence[torch.Size], 
     given = [(m, of) for m, of in zip(masks, shapes, strict=True) if m is not None]
     if len(given) == 1 and given[0][1] == shape:
         return given[0][0]
-    known = [_known(m) for m, _ in given]
+    known = [values_known(m) for m, _ in given]
     if not known or None in [None if k is None else 0 for k in known]:
         return None
     with _disable_current_modes():
@@ -261,8 +221,8 @@ def _filled(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     """Set aside once more: what is set aside by both."""
     given = dict(zip(("input", "mask", "value"), args, strict=False)) | kwargs
     x, made = given["input"], next((f for f in every_fact(out) if isinstance(f, Masked | MaskedAbove)), None)
-    before = None if made is None or not _is_of_all_inputs(x) else fact(x, type(made))
-    masks = [] if before is None or made is None else [_known(before.mask), _known(made.mask)]
+    before = None if made is None or not is_of_all_inputs(x) else fact(x, type(made))
+    masks = [] if before is None or made is None else [values_known(before.mask), values_known(made.mask)]
     if before is None or made is None or None in [None if m is None else 0 for m in masks] or x.shape != out.shape:
         return out._facts
     with _disable_current_modes():
@@ -276,9 +236,9 @@ normed_op(torch.masked_fill).register_fact(_filled)
 def _leaves_infinities(args: dict[str, Any]) -> bool:
     """Whether an index takes none of the infinite entries."""
     x = args["input"]
-    known = every_fact(x) if _is_of_all_inputs(x) else ()
+    known = every_fact(x) if is_of_all_inputs(x) else ()
     found = next((f for f in known if isinstance(f, Masked | MaskedAbove)), None)
-    mask = None if found is None else _known(found.mask)
+    mask = None if found is None else values_known(found.mask)
     if mask is None or any(isinstance(i, torch.Tensor) for i in _indices(args["index"])):
         return False
     with _disable_current_modes():
@@ -309,9 +269,9 @@ def _scaled(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any
         found = next((f for f in every_fact(x) if isinstance(f, Masked | MaskedAbove)), None)
         if found is None or kwargs.get("rounding_mode") is not None or fact(out, Masked) or fact(out, MaskedAbove):
             return out._facts
-        kind = type(found) if c > 0 else _KINDS[isinstance(found, Masked)][0]
+        kind = type(found) if c > 0 else KINDS[isinstance(found, Masked)][0]
         others = () if op is torch.neg else (c,)
-        return _with(out, [_made(kind, op, lambda mask, *_: mask, found.x.moving(), found.mask, *others, out)])
+        return with_known(out, [_made(kind, op, lambda mask, *_: mask, found.x.moving(), found.mask, *others, out)])
 
     return rule
 
@@ -360,7 +320,7 @@ def logaddexp_of_none(input: RMSTensor | torch.Tensor, other: RMSTensor | torch.
 
 def _added(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     found = _both(argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other"))
-    return out._facts if found is None or not bool(found[1].any()) else _with(out, [_stated(Masked, *found, out)])
+    return out._facts if found is None or not bool(found[1].any()) else with_known(out, [stated(Masked, *found, out)])
 
 
 normed_op(torch.logaddexp).register_fact(_added)
@@ -374,8 +334,8 @@ def _rows(op: Callable, kind: type[Infinities]) -> Callable[[tuple, dict[str, An
 
     def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
         x, dim = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "dim")
-        found = fact(x, kind) if _is_of_all_inputs(x) else None
-        mask = None if found is None else _known(found.mask)
+        found = fact(x, kind) if is_of_all_inputs(x) else None
+        mask = None if found is None else values_known(found.mask)
         if found is None or mask is None or dim is None:
             return out._facts
         keepdim, dims = bool(argument(args, kwargs, 2, "keepdim", default=False)), dims_tuple(dim, x.ndim)
@@ -383,39 +343,30 @@ def _rows(op: Callable, kind: type[Infinities]) -> Callable[[tuple, dict[str, An
             rows = mask.expand(x.shape).all(dims, keepdim=keepdim)
             if not bool(rows.any()):
                 return out._facts
-        return _with(out, [_made(kind, op, lambda m, *_: m, found.x.moving(), rows, dim, keepdim, out)])
+        return with_known(out, [_made(kind, op, lambda m, *_: m, found.x.moving(), rows, dim, keepdim, out)])
 
     return rule
 
 
-def _all_have_some_left(args: dict[str, Any]) -> bool:
-    x, dim = args["input"], args["dim"]
-    found = fact(x, MaskedAbove) if _is_of_all_inputs(x) else None
-    mask = None if found is None else _known(found.mask)
-    if mask is None or dim is None:
-        return False
-    with _disable_current_modes():
-        return not bool(mask.expand(x.shape).all(dims_tuple(dim, x.ndim)).any())
+def _has_infinite(args: dict[str, Any]) -> bool:
+    x = args["input"]
+    return is_of_all_inputs(x) and args["dim"] is not None and fact(x, MaskedAbove) is not None
 
 
-def _left(input: NormedTensor) -> NormedTensor:
-    found = fact(input, MaskedAbove)
-    assert found is not None, "the rule's condition has been checked"
-    before = found.x.tensor()
-    before.norm_size = before.norm_size + bounded(0.0, input.norm_size)
-    return before
+def _left(input: RMSTensor, dim: int | Sequence[int]) -> RMSTensor:
+    return unmasked(input, MaskedAbove, dims_tuple(dim, input.ndim))
 
 
-@normed_op(torch.amin).register_norm(when=_all_have_some_left)
-def amin(input: RMSTensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> NormedTensor:
-    """The least entry: as ever, of those that are not infinite."""
-    return unconditional(torch.amin, _left(input), dim, keepdim)
+@normed_op(torch.amin).register_norm(when=_has_infinite)
+def amin(input: RMSTensor, dim: int | Sequence[int], keepdim: bool = False) -> NormedTensor:
+    """The least entry: as ever, of those that are not infinite, if there are some in each group."""
+    return unconditional(torch.amin, _left(input, dim), dim, keepdim)
 
 
-@normed_op(torch.min).register_norm(when=lambda args: isinstance(args["dim"], int) and _all_have_some_left(args))
+@normed_op(torch.min).register_norm(when=lambda args: isinstance(args["dim"], int) and _has_infinite(args))
 def min_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
-    """The least entry: as ever, of those that are not infinite."""
-    return unconditional(torch.min, _left(input), dim, keepdim)
+    """The least entry: as ever, of those that are not infinite, if there are some in each group."""
+    return unconditional(torch.min, _left(input, dim), dim, keepdim)
 
 
 normed_op(torch.logsumexp).register_fact(_rows(torch.logsumexp, Masked))

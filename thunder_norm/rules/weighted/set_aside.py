@@ -10,7 +10,6 @@ too.  A number that no entry exceeds (`Bounding`) stays one where it grows, and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,43 +23,12 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Alternatives, Masked, MaskedAbove, Source, every_fact, fact, ruled, unconditional, with_fact
-from thunder_norm.rules.known_ranges.partial_sums import opposite, place_put_in
+from thunder_norm.rules._facts import Alternatives, Masked, MaskedAbove, Source, every_fact, fact, ruled
+from thunder_norm.rules.known_ranges.partial_sums import place_put_in
 from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.weighted import largest_of_groups
 from thunder_norm.rules.written_out.dual_variables import laid_out
 from thunder_norm.rules.written_out.written_out_exponentials import Bounding
-
-
-def _chooses(args: dict[str, Any]) -> bool:
-    """Whether the entries that are not x's are infinite."""
-    a, b = args["input"], args["other"]
-    x, c = (b, a) if isinstance(a, int | float) else (a, b)
-    return (
-        isinstance(x, RMSTensor)
-        and isinstance(c, int | float)
-        and abs(c) == math.inf
-        and not isinstance(args["condition"], NormedTensor)
-    )
-
-
-@normed_op(torch.where).register_norm(when=_chooses, allow_plain_tensors="constant")
-def where_infinite(condition: torch.Tensor, input: RMSTensor | float, other: RMSTensor | float) -> NormedTensor:
-    """Infinity where the condition does not hold (or does): as every choice, and what the other entries are."""
-    result = unconditional(torch.where, condition, input, other)
-    if isinstance(input, NormedTensor):
-        x, mask, infinity = input, opposite(condition), other
-    else:
-        x, mask, infinity = other, condition, input
-    assert isinstance(x, NormedTensor) and not isinstance(infinity, NormedTensor), "the rule's condition has been checked"
-    if x.shape != result_shape(condition, x):
-        return result
-    return with_fact(result, Alternatives(((Masked if infinity < 0 else MaskedAbove)(Source.of(x), mask),)))
-
-
-def result_shape(*tensors: torch.Tensor) -> torch.Size:
-    """What they broadcast to."""
-    return torch.broadcast_shapes(*(t.shape for t in tensors))
 
 
 def _masked(x: Any) -> Masked | MaskedAbove | None:

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_mode, values_of
+from thunder_norm.core.context import current_mode, run_real, values_of
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.local import is_local
@@ -34,6 +34,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import (
     Alternatives,
     Masked,
+    MaskedAbove,
     SoftmaxOf,
     Source,
     every_fact,
@@ -113,20 +114,30 @@ def _knows(kind: type, *names: str) -> Callable[[dict[str, Any]], bool]:
 # -- what is subtracted ---------------------------------------------------------------------------------------------------
 
 
-def _unmasked(x: Any, dims: ed.Dims) -> Any:
-    """x, or, of a tensor some entries of which are set aside, the tensor it was before, if not all of a group over `dims` are."""
-    found = fact(x, Masked)
+def unmasked(x: Any, kind: type[Masked | MaskedAbove], dims: ed.Dims) -> Any:
+    """x, or, of a tensor some entries of which are infinite, the tensor of the others, if not all of a group over `dims` are.
+
+    Of a mask that a trace has no values of, the trace finds out: the norm is x's where a whole group is infinite.
+    """
+    found = fact(x, kind)
     if found is None or is_local(x):
         return x
     mask = values_of(found.mask)
-    if isinstance(mask, FakeTensor) or mask.is_meta or isinstance(mask, NormedTensor):
+    if mask.is_meta or isinstance(mask, NormedTensor):
         return x
+    before = _entries(found, x)
+    if isinstance(mask, FakeTensor):
+        is_gone = run_real(torch.Tensor.expand, (found.mask, x.shape), {})
+        for d in dims:
+            is_gone = run_real(torch.all, (is_gone, d, True), {})
+        before.norm_size = torch.where(run_real(torch.any, (is_gone,), {}), x.norm_size, before.norm_size)
+        return before
     with _disable_current_modes():
         is_left = not bool(mask.expand(x.shape).amin(dims).any())
-    return _entries(found, x) if is_left else x
+    return before if is_left else x
 
 
-def _entries(masked: Masked, x: NormedTensor) -> NormedTensor:
+def _entries(masked: Masked | MaskedAbove, x: NormedTensor) -> NormedTensor:
     """The tensor that x was before some of its entries were set aside; its norm is NaN where that of x is."""
     before = masked.x.tensor()
     before.norm_size = before.norm_size + bounded(0.0, x.norm_size)
@@ -137,7 +148,7 @@ def _entries(masked: Masked, x: NormedTensor) -> NormedTensor:
 def amax(input: RMSTensor, dim: Dim = None, keepdim: bool = False) -> NormedTensor:
     """The largest entry: as ever, and of what."""
     dims = dims_tuple(dim, input.ndim)
-    result = unconditional(torch.amax, _unmasked(input, dims), dim, keepdim)
+    result = unconditional(torch.amax, unmasked(input, Masked, dims), dim, keepdim)
     return _bounds(result, input, dims, keepdim)
 
 
@@ -145,7 +156,7 @@ def amax(input: RMSTensor, dim: Dim = None, keepdim: bool = False) -> NormedTens
 def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
     """The largest entry: as ever, and of what."""
     dims = dims_tuple(dim, input.ndim)
-    result, index = unconditional(torch.max, _unmasked(input, dims), dim, keepdim)
+    result, index = unconditional(torch.max, unmasked(input, Masked, dims), dim, keepdim)
     return _bounds(result, input, dims, keepdim), index
 
 
@@ -153,7 +164,7 @@ def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
 def logsumexp(input: RMSTensor, dim: Any, keepdim: bool = False) -> NormedTensor:
     """log sum exp x: as ever, of the entries that are not set aside, and of what."""
     dims = dims_tuple(dim, input.ndim)
-    return _bounds(unconditional(torch.logsumexp, _unmasked(input, dims), dim, keepdim), input, dims, keepdim, True)
+    return _bounds(unconditional(torch.logsumexp, unmasked(input, Masked, dims), dim, keepdim), input, dims, keepdim, True)
 
 
 def _bounds(result: NormedTensor, x: NormedTensor, dims: ed.Dims, keepdim: bool, is_log_sum: bool = False) -> NormedTensor:
