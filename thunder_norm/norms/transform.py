@@ -75,11 +75,9 @@ class NormTransform(SubclassTransform):
         """The state for one acquisition."""
         return NormAcquisition(self.parameters, self.mode, self._model, self.sensitivity)
 
-    def hindrance_by_python(self, fn: Callable, args: tuple, kwargs: dict) -> str | None:
-        """Parameters have the norms of this transform in a trace alone."""
-        if is_normed_call() or holds_norms(self._model, args, kwargs):
-            return "by Python the parameters would have other norms"
-        return super().hindrance_by_python(fn, args, kwargs)
+    def is_undone_where_it_raises(self, args: tuple, kwargs: dict) -> bool:
+        """So is a call with norms, which parameters have in a trace alone."""
+        return is_normed_call() or holds_norms(self._model, args, kwargs)
 
     def transform_lowered(self, acquisition: NormAcquisition, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """Under `torch.no_grad` perturbations go on, and nothing else does."""

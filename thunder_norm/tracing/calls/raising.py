@@ -235,12 +235,14 @@ def by_python(raised: Raised, cd: Any, jitted: Any, args: tuple, kwargs: dict) -
 
     Raises:
         Exception: what the program raises.
-        UnsupportedOpError: it cannot run again.
+        UnsupportedOpError: it cannot run again, and its state is not to be left as it was.
     """
+    ours = [t for t in cd.transforms if hasattr(t, "hindrance_by_python")]
+    if any(t.is_undone_where_it_raises(args, kwargs) for t in ours):
+        raise raised.error
     hindrance = raised.hindrance
     if hindrance is None:
-        asked = (t.hindrance_by_python(cd.fn, args, kwargs) for t in cd.transforms if hasattr(t, "hindrance_by_python"))
-        hindrance = next(filter(None, asked), None)
+        hindrance = next(filter(None, (t.hindrance_by_python(cd.fn, args, kwargs) for t in ours)), None)
     if hindrance is None and isinstance(jitted, ThunderModule) and not _holds_its_own(jitted):
         hindrance = "a transform has put other tensors into the module"
     if hindrance is not None:

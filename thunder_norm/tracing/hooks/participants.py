@@ -89,6 +89,10 @@ class Participant(Transform):
         """Whether the program is to be acquired once more, with what is known by now; `found` are the traces, None if there was an error."""
         return False
 
+    def is_undone_where_it_raises(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a call that ends in an exception of the program's leaves objects as they were."""
+        return False
+
     def hindrance_by_python(self, fn: Callable, args: tuple, kwargs: dict) -> str | None:
         """Why a call of the jitted function `fn` would do something else if Python ran it; None if it does the same."""
         return "it is a function under a transform" if any(isinstance(fn, kind) for kind in _BROUGHT) else None
