@@ -162,7 +162,7 @@ def test_composed_is_never_above_global(name: str, size: float, kind):
     assert found[1][1] <= found[0][1] * (1 + 1e-9)
 
 
-_C = torch.randn(4, dtype=torch.complex128, generator=torch.Generator().manual_seed(2))
+_C = torch.randn(4, dtype=torch.complex128, generator=torch.Generator().manual_seed(seeded(2)))
 
 
 @pytest.mark.parametrize("scope", ["composed", "within"])
