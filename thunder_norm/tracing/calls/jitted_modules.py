@@ -145,12 +145,10 @@ for name in sorted(_public | _TABLES | _PRIVATE):
 
 
 @functools.cache
-def _class_for(kind: type) -> type[JittedModule]:
-    """With what a class of models has of containers: ``jitted[0]``, ``len(jitted)``."""
-    members = {name: _of_container(name) for name in _OF_CONTAINERS if hasattr(kind, name)}
-    if not members:
-        return JittedModule
-    return type(JittedModule.__name__, (JittedModule,), {**members, "__module__": __name__, "__doc__": JittedModule.__doc__})
+def _class_with(names: tuple[str, ...]) -> type[JittedModule]:
+    """Of jitted modules whose models have these methods of containers: ``jitted[0]``, ``len(jitted)``."""
+    members = {"__module__": __name__, "__doc__": JittedModule.__doc__, **{name: _of_container(name) for name in names}}
+    return type(JittedModule.__name__, (JittedModule,), members) if names else JittedModule
 
 
 def _of_container(name: str) -> Any:
@@ -166,4 +164,4 @@ def present(jitted: ThunderModule) -> None:
     for table in _TABLES:
         members.pop(table, None)
     members["_model"] = model
-    jitted.__class__ = _class_for(type(model))
+    jitted.__class__ = _class_with(tuple(name for name in _OF_CONTAINERS if hasattr(type(model), name)))
