@@ -165,6 +165,8 @@ def _of_several_dtypes() -> list[Call]:
         (aten.clamp.default, _f(5).bfloat16(), -0.1, 0.1),
         (aten.clamp.Tensor, _f(5), _f(5), _f(5)),
         (aten.minimum.default, _f(3), _i(3)),
+        (aten.minimum.default, _f(3), _f(3) > 0),
+        (aten.minimum.default, torch.tensor([0, 1, 200], dtype=torch.uint8), _f(3)),
         (aten.bitwise_not.default, _f(3) > 0),
         (aten.eq.Scalar, _i(3), 0.0),
         (aten.sum.dim_IntList, _i(3, 4) > 0, [0]),

@@ -151,7 +151,7 @@ def _adjoint(x: torch.Tensor) -> torch.Tensor:
 # Attributes that are operations, and that Thunder's tensors lack.
 _WRITTEN_OUT = {"H": _adjoint, "mH": lambda x: x.mT.conj()}
 # Thunder's tensors have these, but no operation that is seen to make a view
-_VIEWS = {"T": lambda x: x.permute(*range(x.ndim - 1, -1, -1)), "mT": lambda x: x.transpose(-2, -1)}
+_VIEWS = {"T": lambda x: x.permute(*range(x.ndim - 1, -1, -1)), "mT": lambda x: x.transpose(-2, -1) if x.ndim else x}
 
 
 def _type(acquisition: Acquisition | None, obj: WrappedValue) -> Any:

@@ -75,8 +75,11 @@ def _convolution(a, weight, bias, stride, padding, dilation, transposed, output_
 
 
 def _minimum(a: TensorProxy, b: TensorProxy) -> TensorProxy:
-    if not torch.is_grad_enabled() or not (dtypes.is_float_dtype(a.dtype) or dtypes.is_float_dtype(b.dtype)):
+    floating = [t.dtype for t in (a, b) if dtypes.is_float_dtype(t.dtype)]
+    if not torch.is_grad_enabled() or not floating:
         return ltorch.minimum(a, b)
+    # bools have no negative ones, and bytes wrong ones
+    a, b = (t if dtypes.is_float_dtype(t.dtype) else ltorch.to(t, floating[0]) for t in (a, b))
     return ltorch.neg(ltorch.maximum(ltorch.neg(a), ltorch.neg(b)))  # which has a gradient
 
 
