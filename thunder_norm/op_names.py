@@ -124,6 +124,11 @@ def op_name(func: Callable) -> str:
     return f"torch.Tensor.{own}" if not hasattr(torch, key) and hasattr(torch.Tensor, own) else f"torch.{key}"
 
 
+def identifier(name: Any) -> str:
+    """The name of an operation, or an operator itself, as what it is called in traces: ``aten::add.Tensor`` is ``aten_add_Tensor``."""
+    return str(name).replace("::", "_").replace(".", "_")
+
+
 def is_in_place(key: str) -> bool:
     """Whether a canonical name is that of an in-place operation, by torch's naming rule."""
     return key.endswith("_") and not key.endswith("__")

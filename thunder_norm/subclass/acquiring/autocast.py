@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from thunder_norm.op_names import identifier
+
 Regions = tuple[tuple[str, torch.dtype], ...]  # of each device where autocast is on, the dtype
 
 _WITHOUT = frozenset({"aten", "prims", "prim"})
@@ -59,7 +61,7 @@ class UnderAutocast:
     @property
     def __name__(self) -> str:
         """What the operation is called in traces."""
-        return str(self.func).replace(".", "_").replace("::", "_") + suffix(self.regions)
+        return identifier(self.func) + suffix(self.regions)
 
     @property
     def tags(self) -> list[torch.Tag]:

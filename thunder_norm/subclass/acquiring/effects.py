@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import DataDependentError, with_details
+from thunder_norm.op_names import identifier
 from thunder_norm.subclass.acquiring.autocast import Regions, autocast_on, suffix
 
 
@@ -49,7 +50,7 @@ class OfOperator(Effect):
 
     @property
     def __name__(self) -> str:
-        return str(self.func).replace("::", "_").replace(".", "_") + suffix(self.regions)
+        return identifier(self.func) + suffix(self.regions)
 
     def __call__(self, turn: torch.Tensor, *args: Any, **kwargs: Any) -> tuple:
         """Run the operation."""

@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.op_names import op_name
+from thunder_norm.op_names import identifier, op_name
 from thunder_norm.subclass.acquiring.effects import OfOperator, is_effect
 from thunder_norm.subclass.acquiring.functional_forms import WITHOUT_HISTORY, rewritten
 from thunder_norm.subclass.acquiring.lengths import Late
@@ -361,7 +361,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, type(Non
 
 def _fallback_name(func: Callable) -> str:
     if isinstance(func, torch._ops.OpOverload):
-        return str(func).replace(".", "_").replace("::", "_")
+        return identifier(func)
     if is_effect(func) or isinstance(func, Sized | Late):
         return func.__name__
     if func.__name__ == "__get__":  # a property of torch.Tensor

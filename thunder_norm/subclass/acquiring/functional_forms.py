@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thunder_norm.numbered_generators import Numbered, name_with, numbered
+from thunder_norm.op_names import identifier
 
 aten = torch.ops.aten
 
@@ -79,7 +80,7 @@ class Drawn:
     @property
     def __name__(self) -> str:
         """What the operation is called in traces."""
-        return str(self.func).replace(".", "_").replace("::", "_") + "_with_strides"
+        return identifier(self.func) + "_with_strides"
 
     @property
     def tags(self) -> list[torch.Tag]:
@@ -112,7 +113,7 @@ class FromGenerator:
     def __name__(self) -> str:
         """What the operation is called in traces."""
         name = str(self.func) if isinstance(self.func, torch._ops.OpOverload) else self.func.__name__
-        return name_with(name.replace(".", "_").replace("::", "_"), self.source)
+        return name_with(identifier(name), self.source)
 
     @property
     def tags(self) -> list[torch.Tag]:

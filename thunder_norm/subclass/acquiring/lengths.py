@@ -25,6 +25,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from thunder_norm.op_names import identifier
 from thunder_norm.subclass.classes import jagged
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
@@ -272,7 +273,7 @@ class Late:
     def __name__(self) -> str:
         """What the operation is called in traces."""
         own = str(self.func) if isinstance(self.func, torch._ops.OpOverload) else self.func.__name__
-        return f"{own}_late_{'_'.join(map(str, self.dims))}".replace("::", "_").replace(".", "_")
+        return identifier(f"{own}_late_{'_'.join(map(str, self.dims))}")
 
     @property
     def tags(self) -> Any:

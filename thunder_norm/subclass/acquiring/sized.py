@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.errors import DataDependentError, with_details
+from thunder_norm.op_names import identifier
 from thunder_norm.trees import flat_tensors
 
 Sizes = tuple[tuple[int, ...], ...]
@@ -34,7 +35,7 @@ class Sized:
     def __name__(self) -> str:
         named = "_".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
         own = str(self.func) if isinstance(self.func, torch._ops.OpOverload) else self.func.__name__
-        return f"{own}_{named}".replace("::", "_").replace(".", "_")
+        return identifier(f"{own}_{named}")
 
     @property
     def tags(self) -> Any:
