@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,7 +142,14 @@ def watched(entry: Any, undo: Sequence[Callable[[], None]] = ()) -> Any:
     """
     if not undo and not keeps(entry.epilogue_traces[-1]):
         return entry
-    return entry._replace(computation_fn=_Watched(entry.computation_fn, _writes_of(entry.computation_traces), undo))
+    runs = entry.computation_traces[-1]
+    if (found := _known_writes.get(runs)) is None:
+        found = _known_writes[runs] = _writes_of(entry.computation_traces)
+    return entry._replace(computation_fn=_Watched(entry.computation_fn, found, undo))
+
+
+# By the trace that runs, as each call may ask.
+_known_writes: weakref.WeakKeyDictionary[TraceCtx, _Writes] = weakref.WeakKeyDictionary()
 
 
 def _writes_of(computations: Sequence[TraceCtx]) -> _Writes:
