@@ -15,7 +15,7 @@ import torch
 
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes
-from thunder_norm.tracing.member_dicts import note_member_dict, note_written
+from thunder_norm.tracing.member_dicts import note_member_dict, note_written, store
 from thunder_norm.tracing.shared_memory import aliases
 from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder.core import interpreter as thunders
@@ -118,7 +118,7 @@ def _on_new(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
 def _into_dict(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
     """Called for ``object.__setattr__`` of what was there before: it is written when the program runs.
 
-    Thunder's own calls ``__setitem__`` of the dict it wrote into the last time, which it knows nothing of.
+    Thunder's own calls ``__setitem__`` of the dict it wrote into the last time, which it knows nothing of, and looks at all that is in it.
     """
     if jit_ext.should_register_for_prologue(obj.provenance) and obj.original_value is obj.nothing:
         if getattr(obj.provenance, "proxy", None) is None:
@@ -127,7 +127,8 @@ def _into_dict(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> An
     if attributes is _EXCEPTION_RAISED:
         return attributes
     note_member_dict(attributes)
-    return thunders._interpret_call(dict.__setitem__, attributes, name, value)
+    store(attributes, name, value)
+    return wrap_const(None)
 
 
 def _by_setattr(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:

@@ -35,6 +35,21 @@ def is_copy(held: WrappedValue | None) -> TypeGuard[WrappedValue]:
     return held is not None and held.original_value is not held.nothing
 
 
+def store(held: WrappedValue, key: WrappedValue, value: WrappedValue) -> None:
+    """Have the program store something in a copy of the attributes of an object, and in the object when it has run.
+
+    What else is in there is not looked at: a trace that the call only writes does not depend on what was there, nor on other attributes.
+    """
+    if not is_copy(held):
+        held.register_proxy(dict(held.value))
+        for name, method in held.attribute_wrappers.items():
+            method.register_proxy(getattr(held.value, name))
+    get_jit_ctx()._additional_outputs[held].append((PseudoInst.STORE_SUBSCR, held, key, value))
+    held.value[key.value] = value.value
+    held.key_wrappers[key.value] = key
+    held.item_wrappers[key.value] = value  # type: ignore[index]
+
+
 def work_on_copy(held: WrappedValue) -> None:
     """Have the program take something out of a copy, if it is such a dict."""
     origin = held.provenance

@@ -262,7 +262,8 @@ class SideEffects:
         for name, value in self._attributes_of_root(ctx):
             self._write(epilogue, acquisition, [value], f"attribute {name!r}", _setter(self.fn, name))
             attributes = vars(self.fn)
-            self._guard(acquisition, attributes.get(name), functools.partial(attributes.get, name))
+            if not isinstance(attributes.get(name), int | float | complex | str):  # guarded where the program reads it
+                self._guard(acquisition, attributes.get(name), functools.partial(attributes.get, name))
         followed = {id(p.owner) for p in self.before.places if p.is_changed and self._write_place(ctx, epilogue, acquisition, p)}
         guards.keep_written(followed)
         self._guard_read(ctx)
