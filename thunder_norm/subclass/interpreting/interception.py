@@ -34,7 +34,7 @@ from thunder_norm.subclass.interpreting import (
     sequences,
 )
 from thunder_norm.tracing import hooks
-from thunder_norm.tracing.guarding import attempts
+from thunder_norm.tracing.guarding import attempts, changing_numbers
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 from thunder_norm.tracing.provenances import without_unused
 from thunder_norm.tracing.shared_memory import replaced_memory
@@ -51,6 +51,7 @@ _INTERPRETED = "_thunder_norm_is_interpreted"
 _FROM_THE_FIRST = "_thunder_norm_differentiates_from_the_first"
 _ALL_MEMORY = "_thunder_norm_follows_all_memory"
 _LENGTHS = "_thunder_norm_total_lengths"  # of nested tensors, that a program was acquired with
+_ARE_ITSELF = "_thunder_norm_lengths_themselves"  # for which lengths a program is, is not tried again
 
 
 class Watching(Participant):
@@ -273,6 +274,8 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
         _note_shared(acquisition, tensors)
         acquisition.note_presence(Presence.EXPECTED)
         _begin_lengths(acquisition, wrappers)
+    if acquisition.sizes.are_known and not (acquisition.is_transformed or acquisition.opaque.is_run):
+        changing_numbers.begin(acquisition.refuse)
     acquisition.fakes.follows_memory = vars(get_compile_data()).pop(_ALL_MEMORY, False)
     is_due = vars(get_compile_data()).pop(_FROM_THE_FIRST, False)
     if torch.is_grad_enabled() and (is_due or any(outer_metadata(x)[2] for x in wrappers)):
@@ -294,8 +297,8 @@ def _begin_lengths(acquisition: Acquisition, wrappers: list[torch.Tensor]) -> No
     is_alone = type(acquisition) is Acquisition and len(cd.transforms) == 1 and not acquisition.opaque.is_run
     is_alone = is_alone and not (acquisition.is_transformed or any(map(_takes_regions, cd.executors_list)))
     is_other = None not in found and found not in seen and any(len(other) == len(found) for other in seen)
-    if found and is_other and is_alone and attempts.may_begin():
-        attempts.begin()
+    if found and is_other and is_alone and not vars(cd).get(_ARE_ITSELF):
+        attempts.begin(lambda: vars(cd).update({_ARE_ITSELF: True}))
         acquisition.lengths.begin(acquisition.fakes.mode)
     else:
         seen.add(found)

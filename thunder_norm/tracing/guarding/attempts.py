@@ -1,31 +1,26 @@
-"""Compiling a program for more calls than the one at hand: it is tried, and where that fails, the program is for one call's shapes, from then on."""
+"""Compiling a program for more calls than the one at hand: it is tried, and where that fails, it is compiled for less."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from thunder.core.compile_data import get_compile_data
 
-_TRIED, _FAILED = "_thunder_norm_is_tried_for_more", "_thunder_norm_is_not_for_more"
+_TRIED = "_thunder_norm_tried_for_more"
 
 
-def may_begin() -> bool:
-    """Whether it has not failed for the program that is being compiled."""
-    return not vars(get_compile_data()).get(_FAILED)
-
-
-def begin() -> None:
-    """The program is compiled for more calls."""
-    vars(get_compile_data())[_TRIED] = True
+def begin(failed: Callable[[], None]) -> None:
+    """The program is compiled for more calls; `failed` is called before it is compiled once more, if that cannot be."""
+    vars(get_compile_data()).setdefault(_TRIED, []).append(failed)
 
 
 def give_up(cd: Any = None) -> bool:
-    """Whether that is what was tried; it is not tried again."""
-    found = vars(get_compile_data() if cd is None else cd)
-    is_tried = found.pop(_TRIED, False)
-    if is_tried:
-        found[_FAILED] = True
-    return is_tried
+    """Whether something was tried."""
+    tried = vars(get_compile_data() if cd is None else cd).pop(_TRIED, ())
+    for failed in tried:
+        failed()
+    return bool(tried)
 
 
 def end(cd: Any) -> None:

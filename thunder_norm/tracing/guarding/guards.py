@@ -120,6 +120,7 @@ class Guards:
     conditions: dict[tuple[Path, str, Any], Any] = field(default_factory=dict)
     meetings: dict[tuple[Path, Path], bool] = field(default_factory=dict)
     written: dict[int, tuple[Path, Any]] = field(default_factory=dict)  # containers of the function that the program writes into
+    numbers: Any = None  # see `changing_numbers`
 
 
 _current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunder_norm_guards", default=None)
@@ -162,6 +163,8 @@ _AS_IDENTICAL, _AS_NUMBER, _AS_MODULE, _AS_METHOD, _AS_DATA, _, _AS_OTHERS = ran
 
 def _wrap_callback(wrapped: WrappedValue) -> Any:
     value = wrapped.value
+    if type(value) in (int, float) and (numbers := changing_numbers()) is not None and numbers.stand_in(wrapped):
+        return None
     result = _original_wrap_callback(wrapped)  # it writes m.__dict__["a"] as m.a
     kind = _KINDS.of(value)
     if kind == _AS_IDENTICAL:
@@ -455,6 +458,17 @@ def add(ctx: Any, bind: Callable[[Callable[[tuple, dict], None]], Callable]) -> 
     if check is None:
         return
     check_in_prologue(ctx, bind(check))
+
+
+def stand_in_for_numbers(numbers: Any) -> None:
+    """Have `numbers` stand in for those that it knows to be others from call to call; see `changing_numbers`."""
+    if (guards := _current.get()) is not None:
+        guards.numbers = numbers
+
+
+def changing_numbers() -> Any:
+    """What stands in for numbers in the acquisition at hand; None if nothing does."""
+    return guards.numbers if (guards := _current.get()) is not None else None
 
 
 def surroundings() -> Surroundings | None:

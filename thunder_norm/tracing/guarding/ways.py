@@ -22,6 +22,7 @@ LEFT_OUT = object()
 GONE = object()
 _KEY = "_thunder_norm_key"  # of the provenance of an item
 MEMORY = "_thunder_norm_memory"  # no attribute, but the tensor in the memory of an array, where no way goes on
+NUMBER = "_thunder_norm_number"  # no attribute either, but the tensor that a prologue makes of a number
 _KEYS = (str, int)
 # of dicts alone: another that is equal finds the same item
 _KEYS_OF_DICTS = (
@@ -46,7 +47,7 @@ def path_of(record: ProvenanceRecord) -> Path | None:
         if len(inputs) != 2:
             return None
         if inputs[1].inst is _CONSTANT and type(key := inputs[1].value) in _KEYS:
-            if key is MEMORY:
+            if key is MEMORY or key is NUMBER:
                 return None
         elif (key := getattr(record, _KEY, LEFT_OUT)) is LEFT_OUT:
             return None

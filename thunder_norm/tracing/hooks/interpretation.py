@@ -11,7 +11,7 @@ import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import attributes, lookasides, own_changes, standard_library
-from thunder_norm.tracing.guarding import guards, questions
+from thunder_norm.tracing.guarding import changing_numbers, guards, questions
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, has_part, leader, thunders_proxy
@@ -77,6 +77,13 @@ def _lookaside(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     Registered lookasides are looked up by function, after Thunder's own, in every compilation; constructors of unknown classes and
     unknown functions never get there.
     """
+    numbers = guards.changing_numbers()
+    if numbers is None:
+        return _instead(fn, args, kwargs)
+    return numbers.lookaside(fn, args, kwargs, lambda: _instead(fn, args, kwargs))
+
+
+def _instead(fn: Callable, args: tuple, kwargs: dict) -> Any:
     stack = functions_inside(jit_ext.get_jit_ctx())
     if not stack:
         return _found(fn, args, kwargs, False)
@@ -151,6 +158,7 @@ def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     process = functools.partial(_original_process if asked is None else _processed, ctx, epilogue)
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     if asked is not None:
+        changing_numbers.note(ctx._constraints)
         own_changes.let_be(ctx, guards.roots())
         arrays.check(ctx.computation_trace)
         epilogue.names = set(ctx.computation_trace.names)

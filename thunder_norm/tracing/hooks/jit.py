@@ -19,7 +19,7 @@ from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
 from thunder_norm.tracing.deep_calls import as_deep_as_eager, with_room
 from thunder_norm.tracing.garbage import rarely_collected
-from thunder_norm.tracing.guarding import attempts, contents, guards, stored_reads
+from thunder_norm.tracing.guarding import attempts, changing_numbers, contents, guards, stored_reads
 from thunder_norm.tracing.hooks.participants import (
     Participant,
     brought_by,
@@ -145,7 +145,9 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         own_changes.check_taken_out(found.prologue_trace)
         if with_own_methods:
             found.prologue_trace = stored_reads.reading_stored(found.prologue_trace, fn, args, kwargs)
-        found.prologue_trace = modules.asking_users(arrays.reading_memory(found.prologue_trace))
+        found.prologue_trace = modules.asking_users(
+            changing_numbers.made_tensors(arrays.reading_memory(found.prologue_trace))
+        )
         found.computation_trace = replaced_memory.resolved(views_of_results.contiguous_where_written(found.computation_trace))
         replaced_memory.guard(found.prologue_trace, found.computation_trace)
         if asked.has_plain_inputs():

@@ -6,6 +6,7 @@ import operator
 from types import FunctionType
 from typing import Any
 
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
@@ -30,6 +31,12 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
     It is if its class derives from that of a and has one of its own, or if a is a sequence, which Python joins last of all.
     """
     b, a = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
+    if (numbers := guards.changing_numbers()) is not None:
+        name = _REFLECTED[op.value % BINARY_OP.IADD.value].strip("_").removeprefix("r")
+        if (found := numbers.operation(name, a, b)) is not None:
+            stack.pop_wrapped()
+            stack.pop_wrapped()
+            return found if found is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED else stack.append(found)
     kind, base = type(b.value), type(a.value)
     if kind is base or isinstance(a.value, Proxy) or not (issubclass(kind, base) or issubclass(base, _SEQUENCES)):
         return _thunders_binary_op(stack, op)
