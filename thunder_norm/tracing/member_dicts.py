@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TypeGuard
 
-from thunder.core.interpreter import PseudoInst, WrappedValue
+from thunder_norm.tracing.guarding import guards
+from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE_MEMBER_DICT, JitCtx, get_jit_ctx
 
 _OF_COPIES = ("__dict__", "_buffers")  # what becomes of parameters and modules an epilogue does not do
@@ -33,6 +34,19 @@ def note_member_dict(held: WrappedValue) -> None:
 def is_copy(held: WrappedValue | None) -> TypeGuard[WrappedValue]:
     """Whether the program works on a copy of a dict."""
     return held is not None and held.original_value is not held.nothing
+
+
+def has_attribute(held: WrappedValue, key: WrappedValue) -> WrappedValue | None:
+    """What ``key in vars(obj)`` is, which depends on no other attribute; None for all other dicts and keys."""
+    origin = held.provenance
+    if type(held.value) is not dict or type(key.value) is not str or held.has_item_tracking:
+        return None
+    if origin.inst is not PseudoInst.LOAD_ATTR or origin.inputs[1].value != "__dict__":
+        return None
+    is_there = key.value in held.value
+    if not is_copy(held) or (key.value in held.original_value) is is_there:  # otherwise the program has set or deleted it
+        guards.note(held, "contains", key.value, is_there)
+    return wrap(is_there, provenance=ProvenanceRecord(PseudoInst.CONTAINS_OP, inputs=[origin, key.provenance]))
 
 
 def store(held: WrappedValue, key: WrappedValue, value: WrappedValue) -> None:

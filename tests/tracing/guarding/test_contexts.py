@@ -59,7 +59,11 @@ def _assert_same(ours, expected):
 @pytest.mark.parametrize("operation", _OPERATIONS)
 def test_autocast_gives_every_operation_torchs_precision(operation):
     f, x = _OPERATIONS[operation], _x()
-    expected = _in_autocast(f, x)
+    try:
+        expected = _in_autocast(f, x)
+    except RuntimeError as e:
+        assert "could not create a primitive" in str(e), str(e)
+        pytest.skip("oneDNN has no such kernel for this processor")
     jitted = thunder.jit(lambda x: _in_autocast(f, x), transforms=[NormTransform()])
     _assert_same(jitted(x), expected)
     assert not torch.is_autocast_enabled("cpu")

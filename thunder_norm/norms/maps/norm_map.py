@@ -32,7 +32,7 @@ from thunder_norm.norms.norm_vector import sizes_of
 from thunder_norm.norms.overflow import refuse_overflowed
 from thunder_norm.norms.saving import files, values
 from thunder_norm.norms.sizes import Sizes
-from thunder_norm.subclass.acquiring.data_sizes import MAX_TRACES
+from thunder_norm.tracing.guarding.guards import MAX_TRACES
 
 
 def build_norm_map(

@@ -31,6 +31,7 @@ from thunder_norm.subclass.acquiring.writes import Writes
 from thunder_norm.subclass.acquiring.written_so_far import WrittenSoFar
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.wrapper_classes import is_wrapper
@@ -367,6 +368,9 @@ class Acquisition:
             return self.asks(func, given)
         if self.is_finished or self.is_transformed or not self.may_replace():
             raise UnknownValueError("it is asked for in a function that is transformed, or in a region")
+        numbers = guards.changing_numbers()
+        if func is torch.Tensor.item and numbers is not None and numbers.note_used(*given):
+            raise UnknownValueError("it is another in each call")  # and the program is acquired for the number itself
         return self.sizes.ask(func, given)
 
     def refuse(self, error: Exception) -> Exception:

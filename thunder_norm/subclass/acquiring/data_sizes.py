@@ -31,16 +31,13 @@ from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.acquiring.recomputation import Call, Place, as_recorded, checking
 from thunder_norm.subclass.acquiring.sized import Sized, like, sizes_of
 from thunder_norm.tracing.guarding.bindable import bindable
-from thunder_norm.tracing.guarding.guards import use_for_one_call
+from thunder_norm.tracing.guarding.guards import MAX_TRACES, use_for_one_call
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.trees import flat_tensors, map_tensors
 from thunder.core.compile_data import _compile_data
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
-
-# So many traces of a program are kept, for as many sizes.
-MAX_TRACES = 16
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,30 +10,34 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from thunder_norm.errors import UnsupportedOpError
+from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
 from thunder_norm.tracing.guarding import attempts, guards
 from thunder_norm.tracing.guarding.bindable import bindable, executor
+from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.guarding.ways import NUMBER, Path, Ways, path_of
 from thunder_norm.tracing.lookasides import look_up
 from thunder.core import dtypes
-from thunder.core.compile_data import get_compile_data
+from thunder.core.compile_data import _compile_data, get_compile_data
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, _interpret_call, do_raise, wrap, wrap_const
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numberproxy
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, get_tracectx, tracectx
+from thunder.core.transforms import register_grad
 from thunder.torch import _torch_to_thunder_function_map, item
 
 _SEEN, _THEMSELVES = "_thunder_norm_numbers_seen", "_thunder_norm_numbers_themselves"
 _PAUSES = "_thunder_norm_numbers_pause"  # this once, all numbers are what they are
+_HAS_WARNED = "_thunder_norm_numbers_has_warned"
 _DTYPES: dict[type, torch.dtype] = {int: torch.int64, float: torch.float64}
 
 
@@ -99,6 +103,8 @@ class ChangingNumbers:
         hidden = [v for value in looked_into for v in _parts(value) if self._is_one(v)]
         if not given and not hidden:
             return find()
+        if look_up(_HANDING_ON, fn):
+            return find()
         if not hidden and not kwargs:
             if fn is isinstance and len(values) == 2 and given == values[:1]:
                 return functools.partial(_of_class, _kind(values[0]))
@@ -106,10 +112,30 @@ class ChangingNumbers:
                 return recorded
             if _may_be_given(fn, values):
                 return find()
-        if isinstance(fn, FunctionType | MethodType) and find() is None:  # it is interpreted
+            if len(args) == 2 and look_up(_OF_TENSORS, fn) and _are_tensors(values):
+                return functools.partial(self._with_tensor, fn) if self._converts(values) else find()
+        is_pythons = isinstance(fn, FunctionType | MethodType) or isinstance(
+            in_classes(type(fn).__mro__, "__call__"), FunctionType
+        )
+        if is_pythons and not isinstance(fn, Symbol) and find() is None:  # it is interpreted
             return None
-        self._used = frozenset().union(*(self._sources[v.name] for v in (*given, *hidden)))
+        self.note_used(*given, *hidden)
         return lambda *_, **__: do_raise(self.refuse(_UsedItselfError(f"{fn} is given a number that is another in each call")))
+
+    def note_used(self, *values: Any) -> bool:
+        """Note that values are used for what they are; whether there are numbers of these among them."""
+        used = [self._sources[v.name] for v in values if self._is_one(v)]
+        self._used = self._used.union(*used)
+        return bool(used)
+
+    def _converts(self, values: list) -> bool:
+        """Whether an integer meets a tensor of floating point, for which Thunder wants to know it: torch converts it."""
+        is_of_floats = any(type(v) is TensorProxy and dtypes.is_float_dtype(v.dtype) for v in values)
+        return is_of_floats and any(self._is_one(v) and _kind(v) is int for v in values)
+
+    def _with_tensor(self, fn: Callable, *args: WrappedValue) -> Any:
+        converted = [self._recorded(float, [a.value])() if self._is_one(a.value) and _kind(a.value) is int else a for a in args]
+        return _interpret_call(wrap_const(fn), *converted)
 
     def operation(self, name: str, a: WrappedValue, b: WrappedValue) -> Any:
         """``a op b`` with such numbers, of which the interpreter would ask the class first; None for all else.
@@ -232,9 +258,11 @@ def _symbol(function: Callable) -> Symbol:
     def meta(*args: Any) -> NumberProxy:
         return numberproxy(_ARITHMETIC[function][1](*args), None)
 
-    return Symbol(
+    symbol = Symbol(
         name=name, meta=meta, id=f"thunder_norm.{name}", is_prim=True, executor=executor, _bind_postprocess=with_call_ctx
     )
+    register_grad(symbol.id, symbol)
+    return symbol
 
 
 # -- what may be given them ---------------------------------------------------------------------------------------------------
@@ -243,13 +271,14 @@ _COMPARING = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, o
 _OF_PYTHON = [getattr(kind, f"__{r}{name}__") for kind in (int, float) for name in _OPERATORS for r in ("", "r")]
 # the last of which say that they know no such number
 _ASKING: dict[Any, Any] = dict.fromkeys((bool, operator.truth, operator.not_, *_COMPARING, *_OF_PYTHON), True)
+_HANDING_ON: dict[Any, Any] = dict.fromkeys((torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl), True)
 # what takes one thing of a container, or none
 _TAKING_ONE: dict[Any, Any] = dict.fromkeys(
     (getattr, hasattr, isinstance, type, len, dict.get, dict.__getitem__, dict.__contains__, list.__getitem__, tuple.__getitem__),
     True,
 )
 _UNARY = ("__neg__", "__pos__")
-_SETTING = (setattr, object.__setattr__)
+_SETTING = (setattr, object.__setattr__, SimpleNamespace.__setattr__)
 _WITH_TENSORS = (
     *(torch.add, torch.sub, torch.mul, torch.div, torch.true_divide),
     *(torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge),
@@ -273,10 +302,12 @@ def _may_be_given(fn: Callable, values: list) -> bool:
         return values[1] in _UNARY
     if fn in _SETTING:
         return len(values) == 3 and not isinstance(values[0], Proxy)
-    if look_up(_ASKING, fn):
-        return True
-    are_tensors = all(type(v) is TensorProxy or isinstance(v, NumberProxy | int | float) for v in values)
-    return bool(look_up(_OF_TENSORS, fn)) and len(values) == 2 and are_tensors
+    return bool(look_up(_ASKING, fn))
+
+
+def _are_tensors(values: list) -> bool:
+    """Whether they are tensors and numbers alone."""
+    return all(type(v) is TensorProxy or isinstance(v, NumberProxy | int | float) for v in values)
 
 
 # -- one acquisition ----------------------------------------------------------------------------------------------------------
@@ -294,11 +325,31 @@ def begin(refuse: Callable[[Exception], Exception]) -> None:
         return
     seen, themselves = found.get(_SEEN, {}), found.get(_THEMSELVES, set())
     ways = Ways(guards.roots())
-    changing = {path for path, value in seen.items() if path not in themselves and _is_another(ways.end(path), value)}
+    others = {path for path, value in seen.items() if _is_another(ways.end(path), value)}
+    _warn_of_many(found, others & themselves)
+    changing = others - themselves
     if changing:
         numbers = ChangingNumbers(changing, refuse)
         attempts.begin(functools.partial(numbers.give_up, cd))
         guards.stand_in_for_numbers(numbers)
+
+
+def _warn_of_many(found: dict[str, Any], used: set[Path]) -> None:
+    """Say that a number is used for what it is, once there is a trace for each of so many."""
+    _, stats = _compile_data.get()
+    if not used or stats is None or len(stats.interpreter_cache) < guards.MAX_TRACES or found.get(_HAS_WARNED):
+        return
+    found[_HAS_WARNED] = True
+    names = sorted({f"{key!r}" if step == "item" else str(key) for step, key in (path[-1] for path in used)})
+    warnings.warn(
+        with_details(
+            f"a number that the program reads ({', '.join(names)}) is another in each of many calls: each was acquired anew",
+            why="the program uses it for what it is (a size, a key, text, what a function in C is given), so that each number is another trace",
+            instead="a tensor or buffer, where it enters operations; arithmetic and comparisons with the number itself need one trace",
+        ),
+        AcquiredAnewWarning,
+        stacklevel=2,
+    )
 
 
 def note(constraints: Iterable[tuple]) -> None:
@@ -310,7 +361,9 @@ def note(constraints: Iterable[tuple]) -> None:
 
 
 def _way(p: Proxy) -> Path | None:
-    return None if p.history is None else path_of(p.history)
+    """The way to an attribute or an argument; what is in a container C code may find there, where nothing stands for it."""
+    path = None if p.history is None else path_of(p.history)
+    return path if path is not None and (path[-1][0] == "attribute" or len(path) == 2) else None
 
 
 def _is_another(now: Any, then: Any) -> bool:

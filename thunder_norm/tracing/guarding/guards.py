@@ -61,6 +61,8 @@ from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_CALLBACKS, ProvenanceRecord, WrappedValue, interpreter_needs_wrap
 from thunder.core.trace import get_tracectx
 
+# So many traces of a program are kept for sizes and values that are asked for, before somebody is told.
+MAX_TRACES = 16
 CONTAINERS = (list, tuple, dict, collections.OrderedDict)
 # functions in C that Thunder's own helpers give containers to, and that do not look at what is in them
 _LOOK_INTO_NOTHING = frozenset(

@@ -145,9 +145,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         own_changes.check_taken_out(found.prologue_trace)
         if with_own_methods:
             found.prologue_trace = stored_reads.reading_stored(found.prologue_trace, fn, args, kwargs)
-        found.prologue_trace = modules.asking_users(
-            changing_numbers.made_tensors(arrays.reading_memory(found.prologue_trace))
-        )
+        found.prologue_trace = modules.asking_users(changing_numbers.made_tensors(arrays.reading_memory(found.prologue_trace)))
         found.computation_trace = replaced_memory.resolved(views_of_results.contiguous_where_written(found.computation_trace))
         replaced_memory.guard(found.prologue_trace, found.computation_trace)
         if asked.has_plain_inputs():
@@ -288,6 +286,7 @@ def _with_cache_info(fn: Callable) -> Callable:
             if not attempts.give_up(around["weakref_cd"]()):
                 raise
         _undo(around["weakref_cd"]())
+        around["weakref_cs"]().cache_misses -= 1  # of this call it is still the first
         return with_room(find, *args, **kwargs)
 
     def compiling(*args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ import operator
 from typing import Any
 
 from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.member_dicts import has_attribute
 from thunder_norm.tracing.native.elements import item, note_attribute
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
@@ -80,7 +81,9 @@ def _contains(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
         return _original_contains(inst, stack=stack, **state)
     stack.pop_wrapped()
     stack.pop_wrapped()
-    found = MutMappingWrapperMethods.__contains__(container, key)
+    found = has_attribute(container, key)
+    if found is None:
+        found = MutMappingWrapperMethods.__contains__(container, key)
     if inst.arg == 1:  # not in
         found = wrap(not found.value, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=[found.provenance]))
     stack.append(found)

@@ -65,6 +65,10 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
     assert inst.arg is not None
     operation = dis.cmp_op[inst.arg >> _OPERATION_BITS]
     meets_number = _is_tensor_and_number(a, b) or _is_tensor_and_number(b, a)
+    if operation in COMPARISONS and _meets_unknown(a, b):
+        stack.pop_wrapped()
+        stack.pop_wrapped()
+        return _of_tensors(stack, operation, a, b)
     if operation in COMPARISONS and (meets_number or _is_of_unknown(a, b)):  # Thunder would make a known outcome of the latter
         stack.pop_wrapped()
         stack.pop_wrapped()
@@ -79,10 +83,7 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
     if (operation in _ORDERS and _are_complex(a, b)) or is_replaced(a.value) or is_replaced(b.value):
         stack.pop_wrapped()
         stack.pop_wrapped()
-        function, reflected = _FUNCTIONS[operation]
-        of_tensor = (function, a, b) if isinstance(a.value, TensorProxy) else (reflected, b, a)
-        result = thunders._interpret_call(*of_tensor)
-        return result if result is _EXCEPTION_RAISED else stack.append(result)
+        return _of_tensors(stack, operation, a, b)
     if not _has_own(a, operation) and not _has_own(b, operation):
         try:
             return _thunders_compare_op(inst, stack=stack, **state)
@@ -96,6 +97,21 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
     if result is not _EXCEPTION_RAISED and sys.version_info >= (3, 13) and inst.arg & _WANTS_BOOL:
         result = thunders._interpret_call(bool, result)
     return result if result is _EXCEPTION_RAISED else stack.append(result)
+
+
+def _of_tensors(stack: InterpreterStack, operation: str, a: WrappedValue, b: WrappedValue) -> Any:
+    """What torch's function says of two operands that were taken from the stack, one of which is a tensor."""
+    function, reflected = _FUNCTIONS[operation]
+    of_tensor = (function, a, b) if isinstance(a.value, TensorProxy) else (reflected, b, a)
+    result = thunders._interpret_call(*of_tensor)
+    return result if result is _EXCEPTION_RAISED else stack.append(result)
+
+
+def _meets_unknown(a: WrappedValue, b: WrappedValue) -> bool:
+    """Whether a tensor is compared with a number that is made of the values of tensors: Python's operators know no such number."""
+    values = (a.value, b.value)
+    is_unknown = any(isinstance(v, NumberProxy) and v.value is None for v in values)
+    return is_unknown and any(type(v) is TensorProxy for v in values)
 
 
 def _is_of_unknown(a: WrappedValue, b: WrappedValue) -> bool:
