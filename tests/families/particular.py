@@ -55,6 +55,7 @@ PARTICULAR: dict[str, dict[str, Any]] = {
     "vits": {"pad_token_id": 0, "vocab_size": VOCABULARY},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "chameleon": {"vocabulary_map": {"<image>": 5}},
+    "bridgetower": {"vision_config": {"hidden_size": 64}},  # heads of 64
     **dict.fromkeys(("rt_detr", "rt_detr_v2"), STAGES),
     **dict.fromkeys(("d_fine", "deimv2"), HGNET),
     **dict.fromkeys(("encodec", "mimi"), {"codebook_dim": WIDTH}),

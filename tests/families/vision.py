@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +24,13 @@ def of_torchvision(name: str) -> Made:
     return _on_first_image(make, ((3, 64, 64), (3, 128, 128), (3, 224, 224), (3, 8, 112, 112), (3, 16, 224, 224)))
 
 
+# what makes a model of timm small, where its class takes it
+SIZES: tuple[dict[str, Any], ...] = ({"img_size": 64}, {"img_size": 128}, {})
+DEPTHS: tuple[dict[str, Any], ...] = ({"depth": 2}, {"depths": (1, 1, 1, 1)}, {"layers": (1, 1, 1, 1)}, {})
+
+
 def of_timm(module: str) -> Made:
-    """The smallest of the first models of a module, with ten classes."""
+    """The smallest of the first models of a module, with ten classes, for small images and of few layers where its class takes that."""
     import timm
 
     def size(model: str) -> int:
@@ -31,10 +38,14 @@ def of_timm(module: str) -> Made:
             return sum(p.numel() for p in timm.create_model(model).parameters())
 
     smallest = min(timm.list_models(module=module)[:6], key=size)
-    return _on_first_image(
-        lambda: timm.create_model(smallest, num_classes=10),
-        ((3, 64, 64), (3, 160, 160), (3, 224, 224), (3, 256, 256), (3, 384, 384)),
-    )
+    for depths, sizes in itertools.product(DEPTHS, SIZES):
+        make = functools.partial(timm.create_model, smallest, num_classes=10, **depths, **sizes)
+        try:
+            return _on_first_image(make, ((3, 64, 64), (3, 160, 160), (3, 224, 224), (3, 256, 256), (3, 384, 384)))
+        except Exception:  # noqa: BLE001 - it takes none of these arguments, or not together
+            if not depths and not sizes:
+                raise
+    raise AssertionError("the model as it is comes last")
 
 
 def _on_first_image(make: Callable[[], nn.Module], shapes: tuple[tuple[int, ...], ...]) -> Made:

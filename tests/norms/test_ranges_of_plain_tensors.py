@@ -46,6 +46,8 @@ WEIGHTS = {
     "softplus, cut and joined": lambda x: torch.cat(F.softplus(x).chunk(2, -1)[::-1], -1),
     "where": lambda x: torch.where(x > 0, x.relu(), 0.0),
     "rand": lambda x: torch.rand(x.shape),
+    "full": lambda x: torch.full(x.shape, 0.5).relu(),
+    "intervals": lambda x: torch.linspace(2.0, 6.0, 5)[1:] - torch.linspace(2.0, 6.0, 5)[:-1],
     "steps": in_steps,
     "a view of a square": lambda x: x.square().view(-1)[: x.numel()].view(x.shape),
 }

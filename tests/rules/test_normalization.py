@@ -233,6 +233,20 @@ def test_typical_mode_agrees_with_random_tensors(call, freedom):
     assert tangent.square().mean().sqrt().item() == pytest.approx(claimed.perturbation_size.item(), rel=tolerance)
 
 
+@pytest.mark.parametrize("entries", [2, 3])
+def test_typical_mode_of_groups_that_hardly_vary(entries):
+    """A batch of two images of one pixel: of two entries a sign is left, which moves as what jumps; of three one direction, by the logarithm of eps."""
+    n, count = 1.7, 100_000
+    generator = torch.Generator().manual_seed(seeded(0))
+    samples = torch.randn(count, entries, dtype=torch.float64, generator=generator) * n
+    direction = torch.randn(count, entries, dtype=torch.float64, generator=generator)
+    call = lambda x: F.layer_norm(x, (entries,), eps=EPS)  # noqa: E731
+    found = torch.func.jvp(call, (samples,), (direction,))[1].square().mean().sqrt().item()
+    with norm_mode("typical"):
+        claimed = call(RMSTensor(n, backing=samples[:2], perturbation_size=1.0)).perturbation_size.item()
+    assert claimed == pytest.approx(1 / n, rel=EPS) if entries == 2 else 0.9 * found <= claimed <= 2 * found
+
+
 REFUSED = [
     ("layer_norm with a negative eps", lambda: F.layer_norm(normed(), (4,), eps=-1.0)),
     ("normalize with a negative eps", lambda: F.normalize(normed(), eps=-1.0)),

@@ -10,6 +10,7 @@ from torch import nn
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, norm_mode, normed
 from thunder_norm.audit import Ball, Case, search
+from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
 import thunder
@@ -57,6 +58,25 @@ def test_weights_over_the_sum_of_their_group_are_at_most_one(name):
     for found in (PROGRAMS[name](x, TO), thunder.jit(PROGRAMS[name], transforms=[NormTransform()])(x, TO)):
         assert isinstance(found, LinfTensor) and found.norm_size <= 1 + 1e-9
         torch.testing.assert_close(found.backing, PROGRAMS[name](x.backing, TO))
+
+
+def into_zeros(x, index, lowered=0.0):
+    """As graph attention is written by hand: into zeros that are made of numbers alone."""
+    e, total = x.exp(), torch.zeros(NODES, 3)
+    if lowered:
+        total.sub_(lowered)
+    return e / (total.scatter_add_(0, index[:, None].expand_as(e), e) + 1e-16).index_select(0, index)
+
+
+def test_sums_written_into_zeros_that_no_tensor_gave_are_sums_of_groups():
+    """Refused before in traces, where nothing was known of what `torch.zeros` makes."""
+    torch.manual_seed(seeded(0))
+    x = torch.randn(8, 3)
+    found = thunder.jit(into_zeros, transforms=[NormTransform()])(RMSTensor.of(x), TO)
+    assert isinstance(found, LinfTensor) and found.norm_size <= 1 + 1e-9
+    torch.testing.assert_close(found.backing, into_zeros(x, TO))
+    with pytest.raises(NormMismatchError, match="division"):
+        thunder.jit(lambda x: into_zeros(x, TO, 1.0), transforms=[NormTransform()])(RMSTensor.of(x))
 
 
 BALLS = (Ball("x", RMSTensor, (8, 3), norm_size=2.0),)

@@ -61,7 +61,8 @@ def range_within(value: Any) -> Range | None:
     if not isinstance(value, torch.Tensor) or is_complex(value):
         return found
     if not isinstance(value, NormedTensor):
-        found = found or range_of_constant(value)
+        if found is None or found.low < 0 < found.high:  # no sign by what made it: ``t[1:] - t[:-1]``
+            found = range_of_constant(value) or found
         if found is not None or current_mode() != "bound" or not has_norm(value) or current_environment().is_constant(value):
             return found
         return _ANY.within(lambda: lift(value, LinfTensor).norm_size)

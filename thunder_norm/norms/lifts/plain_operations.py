@@ -164,7 +164,9 @@ class LiftingEnvironment(context.Environment):
     def written_constant(self, t: torch.Tensor) -> NormedTensor:
         """What stands for a constant that normed tensors are about to be written into."""
         lifted = self.lift(t, LinfTensor, ())
-        return LinfTensor._wrap(t, lifted.norm_size, None, ())
+        found = LinfTensor._wrap(t, lifted.norm_size, None, ())
+        found._range = lifted._range
+        return found
 
     def inside_function(self) -> contextlib.AbstractContextManager[Any]:
         """The calls of a torch function written in Python are those of the program."""

@@ -53,7 +53,7 @@ def with_current(
     target = args[0] if args else None
     is_write = registry.is_mutation(fn, kwargs) and _has((args[1:], kwargs), lambda p: _is_normed(p) or moves(p))
     if is_write and _may_be_written(acquisition, concerns, target):
-        made = _made_of_numbers(target)
+        made = _constant_of(target)
         if made is None:
             return None
         _stand_in(acquisition, made)
@@ -189,7 +189,7 @@ def _is_normed(proxy: TensorProxy) -> bool:
 
 
 def _may_be_written(acquisition: Acquisition, concerns: Callable[[torch.Tensor], bool], proxy: Any) -> bool:
-    """Whether it is a plain tensor of numbers that no normed tensor stands for yet."""
+    """Whether it is a plain tensor that no normed tensor stands for yet."""
     if not _is_plain(proxy) or proxy.name in acquisition.stand_ins:
         return False
     fake = acquisition.fake_of(proxy)
@@ -197,7 +197,7 @@ def _may_be_written(acquisition: Acquisition, concerns: Callable[[torch.Tensor],
 
 
 class _Made(NamedTuple):
-    """A constant of numbers alone, and what gave the program other names for its memory, in order: views, and writes, which return what they write into."""
+    """A constant in memory of its own, and what gave the program other names for its memory, in order: views, and writes, which return what they write into."""
 
     proxy: TensorProxy
     by: BoundSymbol
@@ -220,8 +220,8 @@ def _stand_in(acquisition: Acquisition, made: _Made) -> None:
             acquisition.stand_ins[p.name] = StandIn(p, new, position)
 
 
-def _made_of_numbers(proxy: TensorProxy) -> _Made | None:
-    """The constant of which a tensor is the whole or a part; None where something else may know its memory.
+def _constant_of(proxy: TensorProxy) -> _Made | None:
+    """The constant of which a tensor is the whole or a part; None where something else may know its memory, as what a view is of does.
 
     ``out[i] += v`` is three operations: ``part = out[i]``, which is a view or, by tensors of indices, a copy; ``part += v``; and ``out[i] = part``.
     """
@@ -230,12 +230,13 @@ def _made_of_numbers(proxy: TensorProxy) -> _Made | None:
     if others is None or made_by is None or made_by.sym.id == prims.PrimIDs.UNPACK_TRIVIAL:
         return None
     if made_by.args and _names_again(made_by, made_by.args[0]):
-        return _made_of_numbers(made_by.args[0])
+        return _constant_of(made_by.args[0])
     if made_by.sym is ltorch.getitem:
-        whole = _made_of_numbers(made_by.args[0])
+        whole = _constant_of(made_by.args[0])
         return whole and _Made(proxy, made_by, others)
-    looks_at_values = made_by.sym not in _LIKE and any(isinstance(p, TensorProxy) for p in made_by.flat_proxy_args)
-    return None if looks_at_values else _Made(proxy, made_by, others)
+    memory = memory_of(steps_of([made_by]))
+    is_new = made_by.sym in _LIKE or all(memory.root(p.name) != memory.root(proxy.name) for p in made_by.flat_proxy_args)
+    return _Made(proxy, made_by, others) if is_new else None
 
 
 def _other_names(proxy: TensorProxy) -> list[BoundSymbol] | None:

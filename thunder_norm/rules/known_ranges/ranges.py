@@ -366,9 +366,9 @@ def _filled_with(at: int | None, value: float = 0.0) -> Callable[[tuple, Mapping
     return rule
 
 
-_register(_filled_with(None, 1.0), (torch.ones_like, torch.Tensor.new_ones))
-_register(_filled_with(None, 0.0), (torch.zeros_like, torch.Tensor.new_zeros))
-_register(_filled_with(1), (torch.full_like,))
+_register(_filled_with(None, 1.0), (torch.ones, torch.ones_like, torch.Tensor.new_ones))
+_register(_filled_with(None, 0.0), (torch.zeros, torch.zeros_like, torch.Tensor.new_zeros))
+_register(_filled_with(1), (torch.full, torch.full_like))
 _register(_filled_with(2), (torch.Tensor.new_full,))
 _register(lambda args, kwargs, of: Range(0.0, 1.0), (torch.rand, torch.rand_like, F.one_hot))
 

@@ -68,7 +68,7 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
                   of moves away from the data itself no more than 2 / g(r^2) at the data, however far they go: with z at the data
                   |x / g(x) - z / g(z)| <= |x - z| / g(z) + |x| |1 / g(x) - 1 / g(z)|, and g is 1-Lipschitz in the RMS, which is at most g
                   (Dunkl and Williams 1964, "A simple norm inequality", for g = |x|)
-    Mode "typical": E[1 / r^2] = N' / ((N' - 2) n^2) of a Gaussian with N' degrees of freedom.  Mode "modula": 1.
+    Mode "typical": E[1 / r^2] = N' / ((N' - 2) n^2) of a Gaussian with N' degrees of freedom, see `_typical`.  Mode "modula": 1.
     Raises NormMismatchError where eps < 0.  Where g(0) = 0 the claims are about groups that are not 0: of those that are the result is NaN.
     """
     if divisor.eps < 0:
@@ -86,14 +86,27 @@ def normalized(input: RMSTensor, dims: ed.Dims, divisor: Divisor, is_centred: bo
     freedom = count - is_centred
     if current_mode() == "modula":
         lipschitz = 1.0
-    elif current_mode() == "typical" and freedom > 2:
-        lipschitz = math.sqrt((freedom - 1) / (freedom - 2)) / length
+    elif current_mode() == "typical":
+        lipschitz = _typical(freedom, length, shortest)
     elif (near := distances(input)) is not None:
         length = divisor.at(smallest_mean_square(input, dims, is_centred, groups, *near))
         lipschitz = 1 / (length.clamp(min=shortest) if near[0] else length)
         if is_from_data():
             lipschitz = torch.minimum(lipschitz, 2 / divisor.at(smallest_mean_square(input, dims, is_centred, groups, 0.0)))
     return rms(size, elem_dims, sensitivity={"input": lipschitz})
+
+
+def _typical(freedom: int, length: torch.Tensor, shortest: float) -> torch.Tensor:
+    """How far a Gaussian with so many degrees of freedom moves where it is normalized, by its size and the least that it is divided by.
+
+    Of N > 2, N - 1 of which move: ``sqrt((N - 1) / (N - 2)) / n``.  Of 2, one of which does, the root of
+    ``E[1 / (r^2 + eps)] / 2 = e^u E1(u) / (2 n^2) <= log(1 + 1 / u) / (2 n^2)``, u = eps / n^2.  One has a sign alone, which moves by
+    1 / n, as what jumps does.
+    """
+    if freedom > 2:
+        return math.sqrt((freedom - 1) / (freedom - 2)) / length
+    ratio = torch.log1p((length / shortest).square()) / 2 if freedom == 2 else torch.ones_like(length)
+    return ratio.clamp(min=1.0).sqrt() / length
 
 
 def _affine(
