@@ -320,7 +320,7 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str,
     elif fn in _BY_KEY and len(args) >= 2 and isinstance(args[0].value, dict) and type(args[1].value) in (str, int):
         _note_key(args[0], args[1].value, is_asked=fn is dict.get)
     elif isinstance(fn, OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
-        _note_opaque(fn, args)
+        _note_opaque(fn, args, kwargs)
         if fn in _CHANGING:
             _note_written(args[0])
         elif fn in _KEEPING:
@@ -383,12 +383,13 @@ def look_whole(values: Iterable[Any]) -> None:
     _note_states(inside, _OF_VALUES)
 
 
-def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
+def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str, WrappedValue]) -> None:
     guards = _current.get()
     if guards is not None:
         if len(args) > 1 and isinstance(args[0].value, dict) and isinstance(args[1].value, weakref.ref):
             guards.surroundings.note_reference(args[1].value)  # of a WeakKeyDictionary
-        guards.surroundings.note_call(fn, tuple(a.value for a in args), lambda: not is_guarded(args[0]))
+        given, named = tuple(a.value for a in args), {k: v.value for k, v in kwargs.items()}
+        guards.surroundings.note_call(fn, given, named, lambda: not is_guarded(args[0]))
         if any(isinstance(a.value, ITERATORS) and is_guarded(a) for a in args):
             guards.surroundings.note_iterator(fn)
     name = getattr(fn, "__name__", None)

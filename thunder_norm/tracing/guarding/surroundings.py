@@ -150,12 +150,13 @@ class Surroundings:
             return
         self._note_state(in_classes, (classes, name))
 
-    def note_call(self, function: Callable, given: tuple[Any, ...], is_own: Callable[[], bool]) -> None:
+    def note_call(self, function: Callable, given: tuple[Any, ...], named: dict[str, Any], is_own: Callable[[], bool]) -> None:
         """Note a function in C that reads the state of the process, or says something else in each call.
 
         Args:
             function: as it is about to be called.
             given: its arguments.
+            named: those by name.
             is_own: says whether the program has made the first of them itself.
         """
         if isinstance(function, BuiltinFunctionType):
@@ -166,8 +167,8 @@ class Surroundings:
             ):  # a message is written when a trace is acquired, as by print
                 self._note_drawn(function)
         elif isinstance(function, functools._lru_cache_wrapper):
-            if not any(isinstance(v, Proxy) for v in given):
-                self._note_state(function, given)
+            if not any(isinstance(v, Proxy) for v in (*given, *named.values())):
+                self._note_state(_called_by_name, (function, given, tuple(named.items())))
         elif function in (ContextVar.set, ContextVar.reset) and given and not _is_in_library():
             self.variables.setdefault(given[0], given[0].get(_nothing))
         elif function is ContextVar.get and given and not _is_in_library():
@@ -297,6 +298,10 @@ class Surroundings:
             if are_same(function(*given)):
                 args = ", ".join(map(repr, given)) if all(isinstance(a, str | int) for a in given) else f"*{name(given)}"
                 yield f"{name(are_same)}({name(function)}({args}))", f"{getattr(function, '__name__', function)} is"
+
+
+def _called_by_name(function: Callable, given: tuple, named: tuple[tuple[str, Any], ...]) -> Any:
+    return function(*given, **dict(named))
 
 
 def _hooks_of_all_modules() -> tuple[Any, ...]:
