@@ -240,6 +240,15 @@ class Surroundings:
             instead="draw with torch (torch.rand), or give the number as an argument",
         )
 
+    def note_parameters_drawn(self, cls: type, set_back: Callable[[], Any]) -> None:
+        """Note that a module was made, which has drawn its parameters from torch's own generators."""
+        self.drawn.setdefault(id(torch.default_generator), set_back)
+        self._note_of_one_call(
+            f"{cls.__name__}, a module that draws its parameters, is made in the jitted function",
+            why="it is made while the trace is acquired, and the next call draws others",
+            instead="make the module outside of the function",
+        )
+
     def _note_of_one_call(self, what: str, *, why: str, instead: str) -> None:
         if not self.is_of_one_call:
             self.is_of_one_call = True
