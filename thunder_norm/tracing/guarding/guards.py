@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from thunder_norm.tracing.arguments import as_python_binds
 from thunder_norm.tracing.compiled import given_to_compiler
 from thunder_norm.tracing.guarding import snapshots, stored
 from thunder_norm.tracing.guarding.classes import in_classes
@@ -286,7 +287,8 @@ def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: 
         given = given_to_compiler(fn)
         if given is not None:
             return thunders._interpret_call(given, *args, **kwargs)
-    return _original_run_function(compilectx, runtimectx, fn, *args, **kwargs)
+    result = _original_run_function(compilectx, runtimectx, fn, *args, **kwargs)
+    return as_python_binds(result, runtimectx, fn.value, len(args), kwargs)
 
 
 def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
