@@ -54,7 +54,7 @@ from thunder_norm.tracing.guarding.value_kinds import (
     STAND_ANYWHERE,
     ValueKinds,
 )
-from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, path_of
+from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, is_imported, is_of_call, path_of, roots_of
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
 from thunder.core import interpreter as thunders
@@ -132,7 +132,7 @@ def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[Surroundings]:
     """Note what the jitted function looks at meanwhile."""
     _KINDS.forget()
     surroundings = Surroundings(fn)
-    token = _current.set(Guards({"fn": fn, "args": args, "kwargs": kwargs}, surroundings))
+    token = _current.set(Guards(roots_of(fn, args, kwargs), surroundings))
     try:
         with REPLACEMENTS.in_place():
             yield surroundings
@@ -183,7 +183,7 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
             note(wrapped, "same", None, snapshots.same_as(value))
     elif kind == _AS_OTHERS:
         path = path_of(wrapped.provenance)
-        if path is not None and (path[0][0] != "fn" or type(value) not in CONTAINERS):  # of those the length is guarded, or keys
+        if path is not None and (is_of_call(path) or type(value) not in CONTAINERS):  # of those the length is guarded, or keys
             note(wrapped, "type", None, type(value))
         if snapshots.is_closed(type(value)):
             note(wrapped, "same", None, snapshots.same_as(value))
@@ -330,6 +330,9 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str,
                 _note_container(held)
     elif fn is torch.Tensor or type(fn) is _TENSOR_TYPE:
         look_into(args)
+    elif isinstance(fn, type) and (met := surroundings()) is not None:
+        met.note_attribute(fn, "__new__")
+        met.note_attribute(fn, "__init__")
     if type(fn) in _OF_C and fn in _ITERATING:
         _note_states(args, _OF_ITERABLES)
     elif fn is str:
@@ -341,7 +344,7 @@ _OF_C = (type, BuiltinFunctionType, MethodDescriptorType)
 
 def _note_written(given: WrappedValue) -> None:
     guards, path = _current.get(), path_of(given.provenance)
-    if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and path[0][0] == "fn":
+    if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and not is_of_call(path):
         guards.written.setdefault(id(given.value), (path, given.value))
 
 
@@ -366,7 +369,7 @@ def keep_written(followed: set[int]) -> None:
 def _note_container(given: WrappedValue) -> None:
     """Note that a list or dict of the jitted function is held by an object made in C: it is that one, not its place."""
     guards, path = _current.get(), path_of(given.provenance)
-    if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and path[0][0] == "fn":
+    if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and not is_of_call(path):
         guards.conditions.setdefault((path, "itself", None), given.value)
 
 
@@ -523,15 +526,27 @@ def check_in_prologue(ctx: Any, check: Callable) -> None:
     ctx.add_constraint((emit,))
 
 
+def has_changed_imported() -> bool:
+    """Whether something that the program has read of a module that it imports is another after the acquisition."""
+    guards = _current.get()
+    if guards is None:
+        return False
+    of_imported = {key: expected for key, expected in guards.conditions.items() if is_imported(key[0])}
+    ways = Ways(guards.roots)
+    return any(_holds_by_now(key, expected, ways) is False for key, expected in of_imported.items())
+
+
+def _holds_by_now(key: tuple[Path, str, Any], expected: Any, ways: Ways) -> bool | None:
+    """Whether a condition holds; None where no way leads to what it is of."""
+    path, kind, detail = key
+    is_code = kind == "is" and not isinstance(expected, SINGLE)
+    found = ways.end_of_code(path) if is_code else ways.end(path)
+    return None if found is LEFT_OUT or found is GONE else holds(found, kind, detail, expected)
+
+
 def _kept(guards: Guards, ways: Ways) -> list[tuple[Path, str, Any, Any]]:
     """The conditions that hold after the acquisition too, and are of what may change."""
-    kept = []
-    for (path, kind, detail), expected in guards.conditions.items():
-        is_code = kind == "is" and not isinstance(expected, SINGLE)
-        found = ways.end_of_code(path) if is_code else ways.end(path)
-        if found is not LEFT_OUT and found is not GONE and holds(found, kind, detail, expected):
-            kept.append((path, kind, detail, expected))
-    return kept
+    return [(*key, expected) for key, expected in guards.conditions.items() if _holds_by_now(key, expected, ways)]
 
 
 def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path, bool]]:

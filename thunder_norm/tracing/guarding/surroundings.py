@@ -65,6 +65,7 @@ ITERATORS = (
 _ASK_FOR_NO_ITEM = (isinstance, callable, hasattr, getattr, id)
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _PYTHONS = random.random.__self__
+_DISPATCH = functools.singledispatch(lambda x: x).dispatch.__code__
 _CALLING_A_MODULE = torch.nn.Module._call_impl.__code__
 _BUILTINS = frozenset(vars(builtins))
 _INTERPRETER = get_interpreterruntimectx.__module__  # has functions that are interpreted, for ``x[i]`` and its likes
@@ -101,6 +102,8 @@ class Surroundings:
         """Note a function that is about to be interpreted."""
         if function.__code__ is _ENVIRONMENT.__getitem__.__code__ and len(args) == 2 and type(_value(args[1])) is str:
             self._note_state(os.environ.get, (_value(args[1]),))
+        if function.__code__ is _DISPATCH:
+            self._note_state(_registered, (function,))
         if function.__code__ is _CALLING_A_MODULE:
             self._note_state(_hooks_of_all_modules, ())
             if isinstance(self.jitted, torch.nn.Module) and _hooks_of_all_modules() != (None,):
@@ -307,6 +310,12 @@ class Surroundings:
             if are_same(function(*given)):
                 args = ", ".join(map(repr, given)) if all(isinstance(a, str | int) for a in given) else f"*{name(given)}"
                 yield f"{name(are_same)}({name(function)}({args}))", f"{getattr(function, '__name__', function)} is"
+
+
+def _registered(dispatch: FunctionType) -> tuple[Any, ...]:
+    """For which classes ``functools.singledispatch`` has which functions."""
+    cells = dict(zip(dispatch.__code__.co_freevars, dispatch.__closure__ or (), strict=True))
+    return tuple(cells["registry"].cell_contents.items())
 
 
 def _called_by_name(function: Callable, given: tuple, named: tuple[tuple[str, Any], ...]) -> Any:
