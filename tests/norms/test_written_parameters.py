@@ -292,6 +292,20 @@ def test_a_row_written_after_the_whole_was_used_is_refused_in_norm_maps(x):
         build_norm_map(Net(clipped_row), x, parameters="unit")(RMSTensor(1.0))
 
 
+@pytest.mark.parametrize("write", [lambda w: w.detach().mul_(10.0), lambda w: w.t().mul_(10.0), lambda w: w[:2].mul_(10.0)])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_norm_maps_refuse_the_other_name_of_what_is_written_through_a_view(write, is_tied, x):
+    def program(m, x):
+        with torch.no_grad():
+            write(m.w)
+        return x @ m.other
+
+    model = Net(program)
+    model.other = model.w if is_tied else torch.nn.Parameter(model.w.data.view(6, 6))
+    with pytest.raises(UnsupportedOpError, match="under another name"):
+        build_norm_map(model, x)(RMSTensor.of(x))
+
+
 @pytest.mark.parametrize("program", [p for p in OF_PARAMETERS if p is not clipped_row])
 def test_norm_maps_of_written_parameters_leave_them(program, x):
     """The norm is at least that of all within unit norms that were tried, and no larger than what is said of the same out of place."""

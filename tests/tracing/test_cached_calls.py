@@ -89,3 +89,24 @@ def test_norms_bound_what_comes_out(name):
 def test_one_that_draws_numbers_is_refused():
     with pytest.raises(UnsupportedOpError, match="draws random numbers"):
         thunder.jit(lambda x: x + noise(4), transforms=[NormTransform()])(torch.ones(4))
+
+
+@pytest.mark.parametrize("call", [lambda f: f(2), lambda f: f(n=2), lambda f: f(2, by=3), lambda f: f(n=2, by="unread")])
+def test_what_it_returns_is_looked_at_in_each_call(call):
+    """It is called as the program calls it, and with nothing else."""
+    table = {1: 5.0, 3: 7.0, "unread": 9.0}
+
+    @functools.lru_cache
+    def cached(n, by=1):
+        return table[by] * n
+
+    jitted = thunder.jit(lambda x: x * call(cached), transforms=[SubclassTransform()])
+    x = torch.ones(2)
+    for change in ({}, {}, dict.fromkeys(table, 11.0), {"other": 1.0}):
+        table |= change
+        cached.cache_clear()
+        found, filled = jitted(x), cached.cache_info().currsize
+        cached.cache_clear()
+        assert torch.equal(found, x * call(cached))
+        assert filled == cached.cache_info().currsize
+    assert thunder.cache_misses(jitted) == 2

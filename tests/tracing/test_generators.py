@@ -113,7 +113,83 @@ def sent(x):
     return it.send(it.send(x) + 1) + it.send(x)
 
 
-PROGRAMS = (sent, left_by_an_exception, caught_inside, another_is_raised, thrown_and_gone_on, returned, closed, stack)
+def waiting(x, ends="yields"):
+    try:
+        yield x
+    except ValueError as e:
+        if ends == "raises":
+            raise KeyError("a") from e
+        x = x * 7
+        if ends == "yields":
+            yield x
+    return x * 9
+
+
+class Waiting:
+    """An iterator in Python that has something to say to what is thrown into it."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.x
+
+    def throw(self, error):
+        return self.x * 5
+
+
+def thrown_further(make, depth=1):
+    def handing_on(iterator):
+        found = yield from iterator
+        yield found
+
+    def catching(x, iterator):
+        try:
+            yield from iterator
+        except (KeyError, ValueError):
+            yield x * 13
+
+    def f(x):
+        it = make(x)
+        for _ in range(depth):
+            it = handing_on(it)
+        it = catching(x, it)
+        next(it)
+        return it.throw(ValueError("a")) + next(it, x * 21)
+
+    return f
+
+
+def closed_further(x):
+    seen = []
+
+    def inner():
+        with noting(seen):
+            yield 1
+
+    def outer():
+        try:
+            yield from inner()
+        finally:
+            seen.append(5)
+
+    it = outer()
+    next(it)
+    it.close()
+    return x * sum(seen)
+
+
+PROGRAMS = (
+    *(sent, left_by_an_exception, caught_inside, another_is_raised, thrown_and_gone_on, returned, closed, stack, closed_further),
+    *(
+        thrown_further(lambda x, ends=ends: waiting(x, ends), depth)
+        for ends, depth in (("yields", 0), ("yields", 2), ("returns", 1), ("raises", 0), ("raises", 2))
+    ),
+    *(thrown_further(make) for make in (Waiting, lambda x: iter([x, x * 2]))),
+)
 
 
 @pytest.mark.parametrize("native", ["1", "0"])

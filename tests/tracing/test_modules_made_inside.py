@@ -132,3 +132,26 @@ def test_parameters_that_a_program_makes_are_refused():
     jitted = thunder.jit(lambda x: nn.Linear(3, 3)(x), transforms=[NormTransform()])
     with pytest.raises(UnsupportedOpError, match="a parameter of a module that it makes"):
         jitted(torch.ones(2, 3))
+
+
+def _sizes(x):
+    made = nn.Linear(3, 3)
+    return x * sum(p.numel() for p in made.parameters()) + torch.rand(3)
+
+
+def test_parameters_that_are_drawn_and_not_used_leave_the_generator_as_in_eager_mode():
+    jitted = thunder.jit(_sizes, transforms=[NormTransform()])
+    x, found = torch.ones(2, 3), []
+    for f in (_sizes, jitted):
+        torch.manual_seed(seeded(0))
+        found.append([(f(x), torch.get_rng_state()) for _ in range(3)])
+    torch.testing.assert_close(*found)
+
+
+def test_parameters_that_are_drawn_after_other_numbers_are_refused():
+    def program(x):
+        y = torch.rand(3)
+        return x + y * sum(p.numel() for p in nn.Linear(3, 3).parameters())
+
+    with pytest.raises(UnsupportedOpError, match="draws its parameters after other random numbers"):
+        thunder.jit(program, transforms=[NormTransform()])(torch.ones(2, 3))

@@ -62,3 +62,21 @@ def test_they_are_refused_with_the_line_and_inputs_are_untouched(name, transform
     assert x.grad is None
     for t in (x.a, x.b) if is_wrapped else (x.detach(),):
         assert torch.equal(t, data)
+
+
+def test_exceptions_of_groups_are_refused():
+    def inner(x):
+        try:
+            raise ExceptionGroup("several", [ValueError(), TypeError()])
+        except* ValueError:
+            x = x * 2
+        except* TypeError:
+            x = x * 3
+        return x
+
+    def f(x):
+        return inner(x) + 1
+
+    assert f(torch.ones(1)).item() == 7
+    with pytest.raises(UnsupportedOpError, match=r"except\* in a traced function\n  at .*test_refused_programs.py:"):
+        thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(1))

@@ -1,12 +1,14 @@
 """Generators of a traced program: what is thrown into one arrives at its ``yield``, and what it returns is returned.
 
 Thunder's raise what is thrown outside of the program, so that ``finally`` and ``except`` around a ``yield`` do not run, and a context
-manager made of a generator is not left when its block raises; they return None.
+manager made of a generator is not left when its block raises; they return None.  What is thrown into one that waits in a ``yield from``
+arrives where the other waits.
 """
 
 from __future__ import annotations
 
 import dis
+import sys
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -15,6 +17,8 @@ from thunder.core import interpreter as thunders
 from thunder.core.interpreter import INTERPRETER_SIGNALS, InterpreterError, InterpreterFrame, PseudoInst, unwrap, wrap_const
 from thunder.core.proxies import Proxy
 
+_EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
+_AFTER_YIELD_FROM = 2  # of ``RESUME``
 Handler = tuple[int, int, int, int, bool]  # start, end, target, height of the stack, whether the last instruction is pushed
 
 
@@ -50,8 +54,15 @@ def _resumed(
 ) -> tuple[Any, Any]:
     """What the program yields or returns next, raising what it raises."""
     if thrown is not None:
-        runtimectx.curexc, sent = thrown, {}
-        if not is_handled(frame, runtimectx, dis._parse_exception_table(frame.code)):  # type: ignore[attr-defined]
+        sent = {}
+        begun = _begun_by(frame)
+        found = None if begun is None else _thrown_further(frame, runtimectx, thrown, begun)
+        if found is not None and found is not _EXCEPTION_RAISED:
+            return found, INTERPRETER_SIGNALS.YIELD_VALUE
+        if found is None:
+            runtimectx.curexc = thrown
+        handlers = dis._parse_exception_table(frame.code)  # type: ignore[attr-defined]
+        if runtimectx.curexc is not None and not is_handled(frame, runtimectx, handlers):
             raise _taken(runtimectx)
     if isinstance(sent.get("send_value"), Proxy):  # Thunder asks whether what is sent is unequal to its own mark
         sent = {"send_value": wrap_const(sent["send_value"])}
@@ -65,6 +76,43 @@ def _resumed(
     if isinstance(e, StopIteration):
         return wrap_const(unwrap(e.value)), INTERPRETER_SIGNALS.RETURN_VALUE
     raise e
+
+
+def _begun_by(frame: InterpreterFrame) -> dis.Instruction | None:
+    """The instruction of the ``yield from`` that a generator waits in: it hands on what it is sent; None if it waits in a ``yield``."""
+    by_offset = {inst.offset: inst for inst in dis.get_instructions(frame.code)}
+    resumed = by_offset.get(frame.inst_ptr * 2)
+    if resumed is None or resumed.opname != "RESUME" or resumed.arg is None or resumed.arg & 3 != _AFTER_YIELD_FROM:
+        return None
+    back = next(inst for offset, inst in sorted(by_offset.items()) if offset > resumed.offset)
+    return by_offset[back.argval]
+
+
+def _thrown_further(frame: InterpreterFrame, runtimectx: Any, thrown: BaseException, begun: dis.Instruction) -> Any:
+    """What the iterator of a ``yield from`` yields for what is thrown into it (PEP 380).
+
+    None where it is thrown into the generator itself.  Where the iterator raises, or returns, that is set up to go on with.
+    """
+    stack = frame.interpreter_stack
+    iterator = unwrap(stack.getitem_wrapped(-1))
+    if isinstance(thrown, GeneratorExit):
+        close = getattr(iterator, "close", None)
+        if close is not None and thunders._interpret_call_with_unwrapping(close) is _EXCEPTION_RAISED:
+            return _EXCEPTION_RAISED
+        return None
+    throw = getattr(iterator, "throw", None)
+    if throw is None:
+        return None
+    found = thunders._interpret_call_with_unwrapping(lambda: throw(thrown))
+    if found is not _EXCEPTION_RAISED or not isinstance(runtimectx.curexc, StopIteration):
+        return found if found is _EXCEPTION_RAISED else wrap_const(found)
+    returned = _taken(runtimectx)
+    with stack.set_cur_instruction(PseudoInst.SEND):
+        if sys.version_info < (3, 12):
+            stack.pop_wrapped()  # from 3.12 on the instruction that it goes on with takes the iterator away
+        stack.append(unwrap(returned.value))  # type: ignore[attr-defined]
+    frame.inst_ptr = begun.argval // 2
+    return _EXCEPTION_RAISED
 
 
 def _taken(runtimectx: Any) -> BaseException:

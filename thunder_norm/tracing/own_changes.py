@@ -48,6 +48,8 @@ def let_be(ctx: Any, roots: dict[str, Any]) -> None:
         _acquire_anew("a variable of a closure" if name == "cell_contents" else str(name))
     if guards.has_changed_array():
         _acquire_anew("a numpy array")
+    if guards.has_changed_imported():
+        _acquire_anew("what it imports")
     if (surroundings := guards.surroundings()) is not None and surroundings.has_changed_variable():
         _acquire_anew("a context variable")
     is_changing = guards.is_of_one_call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 import sys
 from collections.abc import Callable
@@ -229,3 +230,38 @@ def test_what_a_class_says_of_an_object_may_change():
         Limited.limit = limit
         for x in (torch.ones(2), torch.ones(2, 2)):
             torch.testing.assert_close(jitted(x), program(x))
+
+
+@functools.singledispatch
+def _dispatched(v):
+    return 0
+
+
+class _Replaced:
+    def __init__(self):
+        self.v = 5
+
+    def __abs__(self):
+        return 6
+
+    def __hash__(self):
+        return 7
+
+
+@pytest.mark.parametrize(
+    ("ask", "owner", "name", "new"),
+    [
+        (lambda: _Replaced().v, _Replaced, "__init__", lambda self: setattr(self, "v", 9)),
+        (lambda: abs(_Replaced()), _Replaced, "__abs__", lambda self: 9),
+        (lambda: hash(_Replaced()), _Replaced, "__hash__", lambda self: 9),
+        (lambda: _dispatched(2.5), None, None, None),
+    ],
+)
+def test_what_is_called_without_a_name_may_be_replaced(ask, owner, name, new, monkeypatch):
+    jitted = thunder.jit(lambda x: x * ask(), transforms=[NormTransform()])
+    x = torch.ones(2)
+    for n in range(4):
+        if n == 2:
+            _dispatched.register(float)(lambda v: v * 2) if owner is None else monkeypatch.setattr(owner, name, new)
+        assert torch.equal(jitted(x), x * ask())
+    assert thunder.cache_misses(jitted) == 2

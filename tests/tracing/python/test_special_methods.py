@@ -306,3 +306,86 @@ def test_copies_have_what_the_object_of_the_call_has(name, kind):
         torch.testing.assert_close(found, expected)
         for o in held:
             o.n, o.w = 3.0, torch.tensor([3.0, 4.0])
+
+
+class _AsksItsClasses(type):
+    """Classes that have lengths and members, which are not those of their instances."""
+
+    def __len__(cls):
+        return 0
+
+    def __iter__(cls):
+        return iter((7, 8))
+
+    def __contains__(cls, value):
+        return value == 3
+
+    def __neg__(cls):
+        return 5
+
+
+class _Asked(metaclass=_AsksItsClasses):
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        return iter((1,))
+
+    def __contains__(self, value):
+        return value == 1
+
+    def __neg__(self):
+        return 6
+
+    def __invert__(self):
+        return 9
+
+
+class _Passing:
+    """Hands on every attribute to another object."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def __getattr__(self, name):
+        return getattr(self.other, name)
+
+
+class _Flags(enum.IntFlag):
+    READ = 4
+    WRITE = 2
+
+
+def _having(**attributes):
+    made = _Passing(None)
+    vars(made).update({f"__{name}__": lambda *_, said=said: said for name, said in attributes.items()})
+    return made
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        *(lambda: 1 if torch.nn.Sequential else 0, lambda: not _Asked(), lambda: bool(_Asked), lambda: bool(_Passing([]))),
+        *(lambda: len(_Asked), lambda: len(_Asked()), lambda: len(_Passing([1])), lambda: len(_having(len=2))),
+        *(lambda: list(_Asked), lambda: [*_Asked()], lambda: sum(v for v in _Passing([1])), lambda: list(_having(iter=[]))),
+        *(lambda: 3 in _Asked, lambda: 3 not in _Asked(), lambda: 1 in _Passing([1]), lambda: 1 not in _having(contains=True)),
+        *(lambda: -_Asked, lambda: ~_Asked(), lambda: ~_Asked, lambda: -_Passing(1), lambda: -_having(neg=3)),
+        *(lambda: len(_Flags), lambda: [f.value for f in _Flags], lambda: _Flags.READ in _Flags, lambda: 3 in _Passing),
+        *(lambda: _Flags.READ in (_Flags.READ | _Flags.WRITE), lambda: _Flags.READ not in _Flags.WRITE, lambda: 3 in 5),
+    ],
+)
+def test_special_methods_are_those_of_the_class(ask):
+    def f(x):
+        try:
+            return x * 2, ask()
+        except TypeError as e:
+            return x * 3, str(e)
+
+    x = torch.ones(2)
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for _ in range(2):
+        expected, said = f(x)
+        result, found = jitted(x)
+        assert torch.equal(result, expected)
+        assert found == said
+    assert thunder.cache_misses(jitted) == 1

@@ -1,10 +1,13 @@
 """Classes of Python's standard library that are given tensors hold them in traces as in eager mode."""
 
+import bisect
 import collections
 import collections.abc
 import functools
 import itertools
 import operator
+import re
+import types
 import typing
 
 import pytest
@@ -99,3 +102,27 @@ def test_what_was_there_before_is_seen_in_each_call(name, monkeypatch):
     torch.testing.assert_close(jitted(x), f(x))
     monkeypatch.setattr(HELD[1], "data", torch.tensor([5.0, 7.0]))
     torch.testing.assert_close(jitted(x), f(x))
+
+
+LIMIT = types.SimpleNamespace(value=3)
+PATTERN = re.compile("a*")
+CALLED_IN_C = {
+    "groups": lambda: [(k, list(g)) for k, g in itertools.groupby([1, 2, 5, 6, 1], key=lambda v: v < LIMIT.value)],
+    "groups that are left": lambda: [k for k, _ in itertools.groupby([1, 2, 5, 1], lambda v: v < LIMIT.value)],
+    "groups and no key": lambda: [(k, len(list(g)) * LIMIT.value) for k, g in itertools.groupby("aabc")],
+    "substitution": lambda: re.sub("a(.)", lambda m: m[1] * LIMIT.value, "abacxa"),
+    "some substitutions": lambda: PATTERN.sub(lambda m: f"<{m[0]}{LIMIT.value}>", "xaaab", count=2),
+    "no function": lambda: re.sub("(a)", r"\1b", "aa") * LIMIT.value,
+    "place": lambda: bisect.bisect([1, 4, 5], 9, key=lambda v: v * LIMIT.value),
+    "order": lambda: sorted([1, 7, 5], key=functools.cmp_to_key(lambda a, b: (a - b) * (LIMIT.value - 50))),
+    "left place": lambda: bisect.bisect_left([1, 2, 2, 3], 2, 1) * LIMIT.value,
+}
+
+
+@pytest.mark.parametrize("name", CALLED_IN_C)
+def test_functions_that_c_calls_are_asked_in_each_call(name, monkeypatch):
+    jitted = thunder.jit(lambda x: (x * 2, CALLED_IN_C[name]()), transforms=[SubclassTransform()])
+    for value in (3, 3, 100, 2):
+        monkeypatch.setattr(LIMIT, "value", value)
+        assert jitted(torch.ones(2))[1] == CALLED_IN_C[name]()
+    assert thunder.cache_misses(jitted) == 3

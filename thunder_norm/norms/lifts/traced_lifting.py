@@ -22,8 +22,10 @@ from thunder_norm.norms.lifts.lifting import Lifting, Location, Otherwise, unkno
 from thunder_norm.norms.lifts.parameters import Policy, derived_norm, kinds_on_the_way, tied_names
 from thunder_norm.norms.lifts.plain_ranges import PlainRanges
 from thunder_norm.norms.lifts.recorder import NormRecorder
+from thunder_norm.norms.lifts.written_parameters import refused
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.acquiring.writes import has_memory
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.locations import location_of_user
@@ -55,6 +57,7 @@ class TracedLifting(Lifting):
         self._made_by: dict[str, str] = {}  # what plain operations made from parameters with given norms, and which ones
         self._of_changed: dict[str, torch.Tensor] = {}  # and from tensors that normed ones had changed in place
         self._num_followed = 0
+        self._written_over: dict[int, tuple[set[int], Callable]] = {}  # by memory: what is known to be written, and by what
 
     # -- which tensors are parameters ---------------------------------------------------------------------------------
 
@@ -180,6 +183,32 @@ class TracedLifting(Lifting):
         for p in proxies:
             self.unknown.change(fn, self._acquisition.fake_of(p))
 
+    def note_written_over(self, fn: Callable, tensors: Sequence[torch.Tensor]) -> None:
+        """Results stand from now on for these tensors, which lie in one memory, perhaps that of a parameter.
+
+        What else the model has in that memory, as a tied parameter under its other name, has a fake of its own.
+        """
+        for t in tensors:
+            memory = self._memory_of_input(t)
+            if memory is not None:
+                known = self._written_over.setdefault(memory, (set(), fn))[0]
+                known |= set(map(id, tensors))
+
+    def _memory_of_input(self, t: torch.Tensor) -> int | None:
+        proxy = self._acquisition.fakes.proxy_of(t)
+        real = None if proxy is None else self._acquisition.fakes.real_input(proxy)
+        return None if real is None or not has_memory(real) else real.untyped_storage()._cdata
+
+    def _check_not_written_over(self, t: torch.Tensor) -> None:
+        """Refuse a tensor of the model in whose memory the program has written by another name.
+
+        Raises:
+            UnsupportedOpError: it has.
+        """
+        known, fn = self._written_over.get(self._memory_of_input(t), (None, None)) if self._written_over else (None, None)
+        if known is not None and id(t) not in known:
+            raise refused(fn, t, location_of_user(), "it is used under another name, which shares its memory")
+
     def _in_memory_of(self, proxy: TensorProxy) -> list[TensorProxy]:
         """A proxy, and those that it was made of as a view or by an operation in place."""
         found = {proxy.name: proxy}
@@ -198,6 +227,7 @@ class TracedLifting(Lifting):
 
     def lift(self, recorder: NormRecorder, t: torch.Tensor, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:
         """The normed tensor for a plain one, by the policy; written once, and again after something was written into its memory."""
+        self._check_not_written_over(t)
         if self._acquisition.fakes.proxy_of(t) is None and (id(t) not in self.derived or self.is_measured(t)):
             if self._found_itself(t) is not None and not self.is_measured(t):
                 raise NormMismatchError(

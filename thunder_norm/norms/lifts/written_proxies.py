@@ -113,6 +113,7 @@ def write(
 
         after = values_after(found, tensors, handles, run, lambda p: _memory(acquisition, p), location_of_user())
         position = _position()
+        lifting.note_written_over(fn, tensors)
         changed = [(before, new) for before, new in zip(handles, after, strict=True) if before is not new]
         acquisition.stand_ins |= {before.name: StandIn(before, new, position) for before, new in changed}
         return target

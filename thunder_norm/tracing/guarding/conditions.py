@@ -69,7 +69,7 @@ def compiled(
         meetings: pairs of ways, and whether they lead to one object.
         surroundings: what else the program has met.
     """
-    constants: dict[str, Any] = {"fn": ways.roots["fn"], "_GuardError": GuardError}
+    constants: dict[str, Any] = {"fn": ways.roots["fn"], "modules": ways.roots["modules"], "_GuardError": GuardError}
     checked, of_modules, read = (_Lines(ways, constants) for _ in range(3))
     decided = Decided(ways)
     taken = [decided.takes(path, kind, expected) for path, kind, _, expected in conditions]

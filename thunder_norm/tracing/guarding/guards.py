@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from thunder_norm.tracing.arguments import as_python_binds
 from thunder_norm.tracing.compiled import given_to_compiler
 from thunder_norm.tracing.guarding import snapshots, stored
 from thunder_norm.tracing.guarding.classes import in_classes
@@ -53,7 +54,7 @@ from thunder_norm.tracing.guarding.value_kinds import (
     STAND_ANYWHERE,
     ValueKinds,
 )
-from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, path_of
+from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, is_imported, is_of_call, path_of, roots_of
 from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder_norm.tracing.standard_library import is_known
 from thunder.core import interpreter as thunders
@@ -134,7 +135,7 @@ def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[Surroundings]:
     """Note what the jitted function looks at meanwhile."""
     _KINDS.forget()
     surroundings = Surroundings(fn)
-    token = _current.set(Guards({"fn": fn, "args": args, "kwargs": kwargs}, surroundings))
+    token = _current.set(Guards(roots_of(fn, args, kwargs), surroundings))
     try:
         with REPLACEMENTS.in_place():
             yield surroundings
@@ -187,7 +188,7 @@ def _wrap_callback(wrapped: WrappedValue) -> Any:
             note(wrapped, "same", None, snapshots.same_as(value))
     elif kind == _AS_OTHERS:
         path = path_of(wrapped.provenance)
-        if path is not None and (path[0][0] != "fn" or type(value) not in CONTAINERS):  # of those the length is guarded, or keys
+        if path is not None and (is_of_call(path) or type(value) not in CONTAINERS):  # of those the length is guarded, or keys
             note(wrapped, "type", None, type(value))
         if snapshots.is_closed(type(value)):
             note(wrapped, "same", None, snapshots.same_as(value))
@@ -291,7 +292,8 @@ def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: 
         given = given_to_compiler(fn)
         if given is not None:
             return thunders._interpret_call(given, *args, **kwargs)
-    return _original_run_function(compilectx, runtimectx, fn, *args, **kwargs)
+    result = _original_run_function(compilectx, runtimectx, fn, *args, **kwargs)
+    return as_python_binds(result, runtimectx, fn.value, len(args), kwargs)
 
 
 def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
@@ -325,7 +327,7 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str,
     elif fn in _BY_KEY and len(args) >= 2 and isinstance(args[0].value, dict) and type(args[1].value) in (str, int):
         _note_key(args[0], args[1].value, is_asked=fn is dict.get)
     elif isinstance(fn, OPAQUE) or type(fn).__name__ in _OPAQUE_NAMES:
-        _note_opaque(fn, args)
+        _note_opaque(fn, args, kwargs)
         if fn in _CHANGING:
             _note_written(args[0])
         elif fn in _KEEPING:
@@ -333,6 +335,9 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str,
                 _note_container(held)
     elif fn is torch.Tensor or type(fn) is _TENSOR_TYPE:
         look_into(args)
+    elif isinstance(fn, type) and (met := surroundings()) is not None:
+        met.note_attribute(fn, "__new__")
+        met.note_attribute(fn, "__init__")
     if type(fn) in _OF_C and fn in _ITERATING:
         _note_states(args, _OF_ITERABLES)
     elif fn is str:
@@ -344,7 +349,7 @@ _OF_C = (type, BuiltinFunctionType, MethodDescriptorType)
 
 def _note_written(given: WrappedValue) -> None:
     guards, path = _current.get(), path_of(given.provenance)
-    if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and path[0][0] == "fn":
+    if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and not is_of_call(path):
         guards.written.setdefault(id(given.value), (path, given.value))
 
 
@@ -369,7 +374,7 @@ def keep_written(followed: set[int]) -> None:
 def _note_container(given: WrappedValue) -> None:
     """Note that a list or dict of the jitted function is held by an object made in C: it is that one, not its place."""
     guards, path = _current.get(), path_of(given.provenance)
-    if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and path[0][0] == "fn":
+    if guards is not None and isinstance(given.value, _WITH_ITEMS) and path is not None and not is_of_call(path):
         guards.conditions.setdefault((path, "itself", None), given.value)
 
 
@@ -388,12 +393,13 @@ def look_whole(values: Iterable[Any]) -> None:
     _note_states(inside, _OF_VALUES)
 
 
-def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
+def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str, WrappedValue]) -> None:
     guards = _current.get()
     if guards is not None:
         if len(args) > 1 and isinstance(args[0].value, dict) and isinstance(args[1].value, weakref.ref):
             guards.surroundings.note_reference(args[1].value)  # of a WeakKeyDictionary
-        guards.surroundings.note_call(fn, tuple(a.value for a in args), lambda: not is_guarded(args[0]))
+        given, named = tuple(a.value for a in args), {k: v.value for k, v in kwargs.items()}
+        guards.surroundings.note_call(fn, given, named, lambda: not is_guarded(args[0]))
         if any(isinstance(a.value, ITERATORS) and is_guarded(a) for a in args):
             guards.surroundings.note_iterator(fn)
     name = getattr(fn, "__name__", None)
@@ -536,15 +542,27 @@ def check_in_prologue(ctx: Any, check: Callable) -> None:
     ctx.add_constraint((emit,))
 
 
+def has_changed_imported() -> bool:
+    """Whether something that the program has read of a module that it imports is another after the acquisition."""
+    guards = _current.get()
+    if guards is None:
+        return False
+    of_imported = {key: expected for key, expected in guards.conditions.items() if is_imported(key[0])}
+    ways = Ways(guards.roots)
+    return any(_holds_by_now(key, expected, ways) is False for key, expected in of_imported.items())
+
+
+def _holds_by_now(key: tuple[Path, str, Any], expected: Any, ways: Ways) -> bool | None:
+    """Whether a condition holds; None where no way leads to what it is of."""
+    path, kind, detail = key
+    is_code = kind == "is" and not isinstance(expected, SINGLE)
+    found = ways.end_of_code(path) if is_code else ways.end(path)
+    return None if found is LEFT_OUT or found is GONE else holds(found, kind, detail, expected)
+
+
 def _kept(guards: Guards, ways: Ways) -> list[tuple[Path, str, Any, Any]]:
     """The conditions that hold after the acquisition too, and are of what may change."""
-    kept = []
-    for (path, kind, detail), expected in guards.conditions.items():
-        is_code = kind == "is" and not isinstance(expected, SINGLE)
-        found = ways.end_of_code(path) if is_code else ways.end(path)
-        if found is not LEFT_OUT and found is not GONE and holds(found, kind, detail, expected):
-            kept.append((path, kind, detail, expected))
-    return kept
+    return [(*key, expected) for key, expected in guards.conditions.items() if _holds_by_now(key, expected, ways)]
 
 
 def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path, bool]]:

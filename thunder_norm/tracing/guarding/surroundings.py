@@ -65,6 +65,7 @@ ITERATORS = (
 _ASK_FOR_NO_ITEM = (isinstance, callable, hasattr, getattr, id)
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _PYTHONS = random.random.__self__
+_DISPATCH = functools.singledispatch(lambda x: x).dispatch.__code__
 _CALLING_A_MODULE = torch.nn.Module._call_impl.__code__
 _BUILTINS = frozenset(vars(builtins))
 _INTERPRETER = get_interpreterruntimectx.__module__  # has functions that are interpreted, for ``x[i]`` and its likes
@@ -101,6 +102,8 @@ class Surroundings:
         """Note a function that is about to be interpreted."""
         if function.__code__ is _ENVIRONMENT.__getitem__.__code__ and len(args) == 2 and type(_value(args[1])) is str:
             self._note_state(os.environ.get, (_value(args[1]),))
+        if function.__code__ is _DISPATCH:
+            self._note_state(_registered, (function,))
         if function.__code__ is _CALLING_A_MODULE:
             self._note_state(_hooks_of_all_modules, ())
             if isinstance(self.jitted, torch.nn.Module) and _hooks_of_all_modules() != (None,):
@@ -150,12 +153,13 @@ class Surroundings:
             return
         self._note_state(in_classes, (classes, name))
 
-    def note_call(self, function: Callable, given: tuple[Any, ...], is_own: Callable[[], bool]) -> None:
+    def note_call(self, function: Callable, given: tuple[Any, ...], named: dict[str, Any], is_own: Callable[[], bool]) -> None:
         """Note a function in C that reads the state of the process, or says something else in each call.
 
         Args:
             function: as it is about to be called.
             given: its arguments.
+            named: those by name.
             is_own: says whether the program has made the first of them itself.
         """
         if isinstance(function, BuiltinFunctionType):
@@ -166,8 +170,8 @@ class Surroundings:
             ):  # a message is written when a trace is acquired, as by print
                 self._note_drawn(function)
         elif isinstance(function, functools._lru_cache_wrapper):
-            if not any(isinstance(v, Proxy) for v in given):
-                self._note_state(function, given)
+            if not any(isinstance(v, Proxy) for v in (*given, *named.values())):
+                self._note_state(_called_by_name, (function, given, tuple(named.items())))
         elif function in (ContextVar.set, ContextVar.reset) and given and not _is_in_library():
             self.variables.setdefault(given[0], given[0].get(_nothing))
         elif function is ContextVar.get and given and not _is_in_library():
@@ -239,6 +243,15 @@ class Surroundings:
             instead="draw with torch (torch.rand), or give the number as an argument",
         )
 
+    def note_parameters_drawn(self, cls: type, set_back: Callable[[], Any]) -> None:
+        """Note that a module was made, which has drawn its parameters from torch's own generators."""
+        self.drawn.setdefault(id(torch.default_generator), set_back)
+        self._note_of_one_call(
+            f"{cls.__name__}, a module that draws its parameters, is made in the jitted function",
+            why="it is made while the trace is acquired, and the next call draws others",
+            instead="make the module outside of the function",
+        )
+
     def _note_of_one_call(self, what: str, *, why: str, instead: str) -> None:
         if not self.is_of_one_call:
             self.is_of_one_call = True
@@ -297,6 +310,16 @@ class Surroundings:
             if are_same(function(*given)):
                 args = ", ".join(map(repr, given)) if all(isinstance(a, str | int) for a in given) else f"*{name(given)}"
                 yield f"{name(are_same)}({name(function)}({args}))", f"{getattr(function, '__name__', function)} is"
+
+
+def _registered(dispatch: FunctionType) -> tuple[Any, ...]:
+    """For which classes ``functools.singledispatch`` has which functions."""
+    cells = dict(zip(dispatch.__code__.co_freevars, dispatch.__closure__ or (), strict=True))
+    return tuple(cells["registry"].cell_contents.items())
+
+
+def _called_by_name(function: Callable, given: tuple, named: tuple[tuple[str, Any], ...]) -> Any:
+    return function(*given, **dict(named))
 
 
 def _hooks_of_all_modules() -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Ways from the arguments and the jitted function to what a program looks at, by attributes and items."""
+"""Ways from the arguments, the jitted function and modules that it imports to what a program looks at, by attributes and items."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ GONE = object()
 _KEY = "_thunder_norm_key"  # of the provenance of an item
 MEMORY = "_thunder_norm_memory"  # no attribute, but the tensor in the memory of an array, where no way goes on
 NUMBER = "_thunder_norm_number"  # no attribute either, but the tensor that a prologue makes of a number
+_MODULE = "_thunder_norm_module"  # of the provenance of a module that the program imports, its name
 _KEYS = (str, int)
 # of dicts alone: another that is equal finds the same item
 _KEYS_OF_DICTS = (
@@ -36,7 +37,7 @@ _OF_OTHERS = frozenset({"thunder_norm", *sys.stdlib_module_names} - {"__main__"}
 
 # Compared one by one: an enum's hash is a function of Python, and this is asked several times for each value of a program.
 _ARGS, _KWARGS, _FN = PseudoInst.INPUT_ARGS, PseudoInst.INPUT_KWARGS, PseudoInst.INPUT_FN
-_ATTRIBUTE, _ITEM, _CONSTANT = PseudoInst.LOAD_ATTR, PseudoInst.BINARY_SUBSCR, PseudoInst.CONSTANT
+_ATTRIBUTE, _ITEM, _CONSTANT, _OPAQUE = PseudoInst.LOAD_ATTR, PseudoInst.BINARY_SUBSCR, PseudoInst.CONSTANT, PseudoInst.OPAQUE
 
 
 def path_of(record: ProvenanceRecord) -> Path | None:
@@ -53,8 +54,32 @@ def path_of(record: ProvenanceRecord) -> Path | None:
             return None
         steps.append(("attribute" if inst is _ATTRIBUTE else "item", key))
         record = inputs[0]
+    if inst is _OPAQUE and (module := getattr(record, _MODULE, None)) is not None:
+        return (("modules", None), ("item", module), *reversed(steps))
     root = "args" if inst is _ARGS else "kwargs" if inst is _KWARGS else "fn" if inst is _FN else None
     return None if root is None else ((root, None), *reversed(steps))
+
+
+def roots_of(fn: Any, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """What ways begin at, by name."""
+    return {"fn": fn, "args": args, "kwargs": kwargs, "modules": sys.modules}
+
+
+def is_of_call(path: Path) -> bool:
+    """Whether what a way leads to comes with the call, and was not there before it."""
+    return path[0][0] in ("args", "kwargs")
+
+
+def is_imported(path: Path) -> bool:
+    """Whether a way begins at a module that the program imports."""
+    return path[0][0] == "modules"
+
+
+def imported(name: str) -> ProvenanceRecord:
+    """Where a module that the program imports comes from: no way that Thunder knows."""
+    record = ProvenanceRecord(_OPAQUE, inputs=[])
+    setattr(record, _MODULE, name)
+    return record
 
 
 def is_another_key(key: Any) -> bool:

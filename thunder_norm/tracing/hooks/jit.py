@@ -133,7 +133,9 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         except InterpreterError as e:  # raised beside the program: while it is answered what a call of it does
             if isinstance(e.__cause__, ThunderNormError | RecursionError):
                 raise e.__cause__ from None
-            raise _of_unknown_dtype(e, e.__cause__) or _given_to_c(e, e.__cause__) from e.__cause__
+            raise (
+                _of_unknown_dtype(e, e.__cause__) or _of_unknown_instruction(e, e.__cause__) or _given_to_c(e, e.__cause__)
+            ) from e.__cause__
         except KeyError as e:
             raise _of_unknown_dtype(e, e) or e from e.__cause__
         except TypeError as e:
@@ -171,6 +173,20 @@ def _of_unknown_dtype(error: BaseException, cause: BaseException | None) -> Exce
             at=user_line_of(error),
             why="Thunder has no such dtype",
             instead="another dtype (int32 holds all of uint16), or compute it outside of the function",
+        )
+    )
+
+
+def _of_unknown_instruction(error: BaseException, cause: BaseException | None) -> Exception | None:
+    """The error where Thunder's interpreter lacks an instruction, which are those of ``except*`` alone; None for any other."""
+    if not isinstance(cause, NotImplementedError) or "unimplemented opcode" not in str(cause):
+        return None
+    return UnsupportedOpError(
+        with_details(
+            "except* in a traced function",
+            at=user_line_of(cause) or user_line_of(error),
+            why=f"Thunder's interpreter does not know what Python compiles it to: {cause}",
+            instead="except ExceptionGroup, and what is in its `exceptions`",
         )
     )
 

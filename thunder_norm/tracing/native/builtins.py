@@ -9,10 +9,12 @@ from typing import Any
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.member_dicts import has_attribute
 from thunder_norm.tracing.native.elements import item, note_attribute
+from thunder_norm.tracing.python import methods_of_classes
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (
     BINARY_OP,
+    INTERPRETER_SIGNALS,
     InterpreterStack,
     MutMappingWrapperMethods,
     ProvenanceRecord,
@@ -46,10 +48,12 @@ _LENGTHS = {
 
 def _len(obj: WrappedValue) -> Any:
     length = _LENGTHS.get(type(obj.value))
-    return _original_len(obj) if length is None else length(obj)
+    if length is not None:
+        return length(obj)
+    found = methods_of_classes.length(obj)
+    return _original_len(obj) if found is None else found
 
 
-_HOLD_NOTHING = (type(None), bool, int, float, complex)
 _KNOW_THEIR_TRUTH = (type(None), int, float)
 
 
@@ -70,22 +74,30 @@ def truth(x: WrappedValue) -> WrappedValue | None:
 
 def _bool(x: WrappedValue) -> Any:
     found = truth(x)
+    if found is None:
+        found = methods_of_classes.truth(x)
     return _original_bool(x) if found is None else found
 
 
 def _contains(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     container, key = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
-    if type(container.value) is not dict or type(key.value) not in (str, int):
-        if isinstance(container.value, _HOLD_NOTHING):
-            return do_raise(TypeError(f"argument of type {type(container.value).__name__!r} is not iterable"))
-        return _original_contains(inst, stack=stack, **state)
+    is_negated = inst.arg == 1  # not in
+    if type(container.value) is dict and type(key.value) in (str, int):
+        found: Any = has_attribute(container, key)
+        if found is None:
+            found = MutMappingWrapperMethods.__contains__(container, key)
+        if is_negated:
+            found = wrap(not found.value, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=[found.provenance]))
+    else:
+        found = methods_of_classes.membership(container, key)
+        if found is None:
+            return _original_contains(inst, stack=stack, **state)
+        if is_negated and found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            found = thunders._interpret_call(operator.not_, found)
+    if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return found
     stack.pop_wrapped()
     stack.pop_wrapped()
-    found = has_attribute(container, key)
-    if found is None:
-        found = MutMappingWrapperMethods.__contains__(container, key)
-    if inst.arg == 1:  # not in
-        found = wrap(not found.value, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=[found.provenance]))
     stack.append(found)
     return None
 
@@ -102,7 +114,8 @@ def _iter(obj: WrappedValue, *sentinel: Any) -> Any:
     if not sentinel and type(obj.value) in (list, tuple):
         obj.track_items()
         return _iterator_of_sequence(obj)
-    return _original_iter(obj, *sentinel)
+    found = None if sentinel else methods_of_classes.iterator(obj)
+    return _original_iter(obj, *sentinel) if found is None else found
 
 
 def _iterator_of_sequence(sequence: WrappedValue) -> WrappedValue:

@@ -6,19 +6,22 @@ that it assigns keep their values for the interpreter, and torch's functions get
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import itertools
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator
-from types import WrapperDescriptorType
+from types import FunctionType, MethodType, WrapperDescriptorType
 from typing import Any
 
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.guarding import snapshots
 from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.python.comparisons import Compared
 from thunder_norm.tracing.python.lists import is_plain
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, interpreter_needs_wrap, wrap_const, wrapped_build_tuple
@@ -123,6 +126,72 @@ def _accumulate(iterable: Iterable[Any], func: Callable | None = None, *, initia
         yield total
 
 
+@_written_out(itertools.groupby)
+def _groupby(iterable: Iterable[Any], key: Callable | None = None) -> Iterator[tuple[Any, Iterator[Any]]]:
+    """As Python's documentation has it."""
+    values, is_over = iter(iterable), False
+    try:
+        value = next(values)
+    except StopIteration:
+        return
+    found = value if key is None else key(value)
+
+    def group(wanted: Any) -> Iterator[Any]:
+        nonlocal value, found, is_over
+        yield value
+        for value in values:  # noqa: B007 - of the function around
+            found = value if key is None else key(value)
+            if not (found is wanted or found == wanted):
+                return
+            yield value
+        is_over = True
+
+    while not is_over:
+        wanted = found
+        rest = group(wanted)
+        yield wanted, rest
+        if found is wanted or found == wanted:
+            for _ in rest:
+                pass
+
+
+def _bisected(bisect: Callable, is_left: bool) -> None:
+    @_written_out(bisect)
+    def bisected(a: Any, x: Any, lo: int = 0, hi: int | None = None, *, key: Callable | None = None) -> int:
+        if lo < 0:
+            raise ValueError("lo must be non-negative")
+        hi = len(a) if hi is None else hi
+        while lo < hi:
+            middle = (lo + hi) // 2
+            value = a[middle] if key is None else key(a[middle])
+            if value < x if is_left else not x < value:
+                lo = middle + 1
+            else:
+                hi = middle
+        return lo
+
+
+_bisected(bisect.bisect_left, True)
+_bisected(bisect.bisect_right, False)  # ``bisect.bisect`` too, which is the same function
+
+
+@instead_of(re.Pattern.sub)
+def _sub(pattern: WrappedValue, repl: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    if not isinstance(repl.value, FunctionType | MethodType):
+        return interpreter_needs_wrap(re.Pattern.sub)(pattern, repl, *args, **kwargs)
+    return thunders._interpret_call(_substituted, pattern, repl, *args, **kwargs)
+
+
+def _substituted(pattern: Any, repl: Callable, string: Any, count: int = 0) -> Any:
+    parts, end = [], 0
+    for number, found in enumerate(pattern.finditer(string), 1):
+        parts += [string[end : found.start()], repl(found)]
+        end = found.end()
+        if number == count:
+            break
+    return string[:0].join([*parts, string[end:]])
+
+
 @_written_out(itertools.zip_longest)
 def _zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[Any]:
     remaining = [iter(i) for i in iterables]
@@ -171,30 +240,7 @@ def _cmp_to_key(mycmp: WrappedValue) -> Any:
 
 
 def _key_of(compare: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
-    return lambda obj: _Compared(compare, obj)
-
-
-class _Compared:
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, compare: Callable[[Any, Any], Any], obj: Any):
-        self.compare = compare
-        self.obj = obj
-
-    def __lt__(self, other: _Compared) -> Any:
-        return self.compare(self.obj, other.obj) < 0
-
-    def __gt__(self, other: _Compared) -> Any:
-        return self.compare(self.obj, other.obj) > 0
-
-    def __eq__(self, other: object) -> Any:
-        return self.compare(self.obj, other.obj) == 0  # type: ignore[attr-defined]
-
-    def __le__(self, other: _Compared) -> Any:
-        return self.compare(self.obj, other.obj) <= 0
-
-    def __ge__(self, other: _Compared) -> Any:
-        return self.compare(self.obj, other.obj) >= 0
+    return lambda obj: Compared(compare, obj)
 
 
 def _attributes(paths: tuple[tuple[str, ...], ...], value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import operator
 import sys
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -144,7 +145,7 @@ def _is_no_operand(x: WrappedValue, tensor: WrappedValue) -> bool:
 def _has_own(x: WrappedValue, operation: str) -> bool:
     """Whether a class that a user wrote says what the operation is."""
     kind = type(x.value)
-    if isinstance(x.value, Proxy | type) or kind.__module__.partition(".")[0] in _COMPARE_NATIVELY:
+    if kind is not Compared and (isinstance(x.value, Proxy | type) or kind.__module__.partition(".")[0] in _COMPARE_NATIVELY):
         return False
     names = (*_METHODS[operation], "__eq__") if operation == "!=" else _METHODS[operation]
     return any(isinstance(in_classes(kind.__mro__, name, None), FunctionType) for name in names)
@@ -203,6 +204,31 @@ def _is_one(a: WrappedValue, b: WrappedValue) -> bool:
 
 def _wrapped(result: bool, *of: WrappedValue) -> WrappedValue:
     return wrap(result, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=[x.provenance for x in of]))
+
+
+class Compared:
+    """What stands for a value that a function of the program compares; of ``functools.cmp_to_key``."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, compare: Callable[[Any, Any], Any], obj: Any):
+        self.compare = compare
+        self.obj = obj
+
+    def __lt__(self, other: Compared) -> Any:
+        return self.compare(self.obj, other.obj) < 0
+
+    def __gt__(self, other: Compared) -> Any:
+        return self.compare(self.obj, other.obj) > 0
+
+    def __eq__(self, other: object) -> Any:
+        return self.compare(self.obj, other.obj) == 0  # type: ignore[attr-defined]
+
+    def __le__(self, other: Compared) -> Any:
+        return self.compare(self.obj, other.obj) <= 0
+
+    def __ge__(self, other: Compared) -> Any:
+        return self.compare(self.obj, other.obj) >= 0
 
 
 REPLACEMENTS = (

@@ -144,13 +144,15 @@ def _asked_for(fn: Callable) -> str | None:
     return "__index__" if is_torchs or any(getattr(owner, name, None) is fn for owner in (torch.Tensor, TensorProxy)) else None
 
 
-@functools.lru_cache(maxsize=4096)
 def _own(kind: type, name: str) -> FunctionType | None:
     """What a class that a user wrote has under the name of a special method."""
-    if issubclass(kind, Proxy | torch.Tensor) or kind.__module__.partition(".")[0] in LIBRARIES:
-        return None
-    found = in_classes(kind.__mro__, name, None)
+    found = in_classes(kind.__mro__, name, None) if _is_users(kind) else None
     return found if isinstance(found, FunctionType) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users(kind: type) -> bool:
+    return not issubclass(kind, Proxy | torch.Tensor) and kind.__module__.partition(".")[0] not in LIBRARIES
 
 
 def _parts(value: Any) -> Iterator[Any]:

@@ -15,9 +15,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.member_dicts import has_written
+from thunder_norm.tracing.torch_functions.random_numbers import States, draws_numbers, have_drawn_since, set_states, states
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -34,7 +36,7 @@ from thunder.core.interpreter import (
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx, from_trace
+from thunder.core.trace import TraceCtx, from_trace, get_tracectx
 
 # What torch keeps of a module beside what a ThunderModule has of it.
 _KEPT = frozenset(vars(torch.nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
@@ -160,7 +162,30 @@ def _holds_proxies(value: Any) -> bool:
 
 
 def _made(cls: type, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    before = states()
     made = interpreter_needs_wrap(cls)(*args, **kwargs)
+    if have_drawn_since(before):
+        _note_drawn(cls, before)
     if made is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         made.provenance = ProvenanceRecord(PseudoInst.NEW, inputs=[wrap_const(cls).provenance])
     return made
+
+
+def _note_drawn(cls: type, before: States) -> None:
+    """Parameters of a new module were drawn, which happens while the trace is acquired: in each call anew, before what the trace draws.
+
+    Raises:
+        UnsupportedOpError: the trace draws some before them.
+    """
+    if any(map(draws_numbers, get_tracectx().bound_symbols)):
+        raise UnsupportedOpError(
+            with_details(
+                f"{cls.__name__}, a module that a traced function makes, draws its parameters after other random numbers",
+                at=location_of_user(),
+                why="the module is made while the trace is acquired, and the other numbers are drawn when it runs",
+                instead="make the module outside of the function",
+            )
+        )
+    surroundings = guards.surroundings()
+    if surroundings is not None:
+        surroundings.note_parameters_drawn(cls, functools.partial(set_states, before))

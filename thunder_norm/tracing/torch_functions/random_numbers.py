@@ -74,15 +74,25 @@ def states() -> States:
     return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
 
+def have_drawn_since(found: States) -> bool:
+    """Whether torch's generators have others by now."""
+    on_cpu, on_devices = states()
+    return not torch.equal(on_cpu, found[0]) or any(not torch.equal(a, b) for a, b in zip(on_devices, found[1], strict=False))
+
+
+def set_states(found: States) -> None:
+    """Have torch's generators go on from these."""
+    torch.set_rng_state(found[0])
+    if found[1]:
+        torch.cuda.set_rng_state_all(found[1])
+
+
 @contextlib.contextmanager
 def restored(found: States | None) -> Iterator[None]:
     """What runs here draws what was drawn from these states on, without disturbing what is drawn later."""
     if found is None:
         yield
         return
-    on_cpu, on_devices = found
-    with torch.random.fork_rng(range(len(on_devices)), device_type="cuda"):
-        torch.set_rng_state(on_cpu)
-        if on_devices:
-            torch.cuda.set_rng_state_all(on_devices)
+    with torch.random.fork_rng(range(len(found[1])), device_type="cuda"):
+        set_states(found)
         yield
