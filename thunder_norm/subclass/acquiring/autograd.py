@@ -96,6 +96,11 @@ class Autograd:
             self._starts[id(fake)] = _Start.of(fake)
         self.sources[id(fake)] = fake
 
+    def note_made_leaf(self, fake: torch.Tensor) -> None:
+        """A wrapper that the program has made is to get gradients, as an input does."""
+        with torch.enable_grad():
+            self._starts[id(fake)] = _Start.of(fake)
+
     def sources_in_memory_of(self, fake: torch.Tensor | None) -> list[torch.Tensor]:
         """The plain tensors it starts from that lie in the memory of a fake."""
         storage = None if fake is None else fake.untyped_storage()._cdata
