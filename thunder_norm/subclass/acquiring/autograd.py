@@ -91,8 +91,9 @@ class Autograd:
         with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
             if is_leaf:
                 fake.requires_grad_()
-            else:
-                _Computed.apply(fake, torch.empty((), requires_grad=True))
+            else:  # before the program, whose writes the version counts
+                with torch.autograd._unsafe_preserve_version_counter(fake):
+                    _Computed.apply(fake, torch.empty((), requires_grad=True))
             self._starts[id(fake)] = _Start.of(fake)
         self.sources[id(fake)] = fake
 
