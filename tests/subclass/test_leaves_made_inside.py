@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,16 +35,23 @@ def _in_place(w, x):
     return p, p.sin() if type(w) is TwoTensor else p * p
 
 
+def _deep_copy(w, x):
+    p = nn.Parameter(w)
+    p.grad = p.detach() * 3
+    copied = copy.deepcopy({"both": [p, p]})["both"]
+    return copied[0], copied[0] * 2, copied[0].grad, copied[0] is copied[1]
+
+
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("function", [_as_parameter, _in_place])
+@pytest.mark.parametrize("function", [_as_parameter, _in_place, _deep_copy])
 def test_gradients_arrive_in_leaves_that_are_returned(cls, function):
     jitted, found = thunder.jit(function, transforms=[SubclassTransform()]), []
     for call in (function, jitted, jitted):
         torch.manual_seed(seeded(0))
-        leaf, result = call(CLASSES[cls](torch.randn(3, 3)), torch.randn(2, 3))
+        leaf, result, *others = call(CLASSES[cls](torch.randn(3, 3)), torch.randn(2, 3))
         assert leaf.is_leaf and isinstance(leaf, nn.Parameter)
         result.backward(torch.ones_like(result.detach()))
-        found.append((leaf.detach(), result.detach(), leaf.grad))
+        found.append((leaf.detach(), result.detach(), leaf.grad, others))
     assert_same(found[1:], found[:1] * 2)
     assert (thunder.cache_misses(jitted), thunder.cache_hits(jitted)) == (1, 1)
 
@@ -75,3 +84,22 @@ def test_under_no_grad_leaves_require_grad_alone(make, is_given):
             [(t.requires_grad, t.is_leaf) for t in call(x)] for call in (f, thunder.jit(f, transforms=[SubclassTransform()]))
         ]
     assert flags[0] == flags[1]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.ones(3), lambda: TwoTensor(torch.ones(3), torch.ones(3))], ids=["plain", "wrapper"]
+)
+def test_deep_copies_of_leaves_are_leaves(make):
+    def f(x):
+        copied = copy.deepcopy(x)
+        return copied.requires_grad, copied.is_leaf, copied * 2, x * 3
+
+    for x in (make(), make().requires_grad_()):
+        found, want = ([(t.detach(), t.requires_grad) if i > 1 else t for i, t in enumerate(call(x))] for call in (_jit(f), f))
+        assert_same(found, want)
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        _jit(f)(make().requires_grad_() * 1)
+
+
+def _jit(f):
+    return thunder.jit(f, transforms=[SubclassTransform()])
