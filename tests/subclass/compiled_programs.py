@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 from tests.compiled_classes import Affine, Config, Rounding, Tagged, Triple, Weighted
 
@@ -391,3 +392,18 @@ def wrapper_of_what_requires_grad(x):
 def history_that_starts_in_the_program(w):
     y, z = (w * 2).requires_grad_(), torch.ones_like(w, requires_grad=True)
     return y * 3, z, w * 2
+
+
+# -- checkpointed functions that have wrappers which they are not given ------------------------------------------------
+
+_around = TwoTensor(torch.ones(3), torch.full((3,), 2.0))
+
+
+@program(lambda: (r(3),), 0)
+def checkpointed_beside_a_wrapper(x):
+    return checkpoint(lambda a: a * _around, x, use_reentrant=False)
+
+
+@program(lambda: (r(3),), 0)
+def wrapper_made_in_a_checkpointed_function(x):
+    return checkpoint(lambda a: (TwoTensor(a, a * 2) * 3).b, x, use_reentrant=False)
