@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 from tests.compiled_classes import Affine, Config, Rounding, Tagged, Triple, Weighted
 
@@ -359,3 +360,50 @@ for _wrap in (lambda t: TwoTensor(t, t + 1), lambda t: Tagged(t, ("w",)), Triple
         called_with_others, lambda w=_wrap: (Net(w), r(2, 4), w(r(4, 4)), r(4, 4)), (1, 2, 3)
     )
     PROGRAMS[f"updated {_name}"] = Program(updated, lambda w=_wrap: (Net(w).requires_grad_(False), r(2, 4)))
+
+
+# -- leaves that the program makes ------------------------------------------------------------------------------------
+
+
+@program(lambda: (two(3, 3), r(2, 3)), 1)
+def parameter_of_a_wrapper(w, x):
+    return F.linear(x, nn.Parameter(w))
+
+
+@program(lambda: (two(3, 3), r(2, 3)), 0)
+def parameter_of_a_wrapper_that_requires_grad(w, x):
+    p = nn.Parameter(w)
+    return (x @ p).sum() if p.requires_grad and p.is_leaf else x, w * 2
+
+
+@program(lambda: (two(3, 3), r(2, 3)))
+def parameter_of_a_wrapper_with_its_results(w, x):
+    p = nn.Parameter(w)
+    return F.linear(x, p), p
+
+
+@program(lambda: (r(3),), 0)
+def wrapper_of_what_requires_grad(x):
+    y = TwoTensor(x.sin(), x) * 2
+    return y.requires_grad, y.is_leaf, y
+
+
+@program(lambda: (two(3),))
+def history_that_starts_in_the_program(w):
+    y, z = (w * 2).requires_grad_(), torch.ones_like(w, requires_grad=True)
+    return y * 3, z, w * 2
+
+
+# -- checkpointed functions that have wrappers which they are not given ------------------------------------------------
+
+_around = TwoTensor(torch.ones(3), torch.full((3,), 2.0))
+
+
+@program(lambda: (r(3),), 0)
+def checkpointed_beside_a_wrapper(x):
+    return checkpoint(lambda a: a * _around, x, use_reentrant=False)
+
+
+@program(lambda: (r(3),), 0)
+def wrapper_made_in_a_checkpointed_function(x):
+    return checkpoint(lambda a: (TwoTensor(a, a * 2) * 3).b, x, use_reentrant=False)

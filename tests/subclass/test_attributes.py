@@ -328,6 +328,28 @@ def test_what_a_trace_cannot_know_of_a_tensor_is_refused(asked, of, transform):
         thunder.jit(lambda x: x * 2 if asked(of(x)) else x, transforms=[transform()])(torch.ones(2))
 
 
+def _ragged():
+    return torch.nested.nested_tensor_from_jagged(torch.ones(5, 2), torch.tensor([0, 2, 5]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _ragged().requires_grad_(),
+        lambda: _ragged().requires_grad_() * 1,
+        lambda: torch.nested.nested_tensor_from_jagged(torch.ones(5, 2).requires_grad_(), torch.tensor([0, 2, 5])),
+        lambda: TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_() * 1,
+    ],
+    ids=["jagged leaf", "jagged", "jagged view", "TwoTensor"],
+)
+def test_what_autograd_knows_of_a_wrapper_is_said_as_in_eager_mode(make):
+    def f(x):
+        return x.is_leaf, x.requires_grad, x._version, x * 2
+
+    x = make()
+    assert jit(f)(x)[:3] == f(x)[:3]
+
+
 def test_the_address_of_a_wrapper_is_refused():
     with pytest.raises(UnsupportedOpError, match="data_ptr"):
         jit(lambda x: x * 2 if x.data_ptr() else x)(TwoTensor(torch.ones(2), torch.ones(2)))

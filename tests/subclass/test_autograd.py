@@ -17,8 +17,9 @@ from torch import nn
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
 
+from tests.compiled_classes import Tagged
 from tests.seeds import seeded
-from tests.subclasses import ScaleTensor, leaves, two
+from tests.subclasses import ScaleTensor, assert_same, leaves, two
 from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass import register_implementation
@@ -342,3 +343,18 @@ def test_a_result_that_is_an_input_again_has_a_gradient(same):
         torch.autograd.backward(outs, [torch.ones_like(t.detach()) for t in outs])
         grads.append(x.grad)
     assert_same_tensors(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("make", [TwoTensor, lambda t, _: Tagged(t, ("w",))], ids=["TwoTensor", "Tagged"])
+@pytest.mark.parametrize("f", [lambda x: x.sum(), lambda x: x.sum(-1), lambda x: (x * 2).sum()], ids=["all", "rows", "multiple"])
+def test_gradients_lie_as_in_eager_mode(make, f):
+    """Those of sums are expanded; what torch adds to them in later backwards is not written into the expanded ones."""
+    found = []
+    for call in (f, thunder.jit(f, transforms=[SubclassTransform()])):
+        x = make(torch.ones(3, 4), torch.ones(3, 4)).requires_grad_()
+        result = call(x) * 1
+        (gradient,) = torch.autograd.grad(result, x, torch.ones_like(result.detach()))
+        for _ in range(2):
+            call(x).backward(torch.ones_like(result.detach()))
+        found.append([(t.stride(), [getattr(t, n).stride() for n in t.__tensor_flatten__()[0]], t) for t in (gradient, x.grad)])
+    assert_same(found[1], found[0])

@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 from thunder_norm.checkpointing.regions import Region, names_in
 from thunder_norm.checkpointing.replays import refused, writes
 from thunder_norm.errors import UnsupportedOpError, WrittenOnceWarning, with_details
+from thunder_norm.subclass.backward import side_effects
 from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.subclass.recording.trace import FLATTEN, LEAF
 from thunder_norm.tracing import lookasides
@@ -216,8 +217,9 @@ def _interpreted(
     function: WrappedValue, args: tuple, kwargs: dict[str, WrappedValue], context_fn: Any, determinism_check: Any, debug: Any
 ) -> Any:
     if not keeps_regions():
-        # Thunder's takes none of the function's own, and no tensors from around a function that is transformed; nothing of ours needs the region
-        if kwargs or functions_inside(get_jit_ctx()):
+        # Thunder's takes none of the function's own, no tensors from around a function that is transformed, and no wrapper that is met inside,
+        # which opens at the edge of the program; nothing of ours needs the region
+        if kwargs or functions_inside(get_jit_ctx()) or side_effects.reaches_wrapper():
             return _interpret_call(function, *args, **kwargs)
         given = {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
         return _thunders(function, *args, **{k: v for k, v in given.items() if v is not None})

@@ -7,6 +7,7 @@ make new tensors: Thunder's backward would read what was written over.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -139,7 +140,7 @@ class SubclassTransform(interception.Interpreting):
         joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
         check_hooks_of_inputs(acquisition, traces[1])
         started = started_histories(acquisition, traces[1], joint is not None)
-        if joint is not None:
+        if joint is not None and not joint.made_leaves:
             joint.tape = tape_of(acquisition, traces[1], joint)
         prologue, computation, epilogue = boundary.lower(acquisition, traces, joint, executors_list[0])
         prologue, computation, epilogue = hand_on_inputs((prologue, awaited(acquisition, computation), epilogue), joint)
@@ -149,8 +150,8 @@ class SubclassTransform(interception.Interpreting):
                 check_mutations(computation)
                 computation = _with_gradients_of_given(with_missing_gradients(computation, executors_list[0]))
             traces = prologue, apart_by_device(broadcast_scalars(computation)), epilogue
-            if torch.is_grad_enabled() and not acquisition.is_transformed:
-                traces = boundary_passes.without_inactive(traces, started)
+            if not acquisition.is_transformed:
+                traces = _with_started(traces, started)
             traces = boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
             return returning_inputs(acquisition, traces) if self.hands_back_inputs else traces
         moved = {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad}
@@ -158,9 +159,10 @@ class SubclassTransform(interception.Interpreting):
             moving = depending(computation, moved)
             computation = broadcast_scalars(with_missing_gradients(computation, executors_list[0], moving))
             computation = _with_gradients_of_given(computation)
-            if not acquisition.is_transformed:
-                prologue, computation, epilogue = boundary_passes.without_inactive((prologue, computation, epilogue), started)
-        return boundary_passes.check_what_leaves((prologue, computation, epilogue))
+        traces = prologue, computation, epilogue
+        if (moved or started) and not acquisition.is_transformed:
+            traces = _with_started(traces, started)
+        return boundary_passes.check_what_leaves(traces)
 
     def without_autograd(self, traces: boundary_passes.Traces) -> boundary_passes.Traces:
         """The program of a call under `torch.no_grad`."""
@@ -181,6 +183,13 @@ class SubclassTransform(interception.Interpreting):
 
 hooks.brings(Transformed, SubclassTransform)
 hooks.leads(SubclassTransform)
+
+
+def _with_started(traces: boundary_passes.Traces, started: Mapping[str, bool]) -> boundary_passes.Traces:
+    """A program whose results require grad where they do in eager mode, those too that have histories which start in it."""
+    connected = boundary_passes.without_inactive if torch.is_grad_enabled() else boundary_passes.with_histories
+    return connected(traces, started)
+
 
 # -- what Thunder differentiates -----------------------------------------------------------------------------------------
 

@@ -2,17 +2,20 @@
 
 From modules and arguments the walk follows attributes, containers, classes, closures and the global names that the code mentions, in
 modules too; of a class those methods that followed code names, ``forward`` first, and of one of the user's those that syntax calls and,
-where code can make an object of it, those that do.  It stops at the standard library, torch and Thunder: what those keep is theirs.
+where code can make an object of it, those that do.  It stops at the standard library, torch and Thunder: what those keep is theirs, but for
+objects that hold what is the program's, an optimizer's state say.
 """
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dis
 import functools
 import operator
 import random
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +27,19 @@ import torch
 from thunder_norm.user_code import is_installed
 
 _LIBRARIES = (sys.stdlib_module_names | {"torch", "torchvision", "thunder", "thunder_norm", "numpy"}) - {"__main__"}
+# Of libraries, with nothing in their objects but what the program has put there.
+_HOLDING = (
+    types.SimpleNamespace,
+    argparse.Namespace,
+    threading.local,
+    collections.UserDict,
+    collections.UserList,
+    collections.ChainMap,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.amp.GradScaler,
+    torch.distributions.Distribution,
+)
 ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range)
 _METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property, functools._lru_cache_wrapper)
 _MAKING = ("__new__", "__init__", "__post_init__")
@@ -182,8 +198,9 @@ class Reachable:
                 return enter
         if cls.__module__.startswith("numpy.random") and hasattr(cls, "bit_generator"):
             return Reachable._enter_generator
-        is_librarys = cls is not types.SimpleNamespace and is_of_library(cls)
-        return _enter_nothing if is_librarys or issubclass(cls, types.ModuleType) else Reachable._enter_object
+        if is_of_library(cls):
+            return Reachable._attributes if issubclass(cls, _HOLDING) else _enter_nothing
+        return _enter_nothing if issubclass(cls, types.ModuleType) else Reachable._enter_object
 
     def _enter_tensor(self, value: torch.Tensor) -> Iterable[Any]:
         self.tensors.append(value)

@@ -185,9 +185,15 @@ def test_functions_of_the_standard_library_take_tensors(name):
 
 
 def test_copies_that_would_be_leaves_are_refused():
-    for f in (lambda x: copy.deepcopy(x), lambda x: copy.deepcopy(x * 2), lambda x: copy.copy(x), lambda x: copy.copy(x * 2)):
+    x = torch.ones(2, requires_grad=True)
+    for f in (lambda x: copy.copy(x), lambda x: copy.copy(x * 2)):
         with pytest.raises(EscapeError, match="a leaf of its own"):
-            thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(2, requires_grad=True))
+            thunder.jit(f, transforms=[SubclassTransform()])(x)
+    with pytest.raises(EscapeError, match="deepcopy of a parameter"):
+        thunder.jit(copy.deepcopy, transforms=[SubclassTransform()])(torch.nn.Parameter(x))
+    for call in (thunder.jit(lambda x: copy.deepcopy(x * 2), transforms=[SubclassTransform()]), lambda x: copy.deepcopy(x * 2)):
+        with pytest.raises(RuntimeError, match="graph leaves"):
+            call(x)
 
 
 def test_a_tensor_under_several_names_is_copied_once():

@@ -296,6 +296,16 @@ class Acquisition:
             self.note_presence(Presence.MET)
             self.autograd.start()
 
+    def starts_history(self, fake: torch.Tensor) -> bool:
+        """Whether torch's autograd may start at a wrapper that the program has made; it does so from here on."""
+        if self.num_levels or self.is_transformed:
+            return False
+        self.differentiate()
+        with torch._C.DisableTorchFunctionSubclass():
+            fake.requires_grad_()
+        self.tape.tear()  # which has no such operation
+        return True
+
     def follow_held(self, wrappers: Sequence[SubclassProxy]) -> None:
         """Have the program acquired again, with torch's autograd from its first operation on, if it put what requires grad into wrappers."""
         if not (self.num_levels or self.is_transformed) and any(self.autograd.holds_gradient(p.fake) for p in wrappers):

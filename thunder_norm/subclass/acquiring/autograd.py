@@ -91,10 +91,16 @@ class Autograd:
         with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
             if is_leaf:
                 fake.requires_grad_()
-            else:
-                _Computed.apply(fake, torch.empty((), requires_grad=True))
+            else:  # before the program, whose writes the version counts
+                with torch.autograd._unsafe_preserve_version_counter(fake):
+                    _Computed.apply(fake, torch.empty((), requires_grad=True))
             self._starts[id(fake)] = _Start.of(fake)
         self.sources[id(fake)] = fake
+
+    def note_made_leaf(self, fake: torch.Tensor) -> None:
+        """A wrapper that the program has made is to get gradients, as an input does."""
+        with torch.enable_grad():
+            self._starts[id(fake)] = _Start.of(fake)
 
     def sources_in_memory_of(self, fake: torch.Tensor | None) -> list[torch.Tensor]:
         """The plain tensors it starts from that lie in the memory of a fake."""

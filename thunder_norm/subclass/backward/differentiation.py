@@ -35,6 +35,7 @@ from thunder_norm.subclass.backward.joint_operations import (
     with_outputs,
     with_plain_sums,
 )
+from thunder_norm.subclass.backward.made_leaves import reached_leaves
 from thunder_norm.subclass.backward.mutations import check_newest
 from thunder_norm.subclass.backward.refused_backward import check_known, refused_backward, untraceable_backward
 from thunder_norm.subclass.classes.proxy import SubclassProxy
@@ -69,6 +70,7 @@ class Joint:
     segments: list[Segment]
     tape: Tape | None = None  # what gradients that are differentiated again are computed with
     plain_results: dict[str, torch.Tensor] = field(default_factory=dict)  # fakes, by the names of what the computation returns
+    made_leaves: list[torch.Tensor] = field(default_factory=list)  # sources that are no inputs, see `made_leaves`
     kept: tuple[
         TensorProxy, ...
     ] = ()  # what the backward needs of inputs as they were, which the computation returns to have it computed
@@ -126,7 +128,7 @@ class Joint:
     def opening(self, wrappers: Mapping[int, TensorProxy]) -> tuple[Callable, list[TensorProxy], tuple[TensorProxy, ...]] | None:
         """What makes the carriers of inputs: a function, what it is called with, and what it returns.
 
-        `wrappers` are the prologue's proxies of input wrappers, by the identity of their fakes.
+        `wrappers` are the prologue's proxies of input wrappers, and of leaves that it makes, by the identity of their fakes.
         """
         sources = [s for s in self.sources if s.uses_carriers]
         gradients = [s.gradient for s in sources]
@@ -306,9 +308,13 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     """
     fakes = acquisition.fakes.by_name()
     check_followed(acquisition, trace, fakes)
-    outputs = outputs_of(acquisition, trace.bound_symbols[-1].args[0]["output"], fakes)
+    returned = trace.bound_symbols[-1].args[0]["output"]
+    outputs = outputs_of(acquisition, returned, fakes)
     check_retained(acquisition, outputs)
-    sources = list(acquisition.autograd.sources.values())
+    leaves = reached_leaves(acquisition, [t for p in returned if (t := fake_of(p, fakes)) is not None], outputs)
+    for leaf in leaves:
+        acquisition.autograd.note_made_leaf(leaf)
+    sources = [*acquisition.autograd.sources.values(), *leaves]
     if not outputs or not sources:
         return None
     structures = [Structure.of(_tangent_like(acquisition, t), f"a result of class {type(t).__name__}") for t in outputs]
@@ -325,7 +331,8 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
         Result(fake, structure, is_wrapper(fake) and not is_like(structure.leaves, leaves_of(fake)))
         for fake, structure in zip(outputs, structures, strict=True)
     ]
-    return Joint(acquisition, found, results, [s for s in segments if s.log]) if found else None
+    made = [s.fake for s in found if any(s.fake is leaf for leaf in leaves)]
+    return Joint(acquisition, found, results, [s for s in segments if s.log], made_leaves=made) if found else None
 
 
 def _backward(

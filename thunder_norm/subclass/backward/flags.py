@@ -24,11 +24,13 @@ from thunder.core.proxies import TensorProxy
 _FLAGS = (torch.Tensor.requires_grad_, torch.Tensor.detach_)
 
 
-def changes_nothing(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> bool:
-    """Whether `fn` sets the flag of a wrapper, or of a plain input, to what it is.
+def is_set(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> bool:
+    """Whether `fn` was about the flag of a wrapper, or of a plain input, and that is now what it is to be.
+
+    It was so before, or a history starts at a wrapper that the program has made.
 
     Raises:
-        UnsupportedOpError: to something else, of an input or of what the program makes.
+        UnsupportedOpError: an input is to have another flag.
         RuntimeError: as in eager mode, of a tensor with a history.
     """
     if fn not in _FLAGS or not args or not isinstance(args[0], TensorProxy):
@@ -49,6 +51,8 @@ def changes_nothing(acquisition: Acquisition, fn: Callable, args: tuple, kwargs:
         return False
     if given is None and has:
         raise RuntimeError("you can only change requires_grad flags of leaf variables.")
+    if given is None and wanted and isinstance(proxy, SubclassProxy) and acquisition.starts_history(proxy.fake):
+        return True
     call = "detach_()" if fn is torch.Tensor.detach_ else f"requires_grad_({wanted})"
     kind = type(proxy.fake).__name__ if isinstance(proxy, SubclassProxy) else "plain tensor"
     whose = "of a tensor made in the program" if given is None else "of an input of the jitted function"

@@ -11,6 +11,8 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.fakes import fake_of
 from thunder_norm.subclass.backward.gradients import leaves_of
+from thunder_norm.subclass.backward.made_leaves import is_made_leaf
+from thunder_norm.subclass.classes.protocol import outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording.trace import FLATTEN, OperationId
 from thunder_norm.wrapper_classes import is_wrapper
@@ -67,7 +69,7 @@ def outputs_of(acquisition: Acquisition, returned: Sequence[Any], fakes: Mapping
     """What the program returns with a gradient, inner tensors of wrappers that the program made of such tensors included.
 
     None of these is an input that is handed back: it comes out as the very object, and what arrives there is its own.  Nor is a tensor
-    that the program has a history start at: outside it is a leaf.
+    that the program has a history start at, a wrapper perhaps: outside it is a leaf.
     """
     found: dict[int, torch.Tensor] = {}
     for p in returned:
@@ -88,6 +90,8 @@ def is_handed_back(acquisition: Acquisition, fake: torch.Tensor) -> bool:
 
 
 def _is_started(acquisition: Acquisition, fake: torch.Tensor) -> bool:
+    if is_wrapper(fake):
+        return is_made_leaf(acquisition, fake)
     proxy = acquisition.fakes.proxy_of(fake)
     return proxy is not None and proxy.name in acquisition.autograd.started
 
@@ -99,9 +103,6 @@ def started_histories(acquisition: Acquisition, trace: TraceCtx, is_differentiat
         acquisition: of the program.
         trace: its computation.
         is_differentiated: whether results get gradients of torch's autograd: those that require grad need no other history then.
-
-    Raises:
-        UnsupportedOpError: the history of a wrapper does.
     """
     started = {acquisition.fakes.current(p).name: True for p in acquisition.autograd.started.values()}
     if not acquisition.autograd.is_running or is_differentiated:
@@ -109,16 +110,21 @@ def started_histories(acquisition: Acquisition, trace: TraceCtx, is_differentiat
     fakes = acquisition.fakes.by_name()
     for p in trace.bound_symbols[-1].args[0]["output"]:
         fake = fake_of(p, fakes)
-        if fake is None or is_handed_back(acquisition, fake) or not fake.requires_grad:
-            continue
-        if not isinstance(p, SubclassProxy):
+        if fake is not None and not is_wrapper(fake) and fake.requires_grad and not is_handed_back(acquisition, fake):
             started.setdefault(p.name, False)
-        elif started:
-            raise UnsupportedOpError(
-                with_details(
-                    f"a {type(fake).__name__} that is returned requires grad, as the program called requires_grad_() of a tensor that it made",
-                    why="nothing that the function is given has a gradient of it",
-                    instead="give that tensor to the function as an argument",
-                )
-            )
     return started
+
+
+def starts_in_program(acquisition: Acquisition, fake: torch.Tensor, is_differentiated: bool) -> bool:
+    """Whether a wrapper that is returned has a history that starts in the program, at itself or before it.
+
+    Args:
+        acquisition: of the program.
+        fake: the wrapper.
+        is_differentiated: whether results get gradients of torch's autograd, see `started_histories`.
+    """
+    if not acquisition.autograd.is_running or acquisition.is_transformed or not outer_metadata(fake)[2]:
+        return False
+    if is_handed_back(acquisition, fake):
+        return False
+    return is_made_leaf(acquisition, fake) or not is_differentiated

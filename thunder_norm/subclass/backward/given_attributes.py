@@ -82,6 +82,8 @@ def of_wrapper(acquisition: Acquisition, obj: WrappedValue, name: str) -> Any:
         return None
     if name not in _TENSORS and _version_of(proxy) > 0 and name != "_version":
         return None  # the program has written into it: autograd has run on the fake since
+    if overrides_torch_function(type(real)) and name not in _TENSORS:
+        return attribute_of_input(real, obj, name)
     with torch._C.DisableTorchFunctionSubclass():
         if name == "_version":
             attribute_of_input(real, obj, name)

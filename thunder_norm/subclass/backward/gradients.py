@@ -218,9 +218,18 @@ def _owned(grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         t
         if t is None
         or (getrefcount(t) <= references and t._use_count() <= uses and _in_memory(t.untyped_storage()._cdata) <= in_memory)  # type: ignore[attr-defined]
-        else t.clone()
+        else _copied(t)
         for t in grads
     ]
+
+
+def _copied(t: torch.Tensor) -> torch.Tensor:
+    """A copy that lies as the tensor does: expanded, if that is; torch copies a gradient that lies otherwise than what it belongs to."""
+    strides = t.stride()
+    if all(strides):
+        return t.clone()
+    shape = [n if s else min(n, 1) for n, s in zip(t.shape, strides, strict=True)]
+    return t.as_strided(shape, strides).clone().expand(t.shape)
 
 
 @functools.cache

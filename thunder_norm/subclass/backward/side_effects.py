@@ -38,6 +38,7 @@ from thunder_norm.tracing.guarding.bindable import guard, guard_arguments
 from thunder_norm.tracing.guarding.stored import same_keys
 from thunder_norm.tracing.provenances import provenance_of, walked, walked_from
 from thunder_norm.tracing.torch_functions import tensor_attributes
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import PseudoInst, WrappedValue
 from thunder.core.jit_ext import should_register_for_prologue
@@ -174,6 +175,12 @@ def _can_be_written(key: Any) -> bool:
     return key is None or type(key) in (str, bytes, bool, int) or type(key) is float and math.isfinite(key)
 
 
+def reaches_wrapper() -> bool:
+    """Whether the program that is being acquired may meet a wrapper that was there before, in a closure say."""
+    effects = _current.get()
+    return effects is not None and effects.reaches_wrapper
+
+
 class SideEffects:
     """The places that a program can reach, as they were before it was interpreted."""
 
@@ -188,6 +195,11 @@ class SideEffects:
         self._with_attributes: set[int] = set()
         self._given_attributes: set[str] = set()  # whose are in the epilogue
         self._plain_attributes: dict[str, tensor_attributes.SetAttributes] = {}
+
+    @functools.cached_property
+    def reaches_wrapper(self) -> bool:
+        """Whether a tensor among what the program can reach is a wrapper."""
+        return any(map(is_wrapper, self.before.tensors))
 
     @functools.cached_property
     def _of_function(self) -> set[int]:

@@ -18,6 +18,8 @@ from thunder_norm.subclass.acquiring.acquisition import Acquisition, LeafOrigin,
 from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.acquiring.lengths import Lengths
 from thunder_norm.subclass.backward.differentiation import Joint
+from thunder_norm.subclass.backward.followed import starts_in_program
+from thunder_norm.subclass.backward.made_leaves import empty_leaf
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.crossing.boundary_operators import check_plain, flatten_operator, unflatten_operator
@@ -69,7 +71,9 @@ def lower(
     new_computation = _lower_computation(computation, inner, leaves, joint, executor, written)
     new_prologue = _lower_prologue(acquisition, prologue, _opened(computation), leaves, new_computation, joint)
     num_computed = len(computation.bound_symbols[-1].args[0]["output"])
-    new_epilogue = None if epilogue is None else _with_structs(_lower_epilogue(epilogue, inner, num_computed, joint, values))
+    new_epilogue = (
+        None if epilogue is None else _with_structs(_lower_epilogue(acquisition, epilogue, inner, num_computed, joint, values))
+    )
     lowered = new_prologue, new_computation, new_epilogue
     return write_back(acquisition, lowered, written, _given(acquisition, computation)) if written else lowered
 
@@ -228,7 +232,8 @@ def _lower_prologue(
             if leaves:
                 _fetch(acquisition, new, leaves)
             with tracectx(new):
-                opening = None if joint is None else joint.opening({id(p.fake): p for p in _wrappers_in(trace)})
+                made = _made_leaves(acquisition, new, joint)
+                opening = None if joint is None else joint.opening({id(p.fake): p for p in (*_wrappers_in(trace), *made)})
                 if opening is not None:
                     function, inputs, carriers = opening
                     bind = bindable("gradient_carriers", function)
@@ -249,6 +254,13 @@ def _lower_prologue(
             checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name], is_detached, acquisition.lengths))
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new
+
+
+def _made_leaves(acquisition: Acquisition, trace: TraceCtx, joint: Joint | None) -> list[SubclassProxy]:
+    """Make the leaves whose gradients the program has, without their values; the open trace is the prologue."""
+    made = [SubclassProxy(leaf, acquisition) for leaf in (() if joint is None else joint.made_leaves)]
+    trace.bound_symbols.extend(bindable(f"empty_{type(p.fake).__name__}", empty_leaf(p.fake))(output=p) for p in made)
+    return made
 
 
 def _wrappers_in(trace: TraceCtx) -> Iterator[SubclassProxy]:
@@ -297,7 +309,7 @@ def _check_metadata(proxies: Iterable[TensorProxy]) -> None:
 
 
 def _lower_epilogue(
-    trace: TraceCtx, inner: Inner, num_computed: int, joint: Joint | None, written: list[TensorProxy]
+    acquisition: Acquisition, trace: TraceCtx, inner: Inner, num_computed: int, joint: Joint | None, written: list[TensorProxy]
 ) -> TraceCtx:
     """Take inner tensors, each once, and wrap them; the last `num_computed` arguments are what the computation returned.
 
@@ -329,7 +341,11 @@ def _lower_epilogue(
     carriers = {} if joint is None else {id(fake): [_renamed(q, new) for q in found] for fake, found in joint.result_carriers()}
     arguments.extend(itertools.chain.from_iterable(carriers.values()))
     arguments.extend(_renamed(q, new) for q in (() if joint is None else joint.kept))
-    body = [unflatten_operator(p.fake, joint)(*leaves, *carriers.get(id(p.fake), ()), output=p) for p, leaves in bodies]
+    starting = [starts_in_program(acquisition, p.fake, joint is not None) for p, _ in bodies]
+    body = [
+        unflatten_operator(p.fake, joint, starts_in_program=starts)(*leaves, *carriers.get(id(p.fake), ()), output=p)
+        for (p, leaves), starts in zip(bodies, starting, strict=True)
+    ]
     new.args = tuple(arguments)
     kept = [
         b for b in trace.bound_symbols if not (b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and any(b.output is w for w in wrappers))

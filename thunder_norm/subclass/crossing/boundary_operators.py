@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from thunder_norm.model_state.escapes import check_inner
 from thunder_norm.subclass.acquiring.tape import Tape
 from thunder_norm.subclass.backward.differentiation import Joint
 from thunder_norm.subclass.backward.gradients import detached
+from thunder_norm.subclass.backward.made_leaves import with_own_history
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.guarding.bindable import bindable, executor
@@ -64,10 +66,12 @@ def flatten_operator(spec: WrapperSpec, is_detached: tuple[bool, ...]) -> Callab
     return bindable(f"flatten_{spec.cls.__name__}", flatten)
 
 
-def unflatten_operator(fake: torch.Tensor, joint: Joint | None, tape: Tape | None = None) -> Callable:
+def unflatten_operator(
+    fake: torch.Tensor, joint: Joint | None, tape: Tape | None = None, *, starts_in_program: bool = False
+) -> Callable:
     """``y = unflatten_TwoTensor_1(t0, t1)``: the wrapper around inner results; carriers of its gradient may follow these.
 
-    After those come the inputs that the tape is given, if there is one.
+    After those come the inputs that the tape is given, if there is one.  Of a wrapper with a history that `starts_in_program` this is made anew.
     """
     spec = WrapperSpec.of(fake)
     result = None if joint is None else joint.result_of(fake)
@@ -78,8 +82,12 @@ def unflatten_operator(fake: torch.Tensor, joint: Joint | None, tape: Tape | Non
             return result.close(spec, leaves, tape)
         if joint is not None:
             leaves = tuple([t if r else detached(t) for t, r in zip(leaves, is_result, strict=True)])
+        if starts_in_program:
+            return with_own_history(functools.partial(spec.build, leaves), is_leaf=is_leaf)
         return spec.build(leaves)
 
+    with torch._C.DisableTorchFunctionSubclass():
+        is_leaf = fake.is_leaf
     num_own = spec.num_leaves
     are_at_one_place = num_own > 1 and len({t.storage_offset() for t in spec.leaves(fake)}) == 1
 

@@ -54,6 +54,7 @@ def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
         is_torchs = not overrides_torch_function(type(proxy.fake)) or (
             attribute == "grad" and given_attributes.is_gradient_torchs(acquisition, proxy.fake)
         )
+        is_torchs = is_torchs or attribute == "is_leaf"  # which the class, asked about the input, says or leaves to torch
         found = given_attributes.of_wrapper(acquisition, obj, attribute) if is_torchs else None
         found = users_attributes.of_user(acquisition, obj, name) if found is None else found
         if found is not None:

@@ -248,7 +248,7 @@ def _with_numbers(acquisition: Acquisition, arguments: tuple[tuple, dict]) -> tu
 def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
     if fn is torch.Tensor.__iter__:
         return iter(_call(acquisition, torch.Tensor.unbind, args, kwargs))
-    if flags.changes_nothing(acquisition, fn, args, kwargs):
+    if flags.is_set(acquisition, fn, args, kwargs):
         return args[0]
     if not isinstance(fn, type) and acquisition.meets_gradient(args, kwargs):
         acquisition.follow_held([v for v in tree_leaves((args, kwargs)) if isinstance(v, SubclassProxy)])
@@ -269,7 +269,8 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
             result = acquisition.run(recorder, run, fake_args, fake_kwargs)
         else:
             result = acquisition.run(recorder, executors.run_with_rule, (rule, recorder, fn, fake_args, fake_kwargs), {})
-    if kwargs.get("requires_grad") is True and is_wrapper(result) and not isinstance(fn, type):
+    is_to_start = kwargs.get("requires_grad") is True and is_wrapper(result) and not isinstance(fn, type)
+    if is_to_start and not acquisition.starts_history(result):
         what = f"requires_grad=True of a {type(result).__name__} made in the program"
         raise UnsupportedOpError(with_details(what, at=location_of_user(), instead="make it before the call, and give it"))
     if rule is not None or acquisition.num_levels or _in_autocast() or any(map(_is_of_one_run, recorder.log)):

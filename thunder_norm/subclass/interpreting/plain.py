@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.errors import InnerDerivativeError, UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.backward import tensor_hooks
 from thunder_norm.subclass.backward.flags import detached_in_place
 from thunder_norm.subclass.backward.given_attributes import attribute_of_input
@@ -284,7 +283,7 @@ def _require_grad(
         return do_raise(RuntimeError("you can only change requires_grad flags of leaf variables."))
     if not dtypes.is_inexact_dtype(obj.value.dtype):
         return do_raise(RuntimeError("only Tensors of floating point dtype can require gradients"))
-    if is_known and (torch.is_grad_enabled() or is_grad_enabled()) and not acquisition.is_transformed:
+    if is_known and not acquisition.is_transformed:
         acquisition.autograd.note_started(obj.value)
     return obj
 

@@ -245,23 +245,36 @@ def _guard_of_relation(a: torch.Tensor, b: torch.Tensor | None) -> Callable:
 
 def _deep_copied(found: tuple, x: torch.Tensor, memo: dict[Any, Any] | None = None, _nil: Any = None) -> torch.Tensor:
     """Each tensor is copied once, also by ``dataclasses.asdict``; `found` is its memory, and which tensor in it it is."""
-    if x.requires_grad or isinstance(x, torch.nn.Parameter):
-        raise EscapeError(
-            "copy.deepcopy of a parameter, or of a tensor that requires grad: the copy is a leaf of its own, of which a trace makes none; "
-            "use x.clone(), or x.detach().clone()"
+    if isinstance(x, torch.nn.Parameter) and type(x) in (torch.Tensor, torch.nn.Parameter):
+        raise EscapeError("copy.deepcopy of a parameter: a trace makes none; use x.clone(), or x.detach().clone()")
+    if not x.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.  "
+            "If you were attempting to deepcopy a module, this may be because of a torch.nn.utils.weight_norm usage"
         )
     memo = {} if memo is None else memo
     if id(x) in memo:
         return memo[id(x)]
     memory, tensor = found
     if memory not in memo:
-        memo[memory] = tensor, x.detach().clone()
+        memo[memory] = tensor, _copied_leaf(x)
     if memo[memory][0] != tensor:
         raise EscapeError(
             "copy.deepcopy of an object that holds several tensors in one memory: their copies would have one memory as well, which in a "
             "trace they have not; copy the tensor that the others are views of, and make them of the copy"
         )
     return memo[memory][1]
+
+
+def _copied_leaf(x: torch.Tensor) -> torch.Tensor:
+    copied = x.detach().clone()
+    if isinstance(x, torch.nn.Parameter):
+        copied = torch.nn.Parameter(copied, x.requires_grad)
+    elif x.requires_grad:
+        copied.requires_grad_()
+    if x.requires_grad and x.grad is not None:
+        copied.grad = x.grad.detach().clone()
+    return copied
 
 
 def _product(values: Any, /, *, start: Any = 1) -> Any:

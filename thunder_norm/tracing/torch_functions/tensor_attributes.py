@@ -222,6 +222,8 @@ def _without_data(p: TensorProxy) -> torch.Tensor:
 
 
 def _of(obj: WrappedValue) -> SetAttributes:
+    if (known := _known(obj)) is not None:
+        return known
     found = those_set(jit_ext.get_jit_ctx())
     if obj.value.name not in found:
         real = _given(obj)
@@ -233,8 +235,24 @@ def _of(obj: WrappedValue) -> SetAttributes:
 
 def _set_of(obj: WrappedValue, name: WrappedValue) -> Any:
     """What the program has set of a tensor; None if it has deleted that."""
-    found = those_set(jit_ext.get_jit_ctx()).get(getattr(obj.value, "name", None))
+    found = _known(obj)
     return MISSING if found is None else found.values.get(name.value, MISSING)
+
+
+def _known(obj: WrappedValue) -> SetAttributes | None:
+    """What the program has set of a tensor, at whichever of the places that it is given at; a trace serves calls in which it is at these."""
+    found = those_set(jit_ext.get_jit_ctx())
+    if not found or not isinstance(obj.value, TensorProxy) or obj.value.name in found or obj.value.history is None:
+        return found.get(getattr(obj.value, "name", None))
+    real = _given(obj)
+    given = [s for s in found.values() if isinstance(s.real, torch.Tensor)] if isinstance(real, torch.Tensor) else []
+    for other in given:
+        if isinstance(real, torch.nn.Parameter) and isinstance(other.real, torch.nn.Parameter):  # of which a model may have many
+            for proxy, tensor in ((obj.value, real), (other.proxy, other.real)):
+                guards.note_at(proxy.history, "is", None, tensor)
+        else:
+            guards.note_meeting(obj.value.history, other.proxy.history, other.real is real)
+    return next((s for s in given if s.real is real), None)
 
 
 def _is_as_it_was(obj: WrappedValue, name: str, value: Any) -> bool:
