@@ -22,6 +22,7 @@ from thunder_norm.functions.registry import VjpRule, missing_rule
 from thunder_norm.functions.thunder_rules import joint_of
 from thunder_norm.functions.torch_calls import Forward
 from thunder_norm.subclass.acquiring.fallback import made_for
+from thunder_norm.tracing.calls import left_to_autograd
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.torch_functions import random_numbers
 from thunder_norm.tracing.translation import all_for_torch
@@ -100,6 +101,8 @@ def _register(transform: str, operation: Operation) -> Symbol:
     name = f"{transform}_{operation.name}"
     symbol = symbol_for(Operation(name, run, meta, operation.is_random, (), forward, is_effect, apart))
     _symbols[transform, operation] = symbol
+    if transform == "recording":
+        left_to_autograd.records(symbol, plain)
     return symbol
 
 
