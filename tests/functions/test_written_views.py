@@ -97,6 +97,20 @@ def test_gradients_through_a_write_into_a_part_of_complex_numbers(name: str):
     assert_close(_gradients(thunder.jit(f, transforms=[NormTransform()]), *given), _gradients(f, *given))
 
 
+@pytest.mark.parametrize("view", [lambda t: t.view(-1)[1:9], lambda t: torch.view_as_real(t)[..., 1], lambda t: t.view(3, 4)])
+def test_a_cotangent_may_lie_otherwise_than_what_was_written(view: Callable):
+    """Columns first, and conjugated without having been computed."""
+
+    def f(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        view(y).mul_(v.real)
+        return y.t().conj()
+
+    torch.manual_seed(seeded(5))
+    given = torch.randn(4, 3, dtype=torch.complex128), torch.randn((), dtype=torch.complex128)
+    assert_close(_gradients(thunder.jit(f, transforms=[NormTransform()]), *given), _gradients(f, *given))
+
+
 @pytest.mark.parametrize("name", ["column", "steps", "diagonal"])
 def test_derivatives_of_derivatives_through_a_write(name: str):
     torch.manual_seed(seeded(2))

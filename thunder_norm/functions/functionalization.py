@@ -412,6 +412,7 @@ def _writer(view: Symbol, operation: Operation, index: int) -> Symbol:
     def backward(saved: tuple, g: TensorProxy) -> list[tuple[TensorProxy, TensorProxy]]:
         value, args, kwargs = saved
         base = flat_proxies((args, kwargs))[0]
+        g = _laid_out()(g) if view.name in _OF_LAYOUTS else g
         args, kwargs = tree_map(lambda v: g if isinstance(v, Proxy) and v.name == base.name else v, (args, kwargs))
         pairs = []
         if is_differentiable(base):
@@ -426,16 +427,16 @@ def _writer(view: Symbol, operation: Operation, index: int) -> Symbol:
     rule = _WritersRule(lambda value, *args, **kwargs: (symbol(value, *args, **kwargs), (value, args, kwargs)), backward)
     symbol = symbol_for(Operation(f"write_{operation.name}", run, meta, apart=apart), rule)
     vjp_rules.add(symbol, rule)
-    _writers.add(symbol.id)
+    _compilable.add(symbol.id)
     return symbol
 
 
-_writers: set[Hashable] = set()  # ids of symbols
+_compilable: set[Hashable] = set()  # ids of symbols
 
 
-def writes_into_view(symbol: Symbol) -> bool:
-    """Whether a symbol gives a tensor anew with other entries in the place of one of its views."""
-    return symbol.id in _writers
+def is_of_written_view(symbol: Symbol) -> bool:
+    """Whether a symbol gives a tensor anew, with other entries in the place of one of its views or for the gradient of that."""
+    return symbol.id in _compilable
 
 
 class _WritersRule(VjpRule):
@@ -447,6 +448,20 @@ class _WritersRule(VjpRule):
 
     def paired(self, args: tuple, kwargs: dict, gradients: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         return list(gradients)
+
+
+# They are views of what lies in memory as their argument did, and a cotangent may lie otherwise.
+_OF_LAYOUTS = frozenset("ravel_view view view_as view_as_complex view_as_real".split())
+
+
+@functools.cache
+def _laid_out() -> Symbol:
+    def run(t: torch.Tensor) -> torch.Tensor:
+        return t.clone(memory_format=torch.contiguous_format).resolve_conj()
+
+    symbol = symbol_for(Operation("laid_out", run, lambda t: TensorProxy(like=t, requires_grad=False)))
+    _compilable.add(symbol.id)
+    return symbol
 
 
 _WHOLE = Operation("tensor", lambda t: t, lambda t: t)  # as a view of itself: with its strides, whatever those of what is written
