@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-ATOMS = frozenset({int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+ATOMS = frozenset(
+    {int, float, complex, bool, str, type(None), slice, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 
 
 def flat_tensors(tree: Any) -> tuple[torch.Tensor, ...]:

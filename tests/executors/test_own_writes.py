@@ -153,6 +153,69 @@ def test_who_else_sees_a_write_sees_it_without_transforms_too(f: Callable):
         assert _places([*found, mine]) == _places([*expected, theirs])
 
 
+def _a_row(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    row = y[0]
+    row.add_(1)
+    return y, row
+
+
+def _a_part_of_a_part(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    part = y.t()[1:]
+    row = part[0]
+    row.copy_(x[:, 0])
+    before = part * 1
+    part.mul_(2)
+    return y, part, row, before
+
+
+def _all_of_a_transpose(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.sin().t()
+    y.copy_(x)
+    return y, y[0]
+
+
+def _a_row_after_the_whole(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.zeros(4, 4)
+    row = y[1]
+    row.copy_(x[0])
+    y.mul_(2)
+    return row, y, row + 1
+
+
+def _items(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 1
+    flat = y.view(-1)
+    flat[3] = 7.0
+    y[0] = flat[:4] * 2
+    return y, flat
+
+
+def _a_loop(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y, states = x.clone(), torch.zeros(4, 4)
+    for i in range(1, 4):
+        y[i] = y[i - 1].sin()
+        states[:, i].copy_(y[i] + x[:, i])
+    return y, states
+
+
+@pytest.mark.parametrize("f", [_a_row, _a_part_of_a_part, _all_of_a_transpose, _a_row_after_the_whole, _items, _a_loop])
+def test_writes_into_parts_are_compiled_with_the_rest_where_nobody_differentiates(f: Callable):
+    torch.manual_seed(seeded(0))
+    x = torch.randn(4, 4, requires_grad=True)
+    jitted = jit(f)
+    with torch.no_grad():
+        for _ in range(2):
+            with OneByOne():
+                found = jitted(x)
+            expected = f(x)
+            assert_close(found, expected)
+            assert _places([*found, x]) == _places([*expected, x])
+    names = _names(jitted)
+    assert "inductor0" in names and not {"copy_", "update_aliases", "inductor1"} & set(names), names
+
+
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "slice": lambda t: t[1:],
     "row": lambda t: t[0],

@@ -37,6 +37,8 @@ class InductorExecutor(FusionExecutor):
     those that wait for a fusing executor behind it are taken here.
     """
 
+    compiles_writes = True  # in place, where they are written as operations that make new tensors
+
     def __init__(self) -> None:
         super().__init__("thunder_norm_inductor", version=torch.__version__)
 

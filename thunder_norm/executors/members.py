@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thunder_norm.executors.graphs import is_compilable
+from thunder_norm.functions.functionalization import is_of_written_view
 from thunder_norm.subclass.acquiring.fallback import made_for
 from thunder_norm.subclass.acquiring.sized import Sized
 from thunder_norm.tracing.shared_memory.views import RETURNING_SELF, may_share_by_name
@@ -103,7 +104,8 @@ def may_be_in_region(bsym: BoundSymbol) -> bool:
     if symbol.executor is None or symbol.executor.name not in (*_RUN_BY_TORCH, _RUN_BY_TORCH_FUNC) or symbol.is_fusion:
         return False
     name = symbol.name
-    if (symbol.executor.name == _RUN_BY_TORCH_FUNC and not name.startswith(_GRADIENT)) or _has_sizes_that_are_values(symbol):
+    is_opaque = symbol.executor.name == _RUN_BY_TORCH_FUNC and not is_of_written_view(symbol)
+    if (is_opaque and not name.startswith(_GRADIENT)) or _has_sizes_that_are_values(symbol):
         return False
     if name in _NEVER or name in _COLLECTIVES or _draws_or_updates(bsym) or _is_never_of_aten(name) or has_tags(bsym, _TAGS):
         return False
@@ -122,7 +124,7 @@ def may_be_in_region(bsym: BoundSymbol) -> bool:
         return False
     if not all(map(_is_usual, tensors)) or _device_of(tensors) is None:
         return False
-    return symbol.executor.name != _RUN_BY_TORCH_FUNC or _is_compilable(bsym)
+    return not is_opaque or _is_compilable(bsym)
 
 
 def _has_sizes_that_are_values(symbol: Symbol) -> bool:

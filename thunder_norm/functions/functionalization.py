@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from thunder_norm.functions import refused_writes
 from thunder_norm.functions.aliasing import as_written, is_recorded, parts_of_copies, views_in
 from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
-from thunder_norm.functions.programs import flat_proxies, is_differentiable
+from thunder_norm.functions.programs import flat_proxies, is_complex, is_differentiable
+from thunder_norm.functions.registry import VjpRule, vjp_rules
 from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.shared_memory.aliases import check_written_once
 from thunder_norm.tracing.shared_memory.histories import current, history_of
 from thunder_norm.tracing.shared_memory.writes import copies_in
 from thunder_norm.tracing.torch_functions.torch_semantics import unfold
-from thunder_norm.trees import flat_tensors
+from thunder_norm.tracing.translation import all_for_torch
+from thunder_norm.trees import flat_tensors, map_tensors
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
@@ -42,12 +44,14 @@ _EXACT = frozenset(
 )
 
 
-def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceCtx:
+def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False, has_histories: bool = True) -> TraceCtx:
     """The same program without copies into tensors.
 
     Args:
         trace: a flat program.
         keeps_foreign: leave copies into what the program did not make where they are.
+        has_histories: whether anybody differentiates it: what is written without autograd does not change where gradients go.  Else
+            results lie in memory as they did, views in that of their tensor.
 
     Raises:
         TransformError: it changes an argument or a tensor of the surroundings, unless they are left, or a tensor that may share
@@ -69,6 +73,7 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False) -> TraceC
         ways=_ways_of_writing(trace, views) if keeps_foreign else set(),
         uses=Counter(name for b in trace.bound_symbols for name in {p.name for p in b.flat_proxy_args}),
         rewritten={c.args[1].name for b in trace.bound_symbols for c in copies_in(b)},
+        has_histories=has_histories,
     )
     with scope(get_tracectx()) as kept:  # its names are different from those of the program's surroundings
         for bsym, found in zip(trace.bound_symbols, views, strict=True):
@@ -124,6 +129,7 @@ class _Memory:
     ways: set[str]  # what the program writes into, and what that is a view of
     uses: Counter[str]  # how many operations take a tensor
     rewritten: set[str]  # names of tensors that are written somewhere
+    has_histories: bool
     views: dict[str, _View] = field(default_factory=dict)
     same: dict[str, TensorProxy] = field(default_factory=dict)  # results of copies, and the tensors that they are
     values: dict[str, TensorProxy] = field(default_factory=dict)  # of tensors that were written, or taken again
@@ -158,10 +164,14 @@ class _Memory:
             value, is_detached = as_written(self.now(source), target), self._is_detaching(copy)
             is_of_another = self.is_of_another(source) and not is_detached
             is_apart = not is_recorded(copy) or (self.plain is not None and self._is_detached(target))
-            keeps_history = is_apart and not is_detached and is_differentiable(value)
+            keeps_history = self.has_histories and is_apart and not is_detached and is_differentiable(value)
             whole = self._whole(target)
             before = self.now(whole) if keeps_history else None
-            self.write(target, prims.clone(value) if is_of_another else self.kept(value), bsym)
+            if not self.has_histories and self.tensor(target).name == whole.name:
+                value = _writer(_WHOLE.meta, _WHOLE, 0)(value, self.now(whole))[0]
+            else:
+                value = prims.clone(value) if is_of_another else self.kept(value)
+            self.write(target, value, bsym)
             if before is not None and self._root(target) == whole.name:
                 # what is written without autograd, maybe through a view from there, or into what is detached, changes nothing of
                 # where gradients go
@@ -300,7 +310,11 @@ class _Memory:
             self.writers[root] = bsym
         else:
             base = self.now(view.base)
-            self.write(view.base, current(base, value) if is_data else _written(view, base, value), bsym)
+            if is_data:
+                whole = current(base, value) if self.has_histories else value
+            else:
+                whole = _written(view, base, value)
+            self.write(view.base, whole, bsym)
         self.values[target.name] = value
         self.seen[target.name] = self.versions[self._root(target)]
 
@@ -318,6 +332,8 @@ class _Memory:
                 continue
             if p.name in targets and self._root(p) in self.foreign:
                 continue
+            if is_return and not self.has_histories:
+                self._forget_written(self.tensor(p))
             is_input = is_return and self.tensor(p).name in self.histories  # the caller gets the very object back
             now = self.tensor(p) if is_input else self.now(p)
             if not is_return and self.plain is not None and self.plain.is_kept(p, bsym):
@@ -325,6 +341,12 @@ class _Memory:
             if now is not p:
                 swaps[variableify(p)] = now
         return bsym.from_bsym_swap_proxies(swaps, skip_output=not is_return)
+
+    def _forget_written(self, p: TensorProxy) -> None:
+        """Have a view be taken again, rather than be what was written into it, which lies elsewhere."""
+        while p.name in self.views and self.seen[p.name]:
+            self.seen[p.name] = -1
+            p = self.tensor(self.views[p.name].base)
 
     def check_own(self, target: TensorProxy, bsym: BoundSymbol) -> None:
         """Refuse to change what the program did not make."""
@@ -360,23 +382,89 @@ def _is_exact(view: _View) -> bool:
 def _written(view: _View, base: TensorProxy, value: TensorProxy) -> TensorProxy:
     """`base` with `value` in the place of one of its views."""
     args, kwargs = view.arguments(base)
-    return _writer(_operation(view.bsym), view.index)(value, *args, **kwargs)[0]
+    return _writer(view.bsym.sym, _operation(view.bsym), view.index)(value, *args, **kwargs)[0]
 
 
 @functools.cache
-def _writer(operation: Operation, index: int) -> Symbol:
+def _writer(view: Symbol, operation: Operation, index: int) -> Symbol:
     def run(value: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        leaves, spec = tree_flatten((args, kwargs))
-        position = next(i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor))
-        base = leaves[position] = leaves[position].clone()
-        args, kwargs = tree_unflatten(leaves, spec)
+        base: torch.Tensor | None = None
+
+        def with_base(t: torch.Tensor) -> torch.Tensor:
+            nonlocal base
+            if base is not None:
+                return t
+            base = t.clone()
+            return base
+
+        args, kwargs = map_tensors(with_base, args), map_tensors(with_base, kwargs)
         flat_tensors(operation.run(*args, **kwargs))[index].copy_(value)
+        assert base is not None, "a view is one of a tensor"
         return (base,)
+
+    def apart(value: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        with torch.no_grad():  # what is made anew has no history then, and nothing else is to be set apart
+            return run(value, *all_for_torch(args), **all_for_torch(kwargs))
 
     def meta(value: TensorProxy, *args: Any, **kwargs: Any) -> tuple[TensorProxy, ...]:
         return (TensorProxy(like=flat_proxies((args, kwargs))[0], requires_grad=False),)
 
-    return symbol_for(Operation(f"write_{operation.name}", run, meta))
+    def backward(saved: tuple, g: TensorProxy) -> list[tuple[TensorProxy, TensorProxy]]:
+        value, args, kwargs = saved
+        base = flat_proxies((args, kwargs))[0]
+        g = _laid_out()(g) if view.name in _OF_LAYOUTS else g
+        args, kwargs = tree_map(lambda v: g if isinstance(v, Proxy) and v.name == base.name else v, (args, kwargs))
+        pairs = []
+        if is_differentiable(base):
+            nothing = ltorch.zeros(tuple(value.shape), dtype=value.dtype, device=value.device)
+            pairs.append((base, symbol(nothing, *args, **kwargs)[0]))
+        if is_differentiable(value):
+            taken = flat_proxies(view(*args, **kwargs))[index]
+            taken = ltorch.real(taken) if is_complex(taken) and not is_complex(value) else taken
+            pairs.append((value, taken if taken.dtype == value.dtype else ltorch.to(taken, value.dtype)))
+        return pairs
+
+    rule = _WritersRule(lambda value, *args, **kwargs: (symbol(value, *args, **kwargs), (value, args, kwargs)), backward)
+    symbol = symbol_for(Operation(f"write_{operation.name}", run, meta, apart=apart), rule)
+    vjp_rules.add(symbol, rule)
+    _compilable.add(symbol.id)
+    return symbol
+
+
+_compilable: set[Hashable] = set()  # ids of symbols
+
+
+def is_of_written_view(symbol: Symbol) -> bool:
+    """Whether a symbol gives a tensor anew, with other entries in the place of one of its views or for the gradient of that."""
+    return symbol.id in _compilable
+
+
+class _WritersRule(VjpRule):
+    """What is written gets what its place gets, the tensor around it the rest: such a view is a choice of entries, or of parts of them.
+
+    Of what was there before its form alone is needed, so that a loop that fills a tensor keeps none of its states.  Gradients come with the
+    tensors they are for, as the base of a view may be given by name.
+    """
+
+    def paired(self, args: tuple, kwargs: dict, gradients: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        return list(gradients)
+
+
+# They are views of what lies in memory as their argument did, and a cotangent may lie otherwise.
+_OF_LAYOUTS = frozenset("ravel_view view view_as view_as_complex view_as_real".split())
+
+
+@functools.cache
+def _laid_out() -> Symbol:
+    def run(t: torch.Tensor) -> torch.Tensor:
+        return t.clone(memory_format=torch.contiguous_format).resolve_conj()
+
+    symbol = symbol_for(Operation("laid_out", run, lambda t: TensorProxy(like=t, requires_grad=False)))
+    _compilable.add(symbol.id)
+    return symbol
+
+
+_WHOLE = Operation("tensor", lambda t: t, lambda t: t)  # as a view of itself: with its strides, whatever those of what is written
 
 
 def _ways_of_writing(trace: TraceCtx, views: Sequence[dict[str, str]]) -> set[str]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from thunder_norm.errors import TransformError, with_details
+from thunder_norm.errors import TransformError, UnsupportedOpError, with_details
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.missing_gradients import with_missing_gradients
 from thunder_norm.functions.transformed import Transformed, compiles
@@ -36,6 +36,7 @@ from thunder_norm.subclass.interpreting.opaque_traces import check_computation
 from thunder_norm.tracing import compilation, hooks
 from thunder_norm.tracing.activity import depending
 from thunder.core import prims
+from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 
@@ -52,7 +53,9 @@ class Watching(interception.Watching):
         """
         trace = found.computation_trace
         found.computation_trace = (
-            broadcast_scalars(functional(trace)) if torch.is_grad_enabled() else boundary_passes.of_constants(trace, trace.args)
+            broadcast_scalars(functional(trace))
+            if torch.is_grad_enabled()
+            else boundary_passes.of_constants(for_regions(trace), trace.args)
         )
 
     def transform_traces_pre_prologue(
@@ -113,8 +116,9 @@ class SubclassTransform(interception.Interpreting):
     def acquired(self, found: Any) -> None:
         """Have a program on plain tensors that is to be differentiated be one without in-place operations."""
         acquisition = interception.finished_acquisition()
-        if acquisition is not None and not (acquisition.has_wrappers or acquisition.opaque.is_met) and torch.is_grad_enabled():
-            found.computation_trace = functional(found.computation_trace)
+        if acquisition is not None and not (acquisition.has_wrappers or acquisition.opaque.is_met):
+            written_out = functional if torch.is_grad_enabled() else for_regions
+            found.computation_trace = written_out(found.computation_trace)
 
     def transform_traces_pre_prologue(
         self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, *, executors_list: Any
@@ -197,9 +201,24 @@ def _with_started(traces: boundary_passes.Traces, started: Mapping[str, bool]) -
 def functional(trace: TraceCtx) -> TraceCtx:
     """A computation that Thunder is going to differentiate, without copies into what it made: they would be in its backward's way."""
     if not any(isinstance(p, TensorProxy) and p.requires_grad for p in trace.args):
-        return trace
+        return for_regions(trace)
     with tracectx(from_trace(trace)):
         return without_mutations(trace, keeps_foreign=True)
+
+
+def for_regions(trace: TraceCtx) -> TraceCtx:
+    """A computation that nobody differentiates, without copies into what it made if an executor has regions, which end at a copy.
+
+    It is left as it is where it would be refused: memory that several names share is followed by what runs.
+    """
+    if not any(getattr(e, "compiles_writes", False) for e in get_compile_data().executors_list):
+        return trace
+    try:
+        constant = boundary_passes.of_constants(trace, trace.args)
+        with tracectx(from_trace(constant)):
+            return without_mutations(constant, keeps_foreign=True, has_histories=False)
+    except (TransformError, UnsupportedOpError):
+        return trace
 
 
 def _with_gradients_of_given(trace: TraceCtx) -> TraceCtx:

@@ -22,6 +22,7 @@ from thunder_norm.functions.registry import VjpRule, missing_rule
 from thunder_norm.functions.thunder_rules import joint_of
 from thunder_norm.functions.torch_calls import Forward
 from thunder_norm.subclass.acquiring.fallback import made_for
+from thunder_norm.tracing.calls import left_to_autograd
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.torch_functions import random_numbers
 from thunder_norm.tracing.translation import all_for_torch
@@ -100,11 +101,13 @@ def _register(transform: str, operation: Operation) -> Symbol:
     name = f"{transform}_{operation.name}"
     symbol = symbol_for(Operation(name, run, meta, operation.is_random, (), forward, is_effect, apart))
     _symbols[transform, operation] = symbol
+    if transform == "recording":
+        left_to_autograd.records(symbol, plain)
     return symbol
 
 
-def symbol_for(operation: Operation) -> Symbol:
-    """A symbol for an operation that torch runs and Thunder has no symbol for."""
+def symbol_for(operation: Operation, rule: VjpRule | None = None) -> Symbol:
+    """A symbol for an operation that torch runs and Thunder has no symbol for; `rule` is its gradient in Thunder, if it is not torch's."""
     names = itertools.chain([operation.name], (f"{operation.name}_{i}" for i in itertools.count(1)))
     name = next(n for n in names if n not in opaque_executor.opmap)  # two operations may have one name
     run = _on_torch_types(operation.run)
@@ -115,7 +118,7 @@ def symbol_for(operation: Operation) -> Symbol:
     symbol = opaque_executor.register_operator(name, meta=operation.meta, fn=called, tags=tags or None)
     _operations[symbol.id] = operation._replace(name=name, run=run)
     if not tags:  # for Thunder's own automatic differentiation of a program that holds it
-        register_grad(symbol, joint_of(_torchs_rule(symbol, _operations[symbol.id])))
+        register_grad(symbol, joint_of(rule or _torchs_rule(symbol, _operations[symbol.id])))
     return symbol
 
 

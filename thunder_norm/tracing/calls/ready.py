@@ -22,6 +22,7 @@ from torch.utils import _contextlib
 from thunder_norm.tracing.calls import raising
 from thunder_norm.tracing.calls.differentiated import Backward, has_small_results, of_call
 from thunder_norm.tracing.calls.jitted_modules import JittedModule
+from thunder_norm.tracing.calls.left_to_autograd import left_to_autograd
 from thunder_norm.tracing.calls.precision import Precision, precision_of_now
 from thunder_norm.tracing.calls.prologue import Inputs, shortened
 from thunder_norm.tracing.calls.raising import Raised
@@ -185,9 +186,25 @@ def _made_ready(entry: Any, cd: Any, stats: Any, args: tuple, kwargs: dict) -> _
         return None
     bare = functools.partial(_bare, with_grad=torch.is_grad_enabled(), precision=precision_of_now())
     called = entry._replace(computation_fn=bare(entry.computation_fn), epilogue_fn=bare(entry.epilogue_fn))
-    if isinstance(entry.backward_fn, Backward) and torch.is_grad_enabled() and has_small_results(entry.computation_traces[-1]):
-        called = called._replace(backward_fn=entry.backward_fn.as_one_node(_bare_in_backward))
+    if isinstance(entry.backward_fn, Backward) and torch.is_grad_enabled():
+        if (layer := _left_to_autograd(entry, cd)) is not None:
+            called = called._replace(computation_fn=layer, backward_fn=None)
+        elif has_small_results(entry.computation_traces[-1]):
+            called = called._replace(backward_fn=entry.backward_fn.as_one_node(_bare_in_backward))
     return _Ready(entry, position, inputs, raising.watched(called))
+
+
+def _left_to_autograd(entry: Any, cd: Any) -> Callable | None:
+    """The computation of an entry with the history that torch gives its results, if it is a single layer and nothing asks for another."""
+    if (
+        entry.backward_fn.stand_ins is not None
+        or entry.return_none_instead_of_grads
+        or cd.compile_options.get("is_differentiable_outputs") is not None
+        or precision_of_now().is_lowered
+        or raising.watched(entry) is not entry
+    ):
+        return None
+    return left_to_autograd(entry.computation_traces[-1])
 
 
 def _jitted(cd: Any) -> Any:
