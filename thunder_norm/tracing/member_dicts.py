@@ -5,7 +5,7 @@ The epilogue of each call then does to the objects what the program did to the c
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from thunder_norm.tracing.guarding import guards
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
@@ -44,7 +44,8 @@ def has_attribute(held: WrappedValue, key: WrappedValue) -> WrappedValue | None:
     if origin.inst is not PseudoInst.LOAD_ATTR or origin.inputs[1].value != "__dict__":
         return None
     is_there = key.value in held.value
-    if not is_copy(held) or (key.value in held.original_value) is is_there:  # otherwise the program has set or deleted it
+    before: Any = held.original_value if is_copy(held) else held.value
+    if (key.value in before) is is_there:  # otherwise the program has set or deleted it
         guards.note(held, "contains", key.value, is_there)
     return wrap(is_there, provenance=ProvenanceRecord(PseudoInst.CONTAINS_OP, inputs=[origin, key.provenance]))
 

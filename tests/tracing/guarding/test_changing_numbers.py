@@ -89,6 +89,15 @@ def is_hidden(self, x, k):
     return self.linear(x) + sum([self.calls, 1]) + max((self.calls, k))
 
 
+def catches_what_python_raises(self, x, k):
+    self.calls += 1
+    try:
+        return self.linear(x) / (1 // (self.calls - 3)) if self.calls > 1 else self.linear(x) * math.log(self.calls - 1)
+    except (ZeroDivisionError, ValueError) as e:
+        self.text = str(e)
+        return self.linear(x)
+
+
 ONE_FOR_ALL = [
     *(counts, counts_twice, anneals, warms_up, decays_by_functions, keeps_what_it_is_given, compares_with_a_tensor, tells_kinds),
     asks_each_third,
@@ -148,6 +157,10 @@ def test_one_trace_serves_all_numbers(program, transform):
 @pytest.mark.parametrize("program", FOR_EACH)
 def test_what_is_used_for_what_it_is_has_a_trace_for_each_number(program):
     assert _compare(program, NormTransform) > 2
+
+
+def test_what_python_raises_for_a_number_is_raised_in_its_call():
+    _compare(catches_what_python_raises, NormTransform)
 
 
 def test_numbers_that_others_set():

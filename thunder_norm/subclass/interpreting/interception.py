@@ -275,7 +275,7 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
         acquisition.note_presence(Presence.EXPECTED)
         _begin_lengths(acquisition, wrappers)
     if acquisition.sizes.are_known and not (acquisition.is_transformed or acquisition.opaque.is_run):
-        changing_numbers.begin(acquisition.refuse)
+        changing_numbers.begin(acquisition.refuse, acquisition.ask)
     acquisition.fakes.follows_memory = vars(get_compile_data()).pop(_ALL_MEMORY, False)
     is_due = vars(get_compile_data()).pop(_FROM_THE_FIRST, False)
     if torch.is_grad_enabled() and (is_due or any(outer_metadata(x)[2] for x in wrappers)):

@@ -52,10 +52,12 @@ class ChangingNumbers:
     Attributes:
         paths: the ways to them.
         refuse: notes an error of the acquisition, and returns it.
+        ask: what a function says of some of them, which the trace is for from then on.
     """
 
     paths: set[Path]
     refuse: Callable[[Exception], Exception]
+    ask: Callable[[Callable, list[NumberProxy]], Any]
     _known: dict[Path, NumberProxy] = field(default_factory=dict)
     _sources: dict[str, frozenset[Path]] = field(default_factory=dict)  # which a number is made of, by its name
     _used: frozenset[Path] = frozenset()  # those that the program has used for what they are
@@ -106,7 +108,7 @@ class ChangingNumbers:
         if look_up(_HANDING_ON, fn):
             return find()
         if not hidden and not kwargs:
-            if fn is isinstance and len(values) == 2 and given == values[:1]:
+            if fn is isinstance and len(values) == 2 and len(given) == 1 and given[0] is values[0]:
                 return functools.partial(_of_class, _kind(values[0]))
             if (recorded := self._recorded(fn, values)) is not None:
                 return recorded
@@ -134,7 +136,9 @@ class ChangingNumbers:
         return is_of_floats and any(self._is_one(v) and _kind(v) is int for v in values)
 
     def _with_tensor(self, fn: Callable, *args: WrappedValue) -> Any:
-        converted = [self._recorded(float, [a.value])() if self._is_one(a.value) and _kind(a.value) is int else a for a in args]
+        converted = [
+            self._record(float, [a.value], float) if self._is_one(a.value) and _kind(a.value) is int else a for a in args
+        ]
         return _interpret_call(wrap_const(fn), *converted)
 
     def operation(self, name: str, a: WrappedValue, b: WrappedValue) -> Any:
@@ -167,15 +171,28 @@ class ChangingNumbers:
         kind = kind_of(*operands)
         if kind is None:
             return None
-        sources = frozenset().union(*(self._sources[v.name] for v in values if self._is_one(v)))
+        return lambda *_: self._record(function, operands, kind)
 
-        def record(*_: WrappedValue) -> WrappedValue:
-            result = numberproxy(kind, None)
-            get_tracectx().bound_symbols.append(_symbol(function).bind(*operands, output=result))
-            self._sources[result.name] = sources
-            return wrap(result, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[]))
+    def _record(self, function: Callable, operands: list, kind: type) -> Any:
+        """Have the trace call a function of Python's numbers; where that raises, the program is told so."""
+        unknown = [v for v in operands if self._is_one(v)]
+        raised: list[Exception] = []
 
-        return record
+        def error_of(*numbers: torch.Tensor) -> str:
+            remaining = iter(numbers)
+            try:
+                function(*(next(remaining).item() if self._is_one(v) else v for v in operands))
+            except Exception as e:  # noqa: BLE001 - the program's
+                raised.append(e)
+                return repr(e)
+            return ""
+
+        if _may_raise(function, operands) and self.ask(error_of, unknown):
+            return do_raise(raised[0])
+        result = numberproxy(kind, None)
+        get_tracectx().bound_symbols.append(_symbol(function).bind(*operands, output=result))
+        self._sources[result.name] = frozenset().union(*(self._sources[v.name] for v in unknown))
+        return wrap(result, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[]))
 
 
 def _of_class(kind: type, _: WrappedValue, classes: WrappedValue) -> WrappedValue:
@@ -217,6 +234,14 @@ def _of_power(a: Any, b: Any) -> type | None:
     return _kind(a) if type(b) is int and b >= 0 else None
 
 
+def _may_raise(function: Callable, operands: list) -> bool:
+    if function in _DIVIDING:
+        return isinstance(operands[1], NumberProxy) or operands[1] == 0
+    if function in _CONVERTING:
+        return _kind(operands[0]) is float
+    return function not in _NEVER_RAISING
+
+
 def _float(*_: Any) -> type:
     return float
 
@@ -245,6 +270,11 @@ _ARITHMETIC: dict[Any, tuple[Callable, Callable]] = {
     **{fn: (fn, _float) for fn in (float, math.exp, math.log, math.sqrt, math.sin, math.cos, math.tanh)},
     **{fn: (fn, _int) for fn in (int, math.floor, math.ceil)},
 }
+
+
+_DIVIDING = (operator.truediv, operator.floordiv, operator.mod)
+_CONVERTING = (int, math.floor, math.ceil)  # which know no infinity
+_NEVER_RAISING = (operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, abs, max, min, float)
 
 
 @functools.cache
@@ -313,12 +343,8 @@ def _are_tensors(values: list) -> bool:
 # -- one acquisition ----------------------------------------------------------------------------------------------------------
 
 
-def begin(refuse: Callable[[Exception], Exception]) -> None:
-    """Acquire the program for all numbers that are others than when it was acquired before.
-
-    Args:
-        refuse: notes an error of the acquisition, and returns it.
-    """
+def begin(refuse: Callable[[Exception], Exception], ask: Callable[[Callable, list[NumberProxy]], Any]) -> None:
+    """Acquire the program for all numbers that are others than when it was acquired before; see `ChangingNumbers`."""
     cd = get_compile_data()
     found = vars(cd)
     if found.pop(_PAUSES, False):
@@ -329,7 +355,7 @@ def begin(refuse: Callable[[Exception], Exception]) -> None:
     _warn_of_many(found, others & themselves)
     changing = others - themselves
     if changing:
-        numbers = ChangingNumbers(changing, refuse)
+        numbers = ChangingNumbers(changing, refuse, ask)
         attempts.begin(functools.partial(numbers.give_up, cd))
         guards.stand_in_for_numbers(numbers)
 
