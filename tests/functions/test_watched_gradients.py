@@ -30,6 +30,8 @@ PROGRAMS = {
     "beside each other in a region": lambda w: torch.utils.checkpoint.checkpoint(
         lambda w: torch.vstack([w, w.prod(0)]), w, use_reentrant=False
     ),
+    "what requires grad": lambda w: (lambda y: y.sin() if y.requires_grad else -y)(w * OTHER),
+    "what requires grad no more": lambda w: w * (2 if (w * OTHER).detach().requires_grad else 3),
     "in a region": lambda w: torch.utils.checkpoint.checkpoint(lambda w: (w.amax() * w).sin(), w, use_reentrant=False),
 }
 

@@ -49,9 +49,16 @@ from thunder.extend import FusionExecutor
 
 _INTERPRETED = "_thunder_norm_is_interpreted"
 _FROM_THE_FIRST = "_thunder_norm_differentiates_from_the_first"
+_ASKS_FOR_HISTORY = "_thunder_norm_asks_for_history"
 _ALL_MEMORY = "_thunder_norm_follows_all_memory"
 _LENGTHS = "_thunder_norm_total_lengths"  # of nested tensors, that a program was acquired with
 _ARE_ITSELF = "_thunder_norm_lengths_themselves"  # for which lengths a program is, is not tried again
+
+
+def _asks_for_history(args: tuple[WrappedValue, ...]) -> bool:
+    """Whether it is ``y.requires_grad`` of what the program has computed."""
+    is_asked = len(args) > 1 and args[1].value == "requires_grad" and type(args[0].value) is TensorProxy
+    return is_asked and args[0].value.history is None and torch.is_grad_enabled()
 
 
 class Watching(Participant):
@@ -63,6 +70,8 @@ class Watching(Participant):
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
+        if fn is getattr and _asks_for_history(args):
+            vars(get_compile_data())[_ASKS_FOR_HISTORY] = True
         found = (
             selections.lookaside(fn, args, kwargs)
             or values.refusal(fn, args)
@@ -72,6 +81,10 @@ class Watching(Participant):
             or lookaside_for(fn, *args, **kwargs)
         )
         return sequences.given_plainly(found, fn, args, kwargs)
+
+    def begins_again(self, found: Any | None) -> bool:
+        """What requires grad is known to who interprets subclasses: Thunder says of all that is computed that it does not."""
+        return vars(get_compile_data()).pop(_ASKS_FOR_HISTORY, False)
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""

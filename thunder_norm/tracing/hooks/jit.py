@@ -80,6 +80,8 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
             if led is None:
                 raise
             asked = led
+        elif not asked.interprets_subclasses:
+            asked = _led() or asked
     _undo(get_compile_data())
     return _acquired(asked, fn, args, kwargs, options, may_begin_again=False)
 
