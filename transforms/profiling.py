@@ -23,6 +23,7 @@ from thunder_norm.profiling.report import Profile
 from thunder_norm.profiling.stand_ins import StandIns
 from thunder_norm.profiling.totals import TARGETS, Target
 from thunder_norm.tracing import compilation
+from thunder_norm.tracing.calls.raising import Raised
 from thunder_norm.tracing.translation import empty_for
 import thunder
 from thunder.core import prims
@@ -107,10 +108,17 @@ def _profile(
 
 
 def _compiled_for(jitted: Any, args: tuple, kwargs: dict, backward: bool) -> tuple[Any, Sequence[Any]]:
-    """What `thunder.jit` would run for these arguments, and the inputs of that."""
+    """What `thunder.jit` would run for these arguments, and the inputs of that.
+
+    Raises:
+        Exception: what the acquisition ends in.
+    """
     data: Any = thunder.compile_data(jitted)
     with torch.set_grad_enabled(backward):
-        entry, inputs, _ = data.get_computation_and_inputs(*args, **kwargs)
+        try:
+            entry, inputs, _ = data.get_computation_and_inputs(*args, **kwargs)
+        except Raised as e:  # a call would run by Python from here on
+            raise e.error from None
     return entry, inputs
 
 
