@@ -94,6 +94,16 @@ def test_a_cuda_graph_leaves_norms_on_the_cpu_alone():
         )
 
 
+def test_a_cuda_graph_leaves_numbers_that_change_alone():
+    def f(x, k):
+        return x, k * 2 + 1, x.sum().item() - k
+
+    with_graphs = thunder.jit(f, transforms=[NormTransform(), CUDAGraphTransform()])
+    for k in range(1, 6):
+        assert with_graphs(torch.full((2,), 1.0 * k), k)[1:] == f(torch.full((2,), 1.0 * k), k)[1:]
+    assert thunder.cache_misses(with_graphs) == 2
+
+
 @pytest.fixture
 def asking() -> Any:
     """An executor that has a gradient for sines, and asks for the size of what it is given, as cuDNN's does."""

@@ -164,7 +164,7 @@ class ChangingNumbers:
     def _recorded(self, fn: Callable, values: list) -> Callable | None:
         """What records Python's arithmetic with numbers, if `fn` is of it and the class of its result is known."""
         found = look_up(_ARITHMETIC, fn)
-        if found is None or not all(self._is_one(v) or type(v) in (int, float, bool) for v in values):
+        if found is None or not all(_is_unknown(v) or type(v) in (int, float, bool) for v in values):
             return None
         function, kind_of = found
         operands = values[::-1] if getattr(fn, "__name__", "") in _REFLECTED else values
@@ -175,13 +175,13 @@ class ChangingNumbers:
 
     def _record(self, function: Callable, operands: list, kind: type) -> Any:
         """Have the trace call a function of Python's numbers; where that raises, the program is told so."""
-        unknown = [v for v in operands if self._is_one(v)]
+        unknown = [v for v in operands if _is_unknown(v)]
         raised: list[Exception] = []
 
         def error_of(*numbers: torch.Tensor) -> str:
             remaining = iter(numbers)
             try:
-                function(*(next(remaining).item() if self._is_one(v) else v for v in operands))
+                function(*(next(remaining).item() if _is_unknown(v) else v for v in operands))
             except Exception as e:  # noqa: BLE001 - the program's
                 raised.append(e)
                 return repr(e)
@@ -191,8 +191,13 @@ class ChangingNumbers:
             return do_raise(raised[0])
         result = numberproxy(kind, None)
         get_tracectx().bound_symbols.append(_symbol(function).bind(*operands, output=result))
-        self._sources[result.name] = frozenset().union(*(self._sources[v.name] for v in unknown))
+        self._sources[result.name] = frozenset().union(*(self._sources.get(v.name, ()) for v in unknown))
         return wrap(result, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[]))
+
+
+def _is_unknown(value: Any) -> bool:
+    """Whether it is such a number, or the item of another tensor."""
+    return isinstance(value, NumberProxy) and value.value is None and value.python_type in _DTYPES
 
 
 def _of_class(kind: type, _: WrappedValue, classes: WrappedValue) -> WrappedValue:
