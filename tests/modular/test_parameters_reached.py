@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from tests.seeds import seeded
 from thunder_norm.errors import ThunderNormError
@@ -72,25 +71,3 @@ def test_parameters_in_any_argument(name, mode):
 def test_those_that_have_bounds_have_them(name):
     torch.manual_seed(seeded(0))
     assert ModularNorm(_Model(*_PROGRAMS[name]), torch.randn(3, 4)).targets["p"] > 0
-
-
-class Rendered(nn.Module):
-    """Volume rendering (Mildenhall et al. 2020): the last interval of a ray has no end, and counts 1e10."""
-
-    def __init__(self):
-        super().__init__()
-        self.density, self.colour = nn.Linear(3, 1), nn.Linear(3, 3)
-
-    def forward(self, points):
-        places = torch.linspace(2.0, 6.0, points.shape[1])
-        intervals = torch.cat([places[1:] - places[:-1], torch.tensor([1e10])])
-        opacity = 1 - torch.exp(-self.density(points)[..., 0].relu() * intervals)
-        through = torch.cat([torch.ones_like(opacity[:, :1]), 1 - opacity + 1e-10], -1).cumprod(-1)[:, :-1]
-        return ((opacity * through)[..., None] * self.colour(points).sigmoid()).sum(1)
-
-
-def test_what_is_saturated_far_away_does_not_keep_a_step_from_the_density():
-    """An exponential of 1e10 times the density counted as one that moves 1e10 times as far: targets of 1e-14."""
-    torch.manual_seed(seeded(0))
-    targets = ModularNorm(Rendered(), torch.randn(4, 6, 3), mode="typical").targets
-    assert min(targets.values()) > 1e-6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import collections
 import gc
 import math
 import weakref
@@ -324,6 +325,37 @@ TEXTS = {
     "of numbers alone": lambda y: f"{torch.ones(2) * 2}",
     "a key": lambda y: {"1": y + 1, "3": y}[f"{y[0].item():.0f}"],
 }
+
+
+ASKED_OF_NUMBERS = {
+    "class": lambda x, n: (
+        x * (isinstance(x.sum().item(), float) + 2 * isinstance(n.sum().item(), (int, str)) + (type(n.sum().item()) is int))
+    ),
+    "name of the class": lambda x, n: x * len(n.sum().item().__class__.__name__),
+    "hash": lambda x, n: x * hash((x.sum().item(), n.sum().item())),
+    "method": lambda x, n: x * n.sum().item().bit_length() + x.sum().item().is_integer() * x.sum().item().real,
+    "key": lambda x, n: x * {n.sum().item(): 3.0}.get(6, 1.0),
+    "key that is looked up": lambda x, n: x * {6: 3.0, 9: 4.0}.get(n.sum().item(), 1.0),
+    "key that is set": lambda x, n: x * (lambda d: d.__setitem__(n.sum().item(), 2.0) or d.get(6, 1.0))({}),
+    "keys": lambda x, n: x * len({v.item(): 1 for v in n}),
+    "elements": lambda x, n: x * len({n.sum().item(), 6}) + len({v.item() for v in n}),
+    "element": lambda x, n: x * (n.sum().item() in {6}) + len(set([n.sum().item(), 6, 7])),
+    "a pair": lambda x, n: x * ((n.sum().item(), 1) in {(6, 1)}),
+    "counted": lambda x, n: x * collections.Counter([n.sum().item(), 6])[6],
+    "slice of a list": lambda x, n: x * len([1, 2, 3, 4][: n.max().item()]),
+    "bits": lambda x, n: x * (n.max().item() << 1) + (~n.max().item()) + (n.max().item() >> 1),
+}
+
+
+@pytest.mark.parametrize(("name", "transform"), crossed(ASKED_OF_NUMBERS, [NormTransform, SubclassTransform]))
+def test_numbers_of_tensors_are_pythons(name: str, transform: type) -> None:
+    f = ASKED_OF_NUMBERS[name]
+    jf = thunder.jit(f, transforms=[transform()])
+    for n in ([1, 2, 3], [2, 2, 5], [1, 2, 3]):
+        given = torch.tensor([0.5, 1.5, float(n[0])], requires_grad=True), torch.tensor(n)
+        found, expected = jf(*given), f(*given)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), given[0])[0] for y in (found, expected)))
 
 
 @pytest.mark.parametrize(("name", "transform"), crossed(TEXTS, [NormTransform, SubclassTransform]))

@@ -279,8 +279,7 @@ def exp(input: RMSTensor) -> NormedTensor:
 
     A log softmax gives the softmax: its value and sensitivity.
     Entries that are set aside (minus infinity) count as those they were before.
-    Typical:     of x of at most 0, ``sqrt(E e^(-2 n |z|))`` for both: x is half of a Gaussian; where n is that of a mask, or of the
-                 last interval of a ray (1e10), 1, and it moves by 1 / n, as what jumps does
+    Typical:     of x of at most 0, ``sqrt(E e^(-2 n |z|))`` for both: x is half of a Gaussian; 1 where n is that of a mask
     Gap:         the norm of x does not count where its range does
     """
     shifted = fact(input, Shifted)
@@ -294,8 +293,7 @@ def exp(input: RMSTensor) -> NormedTensor:
         result = rms(result.norm_size, input.elem_dims, sensitivity={"input": slope})
     if current_mode() != "modula" and found is not None and found.high <= 0:
         if current_mode() == "typical":
-            size = _decay(n)
-            slope = torch.where(n < _MASKED, size, 1 / n)
+            size = slope = _decay(n)
         else:
             one = bounded(1.0, n)
             size, slope = torch.minimum(result.norm_size, one), torch.minimum((result._sensitivity or {})["input"], one)

@@ -111,7 +111,9 @@ def _bounds(values: list) -> bool:
 
 
 def _index_unknown(values: list) -> bool:
-    return type(values[0]) in (list, tuple) and len(values) > 1 and is_unknown(values[1])
+    key = values[1] if len(values) > 1 else None
+    places = (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
+    return type(values[0]) in (list, tuple) and any(map(is_unknown, places))
 
 
 INDEXING = (TensorProxy.__getitem__, torch.Tensor.__getitem__)
@@ -167,6 +169,11 @@ NUMBERS_ALONE: dict[Callable, Callable] = {
     NumberProxy.__rfloordiv__: lambda a, b: b // a,
     NumberProxy.__mod__: operator.mod,
     NumberProxy.__rmod__: lambda a, b: b % a,
+    NumberProxy.__lshift__: operator.lshift,
+    NumberProxy.__rlshift__: lambda a, b: b << a,
+    NumberProxy.__rshift__: operator.rshift,
+    NumberProxy.__rrshift__: lambda a, b: b >> a,
+    NumberProxy.__invert__: operator.invert,
     round: round,
     divmod: divmod,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from thunder_norm.subclass.classes.wrapper_scan import may_construct_wrappers
 from thunder_norm.subclass.interpreting import (
     fully_sharded,
     interpret,
+    item_numbers,
     jagged_makers,
     opaque_objects,
     operations,
@@ -34,7 +36,7 @@ from thunder_norm.subclass.interpreting import (
     sequences,
 )
 from thunder_norm.tracing import hooks
-from thunder_norm.tracing.guarding import attempts, changing_numbers
+from thunder_norm.tracing.guarding import attempts, changing_numbers, guards
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 from thunder_norm.tracing.provenances import without_unused
 from thunder_norm.tracing.shared_memory import replaced_memory
@@ -177,6 +179,8 @@ class Interpreting(Watching):
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
         acquisition = _acquisition_of(self)
+        if (of_number := item_numbers.lookaside(acquisition, fn, args)) is not None:
+            return of_number
         if fn is getattr and _reads_no_tensor(acquisition, args):  # half of all calls, of which nothing below has anything to say
             return lookaside_for(fn, *args, **kwargs)
         if acquisition.lengths.is_on:
@@ -289,6 +293,7 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
         _begin_lengths(acquisition, wrappers)
     if acquisition.sizes.are_known and not (acquisition.is_transformed or acquisition.opaque.is_run):
         changing_numbers.begin(acquisition.refuse, acquisition.ask)
+    guards.tell_numbers(functools.partial(item_numbers.known_or_refused, acquisition))
     acquisition.fakes.follows_memory = vars(get_compile_data()).pop(_ALL_MEMORY, False)
     is_due = vars(get_compile_data()).pop(_FROM_THE_FIRST, False)
     if torch.is_grad_enabled() and (is_due or any(outer_metadata(x)[2] for x in wrappers)):

@@ -124,6 +124,7 @@ class Guards:
     meetings: dict[tuple[Path, Path], bool] = field(default_factory=dict)
     written: dict[int, tuple[Path, Any]] = field(default_factory=dict)  # containers of the function that the program writes into
     numbers: Any = None  # see `changing_numbers`
+    known_numbers: Callable[[Any], Any] | None = None
 
 
 _current: contextvars.ContextVar[Guards | None] = contextvars.ContextVar("thunder_norm_guards", default=None)
@@ -472,6 +473,17 @@ def stand_in_for_numbers(numbers: Any) -> None:
     """Have `numbers` stand in for those that it knows to be others from call to call; see `changing_numbers`."""
     if (guards := _current.get()) is not None:
         guards.numbers = numbers
+
+
+def tell_numbers(known: Callable[[Any], Any]) -> None:
+    """Have `known` say of a value of the program which it is in the call at hand, where there are numbers of tensors in it."""
+    if (guards := _current.get()) is not None:
+        guards.known_numbers = known
+
+
+def known_numbers() -> Callable[[Any], Any] | None:
+    """What says it in the acquisition at hand; None if nobody does."""
+    return guards.known_numbers if (guards := _current.get()) is not None else None
 
 
 def changing_numbers() -> Any:

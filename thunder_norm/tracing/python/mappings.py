@@ -13,6 +13,7 @@ from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Se
 from typing import Any
 
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.member_dicts import work_on_copy
@@ -109,6 +110,14 @@ def _hashing(opname: str) -> Any:
 
     def handler(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
         places = _HASHED[opname](inst.arg)
+        if (known := guards.known_numbers()) is not None:  # of a tensor's number Thunder would hash what stands for it
+            try:
+                for place in places:
+                    value = stack.getitem_wrapped(-place).value
+                    if (number := known(value)) is not value:
+                        stack[-place] = number
+            except Exception as e:  # noqa: BLE001 - why it is refused
+                return thunders.do_raise(e)
         look_into([stack.getitem_wrapped(-place) for place in places])
         items = [(stack[-place], stack.getitem_wrapped(1 - place)) for place in places] if "MAP" in opname else []
         try:
