@@ -224,10 +224,6 @@ def inner_transposed(x):
     return x.a * 2
 
 
-def of_a_result(x):
-    return (x.detach() * 2).requires_grad_()
-
-
 def of_another_shape(x):
     return torch.sin(x, out=torch.empty_like(x[:1]))
 
@@ -241,7 +237,6 @@ def of_another_shape(x):
         (lambda x: x.requires_grad_() * 2, False, r"requires_grad_\(True\) of an input"),
         (lambda x: x.requires_grad_(False) * 2, True, r"requires_grad_\(False\) of an input"),
         (lambda x: x.detach_() * 2, True, r"detach_\(\) of an input"),
-        (of_a_result, False, r"requires_grad_\(True\) of a tensor made in the program"),
         (of_another_shape, False, "of other shapes"),
         (lambda x: x if x._is_view() else x * 2, False, "_is_view"),
     ],

@@ -66,7 +66,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, 
         if fn is getattr and not hasattr(NumberProxy, args[1].value):
             return functools.partial(_with_numbers, acquisition, fn, 0)
         return None
-    place = look_up(_HASHING, fn)
+    place: Any = look_up(_HASHING, fn)
     if place is None:
         return None
     looked_at = args if place < 0 else args[place : place + 1]

@@ -23,7 +23,7 @@ from thunder_norm.tracing.guarding import attempts, guards
 from thunder_norm.tracing.guarding.bindable import bindable, executor
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.conditions import GuardError
-from thunder_norm.tracing.guarding.ways import NUMBER, Path, Ways, path_of
+from thunder_norm.tracing.guarding.ways import NUMBER, Path, Ways, is_imported, path_of
 from thunder_norm.tracing.lookasides import look_up
 from thunder.core import dtypes
 from thunder.core.compile_data import _compile_data, get_compile_data
@@ -392,9 +392,14 @@ def note(constraints: Iterable[tuple]) -> None:
 
 
 def _way(p: Proxy) -> Path | None:
-    """The way to an attribute or an argument; what is in a container C code may find there, where nothing stands for it."""
+    """The way to an attribute or an argument.
+
+    What is in a container C code may find there, where nothing stands for it; to what the program imports no prologue goes.
+    """
     path = None if p.history is None else path_of(p.history)
-    return path if path is not None and (path[-1][0] == "attribute" or len(path) == 2) else None
+    if path is None or is_imported(path):
+        return None
+    return path if path[-1][0] == "attribute" or len(path) == 2 else None
 
 
 def _is_another(now: Any, then: Any) -> bool:
