@@ -15,6 +15,7 @@ import torch
 
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.guarding.ways import is_imported, path_of
 from thunder_norm.tracing.member_dicts import note_member_dict, note_written, store
 from thunder_norm.tracing.shared_memory import aliases
 from thunder_norm.tracing.torch_functions import tensor_attributes
@@ -127,6 +128,9 @@ def _into_dict(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> An
     if attributes is _EXCEPTION_RAISED:
         return attributes
     note_member_dict(attributes)
+    path = path_of(attributes.provenance)
+    if path is None or is_imported(path):
+        return thunders._interpret_call(dict.__setitem__, attributes, name, value)
     store(attributes, name, value)
     return wrap_const(None)
 
