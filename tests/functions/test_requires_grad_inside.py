@@ -91,15 +91,6 @@ def told(program: Callable, make: Callable) -> list:
     return [flags, tensors, None if x.grad is None else getattr(x.grad, "a", x.grad)]
 
 
-# A wrapper that is returned has a history, of which nothing that is given has a gradient.
-REFUSED = {
-    (asked_for, "wrapper"),
-    (again, "wrapper"),
-    (of_integers_no_more, "wrapper"),
-    (of_integers_no_more, "wrapper that requires grad"),
-}
-
-
 @pytest.mark.parametrize(
     ("program", "name", "transform"),
     [
@@ -112,10 +103,6 @@ REFUSED = {
 def test_results_have_the_histories_of_eager_mode(program: Callable, name: str, transform: type) -> None:
     jitted = thunder.jit(program, transforms=[transform()])
     expected = told(program, INPUTS[name])
-    if (program, name) in REFUSED:
-        with pytest.raises(UnsupportedOpError, match="a TwoTensor that is returned requires grad"):
-            told(jitted, INPUTS[name])
-        return
     for _ in range(2):
         torch.testing.assert_close(told(jitted, INPUTS[name]), expected)
 
@@ -159,10 +146,12 @@ def test_one_that_is_returned_beside_what_is_computed_from_it_is_refused() -> No
         thunder.jit(returned_beside, transforms=[SubclassTransform()])(torch.randn(3, 4))
 
 
-def test_wrappers_that_are_made_so_are_refused() -> None:
-    jitted = thunder.jit(lambda x: torch.zeros_like(x, requires_grad=True) * x, transforms=[SubclassTransform()])
-    with pytest.raises(UnsupportedOpError, match="requires_grad=True of a TwoTensor made in the program"):
-        jitted(INPUTS["wrapper"]())
+def test_wrappers_that_are_made_so_have_a_history() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x, requires_grad=True) * x
+
+    jitted = thunder.jit(program, transforms=[SubclassTransform()])
+    torch.testing.assert_close(told(jitted, INPUTS["wrapper"]), told(program, INPUTS["wrapper"]))
 
 
 def test_integers_are_torch_s_error() -> None:
