@@ -36,18 +36,21 @@ def is_copy(held: WrappedValue | None) -> TypeGuard[WrappedValue]:
     return held is not None and held.original_value is not held.nothing
 
 
+def holds_attributes(held: WrappedValue) -> bool:
+    """Whether it is the ``__dict__`` of an object."""
+    origin = held.provenance
+    return origin.inst is PseudoInst.LOAD_ATTR and origin.inputs[1].value == "__dict__"
+
+
 def has_attribute(held: WrappedValue, key: WrappedValue) -> WrappedValue | None:
     """What ``key in vars(obj)`` is, which depends on no other attribute; None for all other dicts and keys."""
-    origin = held.provenance
-    if type(held.value) is not dict or type(key.value) is not str or held.has_item_tracking:
-        return None
-    if origin.inst is not PseudoInst.LOAD_ATTR or origin.inputs[1].value != "__dict__":
+    if not holds_attributes(held) or type(held.value) is not dict or type(key.value) is not str or held.has_item_tracking:
         return None
     is_there = key.value in held.value
     before: Any = held.original_value if is_copy(held) else held.value
     if (key.value in before) is is_there:  # otherwise the program has set or deleted it
         guards.note(held, "contains", key.value, is_there)
-    return wrap(is_there, provenance=ProvenanceRecord(PseudoInst.CONTAINS_OP, inputs=[origin, key.provenance]))
+    return wrap(is_there, provenance=ProvenanceRecord(PseudoInst.CONTAINS_OP, inputs=[held.provenance, key.provenance]))
 
 
 def store(held: WrappedValue, key: WrappedValue, value: WrappedValue) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
+from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 from thunder.core.interpreter import (
@@ -46,17 +47,12 @@ _HASHING: dict[Any, int] = {
 }
 
 
-def is_unknown(value: Any) -> bool:
-    """Whether it is such a number."""
-    return isinstance(value, NumberProxy) and value.value is None
-
-
 def lookaside(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn`, which asks for more than the proxy of a number among its arguments knows; None for all others."""
     if not args:
         return None
     first = args[0].value
-    if is_unknown(first) and (fn is isinstance or fn is type or fn is getattr) and not _is_asked_by_thunder():
+    if is_number_of_tensors(first) and (fn is isinstance or fn is type or fn is getattr) and not _is_asked_by_thunder():
         if fn is isinstance and len(args) == 2:
             return lambda of, classes: wrap_const(isinstance(of.value.python_type(), classes.value))
         if fn is type and len(args) == 1:
@@ -65,6 +61,8 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, 
             return lambda of, *_: wrap_const(of.value.python_type)
         if fn is getattr and not hasattr(NumberProxy, args[1].value):
             return functools.partial(_with_numbers, acquisition, fn, 0)
+        return None
+    if fn is getattr:  # half of all calls
         return None
     place: Any = look_up(_HASHING, fn)
     if place is None:
@@ -80,7 +78,7 @@ def _is_asked_by_thunder() -> bool:
 
 
 def _holds_unknown(value: Any) -> bool:
-    return is_unknown(value) or (type(value) in (list, tuple) and any(map(_holds_unknown, value)))
+    return is_number_of_tensors(value) or (type(value) in (list, tuple) and any(map(_holds_unknown, value)))
 
 
 def known(acquisition: Acquisition, value: Any) -> Any:
@@ -89,7 +87,7 @@ def known(acquisition: Acquisition, value: Any) -> Any:
     Raises:
         UnknownValueError: the number cannot be computed.
     """
-    if is_unknown(value):
+    if is_number_of_tensors(value):
         return acquisition.ask(torch.Tensor.item, [value])
     return type(value)(known(acquisition, v) for v in value) if type(value) in (list, tuple) and _holds_unknown(value) else value
 

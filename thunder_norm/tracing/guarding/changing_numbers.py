@@ -23,6 +23,7 @@ from thunder_norm.tracing.guarding import attempts, guards
 from thunder_norm.tracing.guarding.bindable import bindable, executor
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.guarding.ways import NUMBER, Path, Ways, is_imported, path_of
 from thunder_norm.tracing.lookasides import look_up
 from thunder.core import dtypes
@@ -197,7 +198,7 @@ class ChangingNumbers:
 
 def _is_unknown(value: Any) -> bool:
     """Whether it is such a number, or the item of another tensor."""
-    return isinstance(value, NumberProxy) and value.value is None and value.python_type in _DTYPES
+    return is_number_of_tensors(value) and value.python_type in _DTYPES
 
 
 def _of_class(kind: type, _: WrappedValue, classes: WrappedValue) -> WrappedValue:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from thunder.core.proxies import NumberProxy
+
 OPAQUE = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType)
 SINGLE = (type(None), torch.dtype, torch.layout, torch.memory_format, torch.qscheme, enum.Enum)
 _OPERATORS = (MethodDescriptorType, WrapperDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
@@ -38,6 +40,11 @@ GUARDED_BY_THUNDER = (
 # of what stands at two places equal ones are the same, or Thunder looks at each place
 EQUAL = (complex, bytes, slice, torch.device)
 STAND_ANYWHERE = (torch.Tensor, int, float, str, CodeType, CellType)
+
+
+def is_number_of_tensors(value: Any) -> bool:
+    """Whether it stands for a number that is known in each call alone: what ``.item()`` makes, and what is computed of it."""
+    return isinstance(value, NumberProxy) and value.value is None
 
 
 class ValueKinds:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.hooks.participants import has_part
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder.core.devices import DeviceType
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.transforms import cudagraph
 
@@ -23,6 +24,4 @@ def _can_fuse(self: cudagraph.CUDAGraphTransform, bsym: BoundSymbol) -> Any:
 
 
 def _changes(p: Any) -> bool:
-    if isinstance(p, NumberProxy):
-        return p.value is None
-    return isinstance(p, TensorProxy) and p.device.devicetype is DeviceType.CPU
+    return is_number_of_tensors(p) or (isinstance(p, TensorProxy) and p.device.devicetype is DeviceType.CPU)

@@ -17,6 +17,7 @@ import torch
 
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
+from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.python.identities import object_behind
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions.known_values import is_replaced
@@ -111,15 +112,13 @@ def _of_tensors(stack: InterpreterStack, operation: str, a: WrappedValue, b: Wra
 def _meets_unknown(a: WrappedValue, b: WrappedValue) -> bool:
     """Whether a tensor is compared with a number that is made of the values of tensors: Python's operators know no such number."""
     values = (a.value, b.value)
-    is_unknown = any(isinstance(v, NumberProxy) and v.value is None for v in values)
-    return is_unknown and any(type(v) is TensorProxy for v in values)
+    return any(map(is_number_of_tensors, values)) and any(type(v) is TensorProxy for v in values)
 
 
 def _is_of_unknown(a: WrappedValue, b: WrappedValue) -> bool:
     """Whether two numbers are compared of which one is made of the values of tensors."""
     values = (a.value, b.value)
-    is_unknown = any(isinstance(v, NumberProxy) and v.value is None for v in values)
-    return is_unknown and all(isinstance(v, NumberProxy | int | float | complex) for v in values)
+    return any(map(is_number_of_tensors, values)) and all(isinstance(v, NumberProxy | int | float | complex) for v in values)
 
 
 def _is_tensor_and_number(tensor: WrappedValue, x: WrappedValue) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from thunder_norm.tracing.lookasides import instead_of
-from thunder_norm.tracing.member_dicts import has_attribute
+from thunder_norm.tracing.member_dicts import has_attribute, holds_attributes
 from thunder_norm.tracing.python.derived import EXCEPTION_RAISED, done, entry, of_builtin
 from thunder_norm.tracing.python.mappings import Items, Keys, Values
 from thunder.core import interpreter as thunders
@@ -101,11 +101,7 @@ def _delitem(mapping: WrappedValue, key: WrappedValue) -> Any:
     return wrap_const(None)
 
 
-def _is_of_attributes(mapping: WrappedValue) -> bool:
-    return mapping.provenance.inst is PseudoInst.LOAD_ATTR and mapping.provenance.inputs[1].value == "__dict__"
-
-
-@of_builtin(dict.__contains__, also=_is_of_attributes)
+@of_builtin(dict.__contains__, also=holds_attributes)
 def _contains(mapping: WrappedValue, key: WrappedValue) -> Any:
     if (known := has_attribute(mapping, key)) is not None:
         return known
