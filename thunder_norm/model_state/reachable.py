@@ -76,6 +76,15 @@ class Place:
         """Whether it holds other objects now, or in another order."""
         return not (self.still_holds is not None and self.still_holds()) and not is_same(self.held, self.read())
 
+    @property
+    def owners(self) -> Iterator[Any]:
+        """What a program may know it as: the owner, or the dict of its variables."""
+        yield self.owner
+        if isinstance(self.owner, types.FunctionType) and self.cell is None:
+            yield self.owner.__globals__
+        if isinstance(self.owner, types.ModuleType):
+            yield vars(self.owner)
+
     def named(self, key: Any) -> str:
         """What it holds under a key, for the program's author."""
         if isinstance(self.owner, types.FunctionType):
@@ -285,13 +294,13 @@ class Reachable:
         named = [n for n in _names(fn.__code__) if n not in self._named]
         self._named.update(named)
         called = [m for n in named for m in self._methods.pop(n, ())]
-        names = [n for n in _names(fn.__code__) if n in fn.__globals__ or n in _stored_globals(fn.__code__)]
+        names = [n for n in _names(fn.__code__) if n in fn.__globals__ or n in _stored(fn.__code__, _STORE_GLOBALS)]
         own = fn.__globals__
         read = functools.partial(_read_globals, own, names)
         held = read()
         self._note(fn, held, read, functools.partial(_write_globals, own), functools.partial(_has_globals, own, held))
         variables = [v for v in held.values() if v is not _UNBOUND]
-        variables.extend(self._in_modules(variables, _names(fn.__code__)))
+        variables.extend(self._in_modules(variables, fn.__code__))
         found: list[Any] = [] if _is_installed(fn) else variables
         self._of_others.extend(variables if _is_installed(fn) else ())
         for cell in fn.__closure__ or ():
@@ -301,8 +310,9 @@ class Reachable:
             found.extend(_read_cell(cell))
         return [*found, *called, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
 
-    def _in_modules(self, variables: Iterable[Any], names: Sequence[str]) -> list[Any]:
+    def _in_modules(self, variables: Iterable[Any], code: types.CodeType) -> list[Any]:
         """What modules among some variables have under names that code mentions, as in ``settings.limits``."""
+        names, stored = _names(code), _stored(code, _STORE_ATTRIBUTES)
         pending, modules, found = list(variables), set[int](), list[Any]()
         while pending:
             module = pending.pop()
@@ -311,7 +321,7 @@ class Reachable:
                 continue
             modules.add(id(module))
             own = vars(module)
-            read = functools.partial(_read_globals, own, [n for n in names if n in own])
+            read = functools.partial(_read_globals, own, [n for n in names if n in own or n in stored])
             held = read()
             self._note(module, held, read, functools.partial(_write_globals, own), functools.partial(_has_globals, own, held))
             pending.extend(held.values())
@@ -454,13 +464,14 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 
 
 _STORE_GLOBALS = frozenset({dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]})
+_STORE_ATTRIBUTES = frozenset({dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]})
 
 
 @functools.lru_cache(maxsize=10_000)
-def _stored_globals(code: types.CodeType) -> frozenset[str]:
-    """The global variables that the code assigns: they may not be there yet."""
-    storing = [c for c in _codes(code) if not _STORE_GLOBALS.isdisjoint(c.co_code[::2])]
-    return frozenset(i.argval for c in storing for i in dis.get_instructions(c) if i.opcode in _STORE_GLOBALS)
+def _stored(code: types.CodeType, opcodes: frozenset[int]) -> frozenset[str]:
+    """The names that the code assigns by some instructions: of what may not be there yet."""
+    storing = [c for c in _codes(code) if not opcodes.isdisjoint(c.co_code[::2])]
+    return frozenset(i.argval for c in storing for i in dis.get_instructions(c) if i.opcode in opcodes)
 
 
 def _read_globals(variables: dict[str, Any], names: list[str]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
+from thunder_norm.tracing.guarding import overwritten
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.ways import is_imported, path_of
@@ -43,6 +44,15 @@ def is_simple(value: Any) -> bool:
 def of_class(value: Any, name: str) -> Any:
     """What the class of an object has under a name, or `MISSING`."""
     return in_classes(type(value).__mro__, name)
+
+
+def note_overwritten(obj: WrappedValue, name: WrappedValue) -> None:
+    """Note that an attribute is set or deleted that the interpreter changes at once: of a class, a module of Python's, a function, or in a slot."""
+    owner = obj.value
+    if isinstance(owner, Proxy) or type(name.value) is not str:
+        return
+    if isinstance(owner, type | ModuleType | FunctionType) or isinstance(of_class(owner, name.value), MemberDescriptorType):
+        overwritten.note(vars(owner) if isinstance(owner, FunctionType) else owner, name.value)
 
 
 # -- setting ------------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from thunder_norm.tracing.attribute_changes import (
     held_in,
     is_new,
     is_simple,
+    note_overwritten,
     of_class,
 )
 from thunder_norm.tracing.guarding import guards
@@ -40,6 +41,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _HOLDS_NO_CODE = (ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor)
+_WRITING = (*SETTING, *DELETING, type.__setattr__, type.__delattr__)
 _CONSTANTS = (bool, int, float, complex, str, bytes)
 
 
@@ -71,6 +73,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
         is_of_wrapper = isinstance(args[0].value, TensorProxy) and type(args[0].value) is not TensorProxy
         return None if is_of_wrapper else _by_object
     is_of_c = type(fn) is WrapperDescriptorType
+    if (fn is setattr or fn is delattr or (is_of_c and fn in _WRITING)) and len(args) >= 2:
+        note_overwritten(*args[:2])
     if (fn is setattr or (is_of_c and fn in SETTING)) and len(args) == 3:
         return assignment(fn, *args)
     if (fn is delattr or (is_of_c and fn in DELETING)) and len(args) == 2:

@@ -21,10 +21,12 @@ from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_de
 from thunder_norm.tracing.guarding import guards, snapshots, stored
 from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, path_of
 from thunder_norm.tracing.shared_memory.aliases import given_as
+from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.trace import TraceCtx
 
 _OF_VARIABLES = (("attribute", "__globals__"), ("attribute", "cell_contents"))
+_TRIED_FOR_ALL = "_thunder_norm_numbers_tried"
 _NUMBERS_AND_WORDS = (bool, int, float, complex, str)
 _taken_out: contextvars.ContextVar[list[TensorProxy]] = contextvars.ContextVar("thunder_norm_taken_out")
 _are_made_once: contextvars.ContextVar[bool] = contextvars.ContextVar("thunder_norm_changes_are_made_once", default=False)
@@ -41,6 +43,8 @@ def let_be(ctx: Any, roots: dict[str, Any]) -> None:
         UnsupportedOpError: the program uses a tensor that it has taken out of where a prologue would look for it.
     """
     ways = Ways(roots)
+    if (numbers := guards.changing_numbers()) is not None:
+        numbers.check_in_place(ways)
     _taken_out.set([])
     changed = [c for c in ctx._constraints if _is_changed_variable(c, ways)]
     if changed:
@@ -66,7 +70,12 @@ def note(what: str, changes: dict[Any, tuple[Any, Any]]) -> None:
         what: it is, in words.
         changes: what was under each key, and what is now.
     """
-    if not _are_made_once.get() and not all(_is_alike(then, now) for then, now in changes.values()):
+    if _are_made_once.get():
+        return
+    changed = [pair for pair in changes.values() if not _is_alike(*pair)]
+    if changed and all(type(then) is type(now) and type(now) in (int, float) for then, now in changed):
+        _acquire_for_all(what)
+    elif changed:
         _acquire_anew(what)
 
 
@@ -78,6 +87,16 @@ def made_once() -> Iterator[None]:
         yield
     finally:
         _are_made_once.reset(token)
+
+
+def _acquire_for_all(what: str) -> None:
+    """Have the next call acquire the program for all numbers that it may find there, see `changing_numbers`; where it has, it is acquired anew."""
+    tried = vars(get_compile_data()).setdefault(_TRIED_FOR_ALL, set())
+    if what in tried:
+        _acquire_anew(what)
+    else:
+        tried.add(what)
+        guards.use_for_one_call()
 
 
 def _acquire_anew(what: str) -> None:

@@ -1,6 +1,7 @@
 """Numbers that are others from call to call: eager mode says what a call gives and leaves behind, and few traces serve all of them."""
 
 import copy
+import json
 import math
 import warnings
 from types import SimpleNamespace
@@ -68,6 +69,40 @@ def tells_kinds(self, x, k):
     return self.linear(x) * (self.calls if isinstance(self.calls, int) else 0)
 
 
+def counts_in_containers(self, x, k):
+    self.stats["calls"] += 1
+    self.stats["of"]["rate"] *= 0.9
+    self.history[0] += self.stats["calls"]
+    self.history[1] = self.stats.get("calls") / 2
+    return self.linear(x) * self.stats["of"]["rate"] + self.history[0]
+
+
+def moves_numbers_in_containers(self, x, k):
+    self.history[0], self.history[1] = self.history[1], self.history[0] + 0.5
+    self.stats["last"], self.stats["calls"] = self.stats["calls"], self.stats["calls"] + 1
+    return self.linear(x) * self.history[0] + self.stats["last"]
+
+
+def counts_in_variables(self, x, k):
+    return self.linear(x) * self.count() + Times.called
+
+
+class Times:
+    called = 0
+
+
+def _counter():
+    times, rates = 0, [1.0]
+
+    def count():
+        nonlocal times
+        times += 1
+        rates[0] *= 0.5
+        return times + rates[0]
+
+    return count
+
+
 def is_used_as_a_size(self, x, k):
     self.calls += 1
     return self.linear(x)[: self.calls].sum() + self.linear(x).roll(self.calls, 0)
@@ -98,11 +133,27 @@ def catches_what_python_raises(self, x, k):
         return self.linear(x)
 
 
+def is_summed_up(self, x, k):
+    self.history[0] += 1
+    return self.linear(x) * sum(self.history)
+
+
+def is_written_out_beside_it(self, x, k):
+    y = self.linear(x) * self.stats["calls"]
+    self.text = json.dumps(self.stats)
+    return y
+
+
+def is_compared_in_what_holds_it(self, x, k):
+    y = self.linear(x) + self.history[0]
+    return y * 2 if self.history in ([1, 2.0], [3, 2.0]) else y
+
+
 ONE_FOR_ALL = [
     *(counts, counts_twice, anneals, warms_up, decays_by_functions, keeps_what_it_is_given, compares_with_a_tensor, tells_kinds),
-    asks_each_third,
+    *(asks_each_third, counts_in_containers, moves_numbers_in_containers, counts_in_variables),
 ]
-FOR_EACH = [is_used_as_a_size, is_written, is_a_key, is_hidden]
+FOR_EACH = [is_used_as_a_size, is_written, is_a_key, is_hidden, is_summed_up]
 
 
 class _Model(torch.nn.Module):
@@ -112,6 +163,7 @@ class _Model(torch.nn.Module):
         self.linear.calls = 3
         self.calls, self.rate, self.last, self.text = 0, 2.0, None, ""
         self.config = SimpleNamespace(step=1)
+        self.stats, self.history, self.count = {"calls": 0, "of": {"rate": 1.0}}, [0, 2.0], _counter()
         self.program = program
 
     def forward(self, x, k=1):
@@ -119,7 +171,13 @@ class _Model(torch.nn.Module):
 
 
 def _left(model):
-    return [model.calls, model.linear.calls, model.rate, model.last, model.text, model.config.step]
+    attributes = [model.calls, model.linear.calls, model.rate, model.last, model.text, model.config.step]
+    return [
+        *attributes,
+        *model.history,
+        *(v for v in model.stats.values() if not isinstance(v, dict)),
+        *model.stats["of"].values(),
+    ]
 
 
 def _called(model, call, x, k):
@@ -134,6 +192,7 @@ def _compare(program, transform, between=lambda model, i: None, calls=7):
     torch.manual_seed(seeded())
     eager = _Model(program)
     model = copy.deepcopy(eager)
+    model.count = _counter()  # a copy of a function is the function
     jitted = thunder.jit(model, transforms=[transform()])
     for i in range(calls):
         x = torch.randn(3, 4)
@@ -150,7 +209,7 @@ def _compare(program, transform, between=lambda model, i: None, calls=7):
 @pytest.mark.parametrize("program", ONE_FOR_ALL)
 def test_one_trace_serves_all_numbers(program, transform):
     # one for the first numbers, one for all; another for each answer of a condition, and where another number begins to change
-    more = {warms_up: 1, asks_each_third: 1, decays_by_functions: 2}
+    more = {warms_up: 1, asks_each_third: 1, decays_by_functions: 2, moves_numbers_in_containers: 1}
     assert _compare(program, transform) <= 2 + more.get(program, 0)
 
 
@@ -172,6 +231,21 @@ def test_numbers_that_others_set():
         return self.linear(x) * self.rate + self.linear.calls
 
     assert _compare(program, NormTransform, set_rate) == 2
+
+
+def test_numbers_that_others_set_where_functions_in_c_find_them():
+    def set_numbers(model, i):
+        model.stats["calls"] = model.history[0] = i // 2
+
+    for program in (is_written_out_beside_it, is_compared_in_what_holds_it):
+        assert _compare(program, NormTransform, set_numbers) >= 4  # one for each
+
+
+def test_numbers_of_a_class_that_others_set(monkeypatch):
+    def set_times(model, i):
+        monkeypatch.setattr(Times, "called", i)
+
+    assert _compare(counts_in_variables, NormTransform, set_times) <= 3
 
 
 @pytest.mark.parametrize(

@@ -23,17 +23,18 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.escapes import escape
-from thunder_norm.model_state.reachable import Place, Reachable, described, ways_to
+from thunder_norm.model_state.reachable import ATOMS, Place, Reachable, described, ways_to
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward import changed_attributes, set_attributes
 from thunder_norm.subclass.backward.changed_attributes import Attribute
 from thunder_norm.subclass.backward.kept_values import is_kept_plainly, keeping, mend_writes
+from thunder_norm.subclass.backward.looks import Look, Looks, kind_of
 from thunder_norm.subclass.backward.made_objects import MadeObjects, refusal
 from thunder_norm.subclass.backward.recipes import NotMakeableError, Recipe, holds_proxies
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.calls import raising
 from thunder_norm.tracing.calls.raising import KEEPS, PACKS
-from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding import guards, overwritten
 from thunder_norm.tracing.guarding.bindable import guard, guard_arguments
 from thunder_norm.tracing.guarding.stored import same_keys
 from thunder_norm.tracing.provenances import provenance_of, walked, walked_from
@@ -190,6 +191,7 @@ class SideEffects:
         self.before = Reachable((fn, args, kwargs))
         self.made = MadeObjects(set(self.before.known), lambda: self._of_function)
         self.acquisition: Acquisition | None = None  # once the program has been acquired
+        self._looks: list[Look] = []
         self._read: dict[tuple, tuple[Place, bool, bool]] = {}  # by whose they are: what code that is not interpreted may read
         self._noted: dict[tuple[int, bool, bool], Any] = {}  # of whose code that was noted
         self._with_attributes: set[int] = set()
@@ -222,21 +224,21 @@ class SideEffects:
                 names = tuple(place.held) if isinstance(place.held, dict) else ()
                 self._read.setdefault((id(place.owner), id(place.cell), names, by_identity), (place, may_change, by_identity))
 
-    def _guard_read(self, ctx: Any) -> None:
-        """Have the prologue look at what was read; where the program has changed some of it since, the trace is for one call."""
-        looks: list[_Look] = []
+    def _guard_places(self, ctx: Any) -> None:
+        """Have the prologue look at what was read, or overwritten; where the program has changed some of it since, the trace is for one call."""
+        looks = self._looks
         for place, may_change, by_identity in self._read.values():
             is_code = isinstance(place.owner, type | FunctionType)
             is_of_call = self._is_of_argument(place.owner) and not is_code
-            kind = functools.partial(_kind, of=type if is_of_call else id, by_identity=by_identity)
-            look, way = _Look(place, kind, kind(place.held), may_change), self._ways.get(id(place.owner))
+            kind = functools.partial(kind_of, of=type if is_of_call else id, by_identity=by_identity)
+            look, way = Look(place, kind, kind(place.held), may_change), self._ways.get(id(place.owner))
             if not look.holds() or (is_of_call and (place.at is None or way is None)):
                 if not may_change:
                     guards.use_for_one_call()
             else:
                 looks.append(replace(look, way=way) if is_of_call else look)
         if looks:
-            guard_arguments(ctx, _Looks(looks))
+            guard_arguments(ctx, Looks(looks))
 
     @property
     def has_changed(self) -> bool:
@@ -276,9 +278,14 @@ class SideEffects:
             attributes = vars(self.fn)
             if not isinstance(attributes.get(name), int | float | complex | str):  # guarded where the program reads it
                 self._guard(acquisition, attributes.get(name), functools.partial(attributes.get, name))
-        followed = {id(p.owner) for p in self.before.places if p.is_changed and self._write_place(ctx, epilogue, acquisition, p)}
+        followed = set()
+        for place in self.before.places:
+            if not place.is_changed:
+                self._keep_overwritten(place, overwritten.keys_of(place.owners))
+            elif self._write_place(ctx, epilogue, acquisition, place):
+                followed.add(id(place.owner))
         guards.keep_written(followed)
-        self._guard_read(ctx)
+        self._guard_places(ctx)
         self._plain_attributes = tensor_attributes.those_set(ctx)
         for name, of_tensor in [*self._plain_attributes.items()]:
             if of_tensor.real is not None:
@@ -333,13 +340,15 @@ class SideEffects:
         is_map, is_of_argument = isinstance(held, dict), self._is_of_argument(place.owner) and place.at is not None
         before = held if is_map else dict(enumerate(held))
         after = now if is_map else dict(enumerate(now))
-        touched = [k for k in {**before, **after} if before.get(k, _ABSENT) is not after.get(k, _ABSENT)]
+        rewritten = overwritten.keys_of(place.owners) or ()
+        touched = [k for k in {**before, **after} if before.get(k, _ABSENT) is not after.get(k, _ABSENT) or k in rewritten]
         in_order = [*(k for k in before if k in after), *(k for k in after if k not in before)]
         is_reordered = is_map and not same_keys([*after], in_order)
         if is_reordered:
             touched = [*(k for k in before if k not in after), *after]
-        position = {id(v): k for k, v in before.items()}
-        is_twice = len(position) < len(before)  # which of two places a value comes from nobody knows, if they hold one object
+        objects = {k: v for k, v in before.items() if not isinstance(v, ATOMS)}
+        position = {id(v): k for k, v in objects.items()}
+        is_twice = len(position) < len(objects)  # which of two places a value comes from nobody knows, if they hold one object
         # what was there stays what is there in the call at hand
         values = [_Same(position[id(v)]) if id(v) in position else v for v in (after.get(k, _ABSENT) for k in touched)]
         if not is_of_argument and not holds_proxies(values):
@@ -348,6 +357,7 @@ class SideEffects:
                 own_changes.note(
                     place.named(touched[0]), changes | ({_ORDER: (tuple(before), tuple(after))} if is_reordered else {})
                 )
+                self._keep_overwritten(place, {*touched})
             return False
         place.write(held)
 
@@ -362,7 +372,7 @@ class SideEffects:
 
         def looked_at(place: Place) -> Any:
             current = place.read()
-            found = {k: current.get(k, _ABSENT) for k in touched} if is_map else current
+            found = {k: _but_numbers(current.get(k, _ABSENT)) for k in touched} if is_map else [*map(_but_numbers, current)]
             return [found, _first_places(current.values() if is_map else current)] if is_twice else found
 
         what = f"what {described(place.owner)} holds"
@@ -385,10 +395,29 @@ class SideEffects:
         if at is None or way is None:
             self.undo()
             raise escape(what, "value", place.owner)
-        owner, expected = AnyProxy(place.owner, history=provenance_of(way)), _kind(looked_at(place), of=type)
+        owner, expected = AnyProxy(place.owner, history=provenance_of(way)), kind_of(looked_at(place), of=type)
         self._write(epilogue, acquisition, [owner, *values], what, lambda new: put_at(at(new[0]), new[1:]), True)
-        guard_arguments(ctx, lambda *roots: _kind(looked_at(at(walked(way, *roots))), of=type) == expected)
+        guard_arguments(ctx, lambda *roots: kind_of(looked_at(at(walked(way, *roots))), of=type) == expected)
         return True
+
+    def _keep_overwritten(self, place: Place, keys: set[Any] | None) -> None:
+        """Let the trace serve calls alone that find in a place, under some keys or all, what the program has left there: it writes nothing."""
+        if guards.is_of_one_call() or place.is_of_others or keys == set():
+            return
+        is_of_argument, way = self._is_of_argument(place.owner), self._ways.get(id(place.owner))
+        if is_of_argument and (place.at is None or way is None):
+            guards.use_for_one_call()
+            return
+        now = place.read()
+
+        def under_keys(held: Any, now: Any = now) -> Any:  # which is kept: an id stays its object's
+            if keys is None or isinstance(held, set):
+                return found(held)
+            entries = held if isinstance(held, dict) else dict(enumerate(held))
+            return found({k: entries.get(k, _ABSENT) for k in keys})
+
+        found = functools.partial(kind_of, of=type if is_of_argument else id, by_identity=not is_of_argument)
+        self._looks.append(Look(place, under_keys, under_keys(now), False, way if is_of_argument else None))
 
     @functools.cached_property
     def _ways(self) -> dict[int, tuple[tuple[str, Any], ...]]:
@@ -397,11 +426,11 @@ class SideEffects:
 
     def _guard(self, acquisition: Acquisition | None, held: Any, read: Callable[[], Any]) -> None:
         """The trace is for what the place held: for None, say, not for the tensor that the program puts there."""
-        kind = _kind(held)
+        kind = kind_of(held)
 
         def holds() -> bool:
             try:
-                return _kind(read()) == kind
+                return kind_of(read()) == kind
             except (AttributeError, LookupError):  # the place is no more
                 return False
 
@@ -445,6 +474,11 @@ def _first_places(values: Iterable[Any]) -> list[int]:
     return [first.setdefault(id(v), i) for i, v in enumerate(values)]
 
 
+def _but_numbers(value: Any) -> Any:
+    """A value of which another call must find another like it: a number is guarded where the program reads it."""
+    return type(value) if isinstance(value, int | float | complex) else value
+
+
 def _setter(module: torch.nn.Module, name: str) -> Callable[[list], None]:
     def put(values: list) -> None:
         vars(module)[name] = values[0]
@@ -460,59 +494,3 @@ class _Same:
 
 
 _ORDER = object()  # of the keys of a dict
-_TOLD_BY_MORE = (torch.Tensor, dict, list, tuple)
-
-
-@dataclass(frozen=True)
-class _Look:
-    """What a call must find in a place, or at the end of a way in the same place of another owner, to be served by a trace."""
-
-    place: Place
-    kind: Callable[[Any], Any]
-    expected: Any
-    may_change: bool
-    way: tuple[tuple[str, Any], ...] | None = None
-
-    @functools.cached_property
-    def _is_told_by_identity(self) -> bool:
-        """Whether the same objects are enough: of tensors what they are counts too, of containers what they hold."""
-        held = self.place.held
-        return not any(isinstance(v, _TOLD_BY_MORE) for v in (held.values() if isinstance(held, dict) else held))
-
-    def holds(self, *roots: Any) -> bool:
-        if self.way is None and self._is_told_by_identity and not self.place.is_changed:
-            return True
-        place = self.place if self.way is None or self.place.at is None else self.place.at(walked(self.way, *roots))
-        return self.kind(place.read()) == self.expected
-
-
-class _Looks:
-    """All of them in one check; without what classes have changed themselves until the first call: what they count in their dispatch."""
-
-    def __init__(self, looks: list[_Look]):
-        self._looks, self._is_first = looks, True
-
-    def __call__(self, *roots: Any) -> bool:
-        if self._is_first:
-            self._looks = [look for look in self._looks if not look.may_change or look.holds(*roots)]
-            self._is_first = False
-        return all(look.holds(*roots) for look in self._looks)
-
-
-def _kind(value: Any, of: Callable[[Any], Any] = id, by_identity: bool = False) -> Any:
-    """What a trace relies on about what is put in another's place: of tensors all but the data, or which they are, of objects what `of` says."""
-    if isinstance(value, torch.Tensor) and by_identity:
-        return id(value)
-    if isinstance(value, torch.Tensor):
-        return type(value), value.shape, value.dtype, value.device, value.requires_grad
-    if isinstance(value, dict):
-        # a tensor says of each of its entries whether it is equal
-        return type(value), tuple(
-            (id(k) if isinstance(k, torch.Tensor) else k, _kind(v, of, by_identity)) for k, v in value.items()
-        )
-    if isinstance(value, list | tuple):
-        return type(value), tuple(_kind(v, of, by_identity) for v in value)
-    return (type(value), value) if isinstance(value, _VALUES) else of(value)
-
-
-_VALUES = int | float | complex | str | bytes | slice | range | set | None | enum.Enum | torch.dtype | torch.device

@@ -60,6 +60,7 @@ class ChangingNumbers:
     refuse: Callable[[Exception], Exception]
     ask: Callable[[Callable, list[NumberProxy]], Any]
     _known: dict[Path, NumberProxy] = field(default_factory=dict)
+    _found: dict[Path, Any] = field(default_factory=dict)  # which number is there in the call at hand
     _sources: dict[str, frozenset[Path]] = field(default_factory=dict)  # which a number is made of, by its name
     _used: frozenset[Path] = frozenset()  # those that the program has used for what they are
 
@@ -83,9 +84,22 @@ class ChangingNumbers:
             tensor = wrap(held, provenance=ProvenanceRecord(PseudoInst.LOAD_ATTR, inputs=[origin, name]))
             self._known[path] = item(tensor.value)
             self._sources[self._known[path].name] = frozenset({path})
+        self._found.setdefault(path, value)
         wrapped.original_value, wrapped.value = value, self._known[path]
         wrapped.provenance = ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[])
         return True
+
+    def check_in_place(self, ways: Ways) -> None:
+        """Give up where the program has changed itself what the prologue makes a tensor of, and no epilogue does.
+
+        Raises:
+            UnsupportedOpError: it has.
+        """
+        for path, then in self._found.items():
+            now = ways.end(path)
+            if type(now) is not type(then) or (now != then and now == now):
+                self._used |= {path}
+                raise self.refuse(_UsedItselfError("the program changes a number where it stands"))
 
     # -- using --------------------------------------------------------------------------------------------------------
 
@@ -98,17 +112,19 @@ class ChangingNumbers:
             kwargs: the same by name.
             find: what would be called otherwise.
         """
-        if not self._sources:
+        if not self._sources and not self._containers:
             return find()
-        values = [getattr(a, "value", a) for a in (*args, *kwargs.values())]
+        wrapped = (*args, *kwargs.values())
+        values = [getattr(a, "value", a) for a in wrapped]
         given = [v for v in values if self._is_one(v)]
-        looked_into = values[1:] if look_up(_TAKING_ONE, fn) else values
-        hidden = [v for value in looked_into for v in _parts(value) if self._is_one(v)]
-        if not given and not hidden:
+        looked_into = slice(1 if look_up(_TAKING_ONE, fn) else 0, None)
+        hidden = [v for value in values[looked_into] for v in _parts(value) if self._is_one(v)]
+        unread = [p for a in wrapped[looked_into] for p in self._held_in(a)] if self._containers else []
+        if not given and not hidden and not unread:
             return find()
         if look_up(_HANDING_ON, fn):
             return find()
-        if not hidden and not kwargs:
+        if not hidden and not unread and not kwargs:
             if fn is isinstance and len(values) == 2 and len(given) == 1 and given[0] is values[0]:
                 return functools.partial(_of_class, _kind(values[0]))
             if (recorded := self._recorded(fn, values)) is not None:
@@ -123,6 +139,7 @@ class ChangingNumbers:
         if is_pythons and not isinstance(fn, Symbol) and find() is None:  # it is interpreted
             return None
         self.note_used(*given, *hidden)
+        self._used |= {*unread}
         return lambda *_, **__: do_raise(self.refuse(_UsedItselfError(f"{fn} is given a number that is another in each call")))
 
     def note_used(self, *values: Any) -> bool:
@@ -130,6 +147,22 @@ class ChangingNumbers:
         used = [self._sources[v.name] for v in values if self._is_one(v)]
         self._used = self._used.union(*used)
         return bool(used)
+
+    @functools.cached_property
+    def _containers(self) -> dict[Path, list[Path]]:
+        """The ways to what holds numbers as items, at any depth, and to those in each: functions in C find the numbers of the call at hand there."""
+        found: dict[Path, list[Path]] = {}
+        for path in self.paths:
+            for i in range(1, len(path)):
+                if path[i][0] == "item":
+                    found.setdefault(path[:i], []).append(path)
+        return found
+
+    def _held_in(self, given: Any) -> Iterable[Path]:
+        if not isinstance(given, WrappedValue) or not isinstance(given.value, dict | list | tuple):
+            return ()
+        path = path_of(given.provenance)
+        return () if path is None else self._containers.get(path, ())
 
     def _converts(self, values: list) -> bool:
         """Whether an integer meets a tensor of floating point, for which Thunder wants to know it: torch converts it."""
@@ -310,11 +343,25 @@ _ASKING: dict[Any, Any] = dict.fromkeys((bool, operator.truth, operator.not_, *_
 _HANDING_ON: dict[Any, Any] = dict.fromkeys((torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl), True)
 # what takes one thing of a container, or none
 _TAKING_ONE: dict[Any, Any] = dict.fromkeys(
-    (getattr, hasattr, isinstance, type, len, dict.get, dict.__getitem__, dict.__contains__, list.__getitem__, tuple.__getitem__),
+    (
+        *(
+            getattr,
+            hasattr,
+            isinstance,
+            type,
+            len,
+            dict.get,
+            dict.__getitem__,
+            dict.__contains__,
+            list.__getitem__,
+            tuple.__getitem__,
+        ),
+        *(dict.__setitem__, list.__setitem__, list.append, dict.keys, dict.__len__, dict.__iter__, list.__len__),
+    ),
     True,
 )
 _UNARY = ("__neg__", "__pos__")
-_SETTING = (setattr, object.__setattr__, SimpleNamespace.__setattr__)
+_SETTING = (setattr, object.__setattr__, SimpleNamespace.__setattr__, dict.__setitem__, list.__setitem__)
 _WITH_TENSORS = (
     *(torch.add, torch.sub, torch.mul, torch.div, torch.true_divide),
     *(torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge),
@@ -337,7 +384,9 @@ def _may_be_given(fn: Callable, values: list) -> bool:
     if (fn is getattr or fn is hasattr) and len(values) == 2:
         return values[1] in _UNARY
     if fn in _SETTING:
-        return len(values) == 3 and not isinstance(values[0], Proxy)
+        return len(values) == 3 and not isinstance(values[0], Proxy) and not isinstance(values[1], Proxy)
+    if fn is list.append:
+        return len(values) == 2
     return bool(look_up(_ASKING, fn))
 
 
@@ -388,19 +437,15 @@ def note(constraints: Iterable[tuple]) -> None:
     """Note the numbers that a trace is for."""
     seen = vars(get_compile_data()).setdefault(_SEEN, {})
     for c in constraints:
-        if len(c) == 3 and isinstance(c[1], Proxy) and type(c[2]) in _DTYPES and (path := _way(c[1])) is not None:
-            seen.setdefault(path, c[2])
+        is_number = len(c) == 3 and isinstance(c[1], Proxy) and type(c[2]) in _DTYPES
+        if is_number and (path := _way(c[1])) is not None and type(seen.get(path)) is not type(c[2]):
+            seen[path] = c[2]
 
 
 def _way(p: Proxy) -> Path | None:
-    """The way to an attribute or an argument.
-
-    What is in a container C code may find there, where nothing stands for it; to what the program imports no prologue goes.
-    """
+    """The way to a number, where a prologue finds it: to what the program imports none goes."""
     path = None if p.history is None else path_of(p.history)
-    if path is None or is_imported(path):
-        return None
-    return path if path[-1][0] == "attribute" or len(path) == 2 else None
+    return None if path is None or is_imported(path) else path
 
 
 def _is_another(now: Any, then: Any) -> bool:

@@ -40,7 +40,7 @@ import torch
 
 from thunder_norm.tracing.arguments import as_python_binds
 from thunder_norm.tracing.compiled import given_to_compiler
-from thunder_norm.tracing.guarding import snapshots, stored
+from thunder_norm.tracing.guarding import overwritten, snapshots, stored
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.conditions import compiled, holds
 from thunder_norm.tracing.guarding.looked_into import look_into
@@ -331,6 +331,7 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str,
         _note_opaque(fn, args, kwargs)
         if fn in _CHANGING:
             _note_written(args[0])
+            overwritten.note_method(fn, args)
         elif fn in _KEEPING:
             for held in (part for a in kwargs.values() for part in (a, *_items(a))):
                 _note_container(held)

@@ -19,7 +19,7 @@ from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
 from thunder_norm.tracing.deep_calls import as_deep_as_eager, with_room
 from thunder_norm.tracing.garbage import rarely_collected
-from thunder_norm.tracing.guarding import attempts, changing_numbers, contents, guards, stored_reads
+from thunder_norm.tracing.guarding import attempts, changing_numbers, contents, guards, overwritten, stored_reads
 from thunder_norm.tracing.hooks.participants import (
     Participant,
     brought_by,
@@ -115,6 +115,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         stack.enter_context(autocast.acquiring())
         stack.enter_context(whereabouts.shown())
         vars(get_compile_data())[_MET] = stack.enter_context(guards.noted(fn, args, kwargs))
+        stack.enter_context(overwritten.noted())
         stack.enter_context(containers.KEPT.in_place())
         stack.enter_context(python.AS_IT_IS.in_place())
         with_own_methods = stack.enter_context(contents.noted())
