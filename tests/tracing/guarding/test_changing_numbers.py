@@ -145,8 +145,8 @@ def is_written_out_beside_it(self, x, k):
 
 
 def is_compared_in_what_holds_it(self, x, k):
-    y = self.linear(x) + self.history[0]
-    return y * 2 if self.history in ([1, 2.0], [3, 2.0]) else y
+    y = self.linear(x) + self.history[0] + self.count()
+    return y * 2 if [self.history] in [[[1, 2.0]], [[3, 2.0]]] else y
 
 
 ONE_FOR_ALL = [
@@ -239,6 +239,21 @@ def test_numbers_that_others_set_where_functions_in_c_find_them():
 
     for program in (is_written_out_beside_it, is_compared_in_what_holds_it):
         assert _compare(program, NormTransform, set_numbers) >= 4  # one for each
+
+
+def test_what_is_given_up_after_the_program_has_changed_nothing():
+    def f(x, pair, seen):
+        return x * {(pair, 2): 3}[pair, 2] * len(seen)
+
+    def appending():
+        seen = []
+        return lambda x, pair: seen.append(None) or f(x, pair, seen)
+
+    eager, jitted, x = appending(), thunder.jit(appending(), transforms=[SubclassTransform()]), torch.arange(3.0)
+    for pair in ((1, 2), (1, 3), (1, 3), (2, 3)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AcquiredAnewWarning)
+            torch.testing.assert_close(jitted(x, pair), eager(x, pair))
 
 
 def test_numbers_of_a_class_that_others_set(monkeypatch):

@@ -23,6 +23,7 @@ from thunder_norm.tracing.guarding import attempts, guards
 from thunder_norm.tracing.guarding.bindable import bindable, executor
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder_norm.tracing.guarding.looked_into import TOLD
 from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.guarding.ways import NUMBER, Path, Ways, is_imported, path_of
 from thunder_norm.tracing.lookasides import look_up
@@ -84,6 +85,7 @@ class ChangingNumbers:
             tensor = wrap(held, provenance=ProvenanceRecord(PseudoInst.LOAD_ATTR, inputs=[origin, name]))
             self._known[path] = item(tensor.value)
             self._sources[self._known[path].name] = frozenset({path})
+            setattr(self._known[path], TOLD, functools.partial(self._refuse, {path}, "it is looked at natively"))
         self._found.setdefault(path, value)
         wrapped.original_value, wrapped.value = value, self._known[path]
         wrapped.provenance = ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[])
@@ -97,9 +99,8 @@ class ChangingNumbers:
         """
         for path, then in self._found.items():
             now = ways.end(path)
-            if type(now) is not type(then) or (now != then and now == now):
-                self._used |= {path}
-                raise self.refuse(_UsedItselfError("the program changes a number where it stands"))
+            if type(now) is not type(then) or (now != then and (now == now or then == then)):
+                raise self._refuse({path}, "the program changes a number where it stands")
 
     # -- using --------------------------------------------------------------------------------------------------------
 
@@ -139,8 +140,11 @@ class ChangingNumbers:
         if is_pythons and not isinstance(fn, Symbol) and find() is None:  # it is interpreted
             return None
         self.note_used(*given, *hidden)
-        self._used |= {*unread}
-        return lambda *_, **__: do_raise(self.refuse(_UsedItselfError(f"{fn} is given a number that is another in each call")))
+        return lambda *_, **__: do_raise(self._refuse({*unread}, f"{fn} is given a number that is another in each call"))
+
+    def _refuse(self, paths: Iterable[Path], why: str) -> Exception:
+        self._used = self._used.union(paths)
+        return self.refuse(_UsedItselfError(why))
 
     def note_used(self, *values: Any) -> bool:
         """Note that values are used for what they are; whether there are numbers of these among them."""

@@ -9,6 +9,9 @@ from thunder_norm.tracing.guarding import stored
 from thunder_norm.tracing.guarding.ways import path_of
 from thunder.core.interpreter import WrappedValue
 
+# of what stands for a number in more calls than one, a function to call where the number itself is looked at
+TOLD = "_thunder_norm_told_of_native_looks"
+
 
 def look_into(values: Iterable[Any]) -> list[WrappedValue]:
     """Guard all that is in the containers among some values, which are given to something that looks at it natively.
@@ -30,5 +33,8 @@ def look_into(values: Iterable[Any]) -> list[WrappedValue]:
         if path_of(value.provenance) is not None:
             value.track_items()
         items = value.item_wrappers or ()
-        pending += items.values() if isinstance(items, dict) else items
+        held = [*items.values()] if isinstance(items, dict) else items
+        for told in filter(None, (getattr(getattr(v, "value", None), TOLD, None) for v in held)):
+            told()
+        pending += held
     return others

@@ -55,8 +55,8 @@ def note_method(method: Callable, args: Sequence[WrappedValue]) -> None:
 
 def keys_of(owners: Iterable[Any]) -> _Keys:
     """Under which keys the program has written into what is one of several objects for it; None for all."""
-    found, keys = _current.get() or {}, set[Any]()
-    for owner in owners:
+    found, keys = _current.get(), set[Any]()
+    for owner in owners if found else ():
         _, of_owner = found.get(id(owner), (None, keys))
         if of_owner is None:
             return None

@@ -77,7 +77,8 @@ def is_imported(path: Path) -> bool:
 
 def imported(name: str) -> ProvenanceRecord:
     """Where a module that the program imports comes from: no way that Thunder knows."""
-    record = ProvenanceRecord(_OPAQUE, inputs=[])
+    # Thunder's `is_created_during_tracing` asks for the function that was called
+    record = ProvenanceRecord(_OPAQUE, inputs=[ProvenanceRecord(_CONSTANT, inputs=[], value=name)])
     setattr(record, _MODULE, name)
     return record
 

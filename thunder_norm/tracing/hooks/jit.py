@@ -98,7 +98,9 @@ def _led() -> Participant | None:
 
 
 def _undo(cd: Any) -> None:
-    """Undo what the last acquisition has left where no way leads to from the arguments."""
+    """Undo what the last acquisition has left in the user's objects, and where no way leads to from the arguments."""
+    for undo in raising.taken_undo(cd):
+        undo()
     met = vars(cd).pop(_MET, None)
     if met is not None:
         met.undo()
