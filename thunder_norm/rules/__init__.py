@@ -62,6 +62,7 @@ from thunder_norm.rules.known_ranges import complex_exponentials
 from thunder_norm.rules.written_out import products  # after all that know more of a product
 from thunder_norm.rules.movement import (
     movements,
+    movements_as_written,
     movements_nearby,
     movements_of_attention,
     movements_of_maxima,
@@ -116,6 +117,7 @@ __all__ = [
     "matrix_functions",
     "matrix_norms",
     "movements",
+    "movements_as_written",
     "movements_nearby",
     "movements_of_attention",
     "movements_of_maxima",

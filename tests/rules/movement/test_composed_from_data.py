@@ -19,6 +19,7 @@ from thunder_norm.core.local import from_data
 from thunder_norm.core.slopes import Away
 from thunder_norm.rules.entrywise import slopes_within
 from thunder_norm.rules.layers._attention_away import Moving, Rows
+from thunder_norm.rules.layers._attention_together import Factors
 from thunder_norm.rules.movement import movements_of_products
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # the oracle's Jacobians of fused attention
@@ -168,8 +169,14 @@ def test_attention_of_any_kind_gets_no_further(name: str, radius: float):
     assert radius > 0.1 or bound <= 1.5 * reached
 
 
-def _left_after_first_order(seed: int, factor: float):
-    """Attention of tokens that move within an ellipsoid: what is said to be left, and moves that a search finds, [tried, tokens, features]."""
+def _left_after_first_order(seed: int, factor: float, is_together: bool):
+    """Attention of tokens that move within an ellipsoid: what is said to be left, and moves that a search finds, [tried, tokens, features].
+
+    Args:
+        seed: of the tokens.
+        factor: how far they move.
+        is_together: whether it is told what all of them are of one vector.
+    """
     make = torch.Generator().manual_seed(seeded(seed))
     heads, queries, keys, d = 1 + seed % 2, 3, 4, 2
 
@@ -186,7 +193,10 @@ def _left_after_first_order(seed: int, factor: float):
         return (a - (p * a).sum(-1, keepdim=True)).flatten()
 
     a = torch.func.jacrev(scores)(torch.zeros(7, dtype=F64))
-    moving = (Moving.of(t, Ellipsoid.of(r @ r.mT), (heads,)) for t, r in zip((q, k, v), roots, strict=True))
+    moving = (
+        Moving.of(t, Ellipsoid.of(r @ r.mT), (heads,), factor=r if is_together else None)
+        for t, r in zip((q, k, v), roots, strict=True)
+    )
     said = Rows(*moving, p, Ellipsoid.of(a @ a.mT), d**-0.5).found()
     assert said is not None
 
@@ -212,24 +222,38 @@ def _left_after_first_order(seed: int, factor: float):
     return said, torch.cat(tried).detach().flatten(1)
 
 
+@pytest.mark.parametrize("is_together", [False, True])
 @pytest.mark.parametrize(("seed", "factor"), crossed(range(8), [0.03, 0.3, 1.0]))
-def test_what_attention_leaves_after_first_order_is_in_its_ellipsoid_and_ball(seed: int, factor: float):
-    said, reached = _left_after_first_order(seed, factor)
+def test_what_attention_leaves_after_first_order_is_in_its_ellipsoids_and_ball(seed: int, factor: float, is_together: bool):
+    said, reached = _left_after_first_order(seed, factor, is_together)
     assert reached.norm(dim=1).max().item() <= said.longest * (1 + 1e-9)
     # in every direction: |w . left| <= |w| of the ellipsoid, and the length
     directions = F.normalize(
         torch.randn(200, reached.shape[1], dtype=F64, generator=torch.Generator().manual_seed(seeded(seed))), dim=1
     )
     directions = torch.cat([directions, F.normalize(reached[:: len(reached) // 50], dim=1)])
-    most = (directions * (directions @ said.within.cov)).sum(1).sqrt() * said.within.scale + said.length
+    most = sum((directions * (directions @ e.cov)).sum(1).sqrt() * e.scale for e in said.within) + said.length
     assert ((directions @ reached.mT).abs().amax(1) <= most * (1 + 1e-9)).all()
-    assert factor > 0.1 or reached.norm(dim=1).max().item() >= 0.3 * said.longest
+    assert factor > 0.1 or reached.norm(dim=1).max().item() >= (0.6 if is_together else 0.3) * said.longest
 
 
-def test_no_less_is_left_than_is_said():
+@pytest.mark.parametrize("is_together", [False, True])
+def test_no_less_is_left_than_is_said(is_together: bool):
     # with half of what is said of second order the search above gets further
-    said, reached = _left_after_first_order(2, 0.03)
-    assert reached.norm(dim=1).max().item() > 0.3 * said.within.length.item() + said.length
+    said, reached = _left_after_first_order(2, 0.03, is_together)
+    second, third = (e.length.item() for e in said.within)
+    assert reached.norm(dim=1).max().item() > (0.6 if is_together else 0.3) * second + third + said.length
+
+
+def test_what_queries_keys_and_values_move_by_together_is_less_than_by_themselves(monkeypatch: pytest.MonkeyPatch):
+    f = _attention(10, heads=2)
+    torch.manual_seed(seeded(14))
+    point = torch.randn(1, 12, dtype=F64)
+    jacobian = torch.linalg.matrix_norm(torch.func.jacrev(lambda x: f(x[None])[0])(point[0]), 2).item()
+    together = claimed(f, point, 0.05, only_away=True)
+    monkeypatch.setattr(Factors, "is_small", False)
+    assert jacobian < together
+    assert together - jacobian < 0.9 * (claimed(f, point, 0.05, only_away=True) - jacobian)
 
 
 @pytest.mark.parametrize("name", CURVED)

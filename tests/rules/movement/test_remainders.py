@@ -85,7 +85,8 @@ def test_what_attentions_derivative_changes_by_is_in_its_ellipsoid_and_ball(seed
     jacobian = torch.func.jacrev(run)(zero) - by / 2 * torch.func.jacrev(lambda u: run(u, True))(zero)
     reached = searched(lambda u, w: torch.func.vmap(lambda u, w: torch.func.jvp(run, (u,), (w,))[1] - jacobian @ w)(u, w), seed)
     assert reached.norm(dim=1).max().item() <= said.longest * (1 + 1e-9)
-    check_directions(reached, said.within, said.length, seed)
+    (within,) = said.within
+    check_directions(reached, within, said.length, seed)
     # with a fifth of it the search gets further
     assert factor > 0.1 or reached.norm(dim=1).max().item() >= 0.2 * said.longest
 

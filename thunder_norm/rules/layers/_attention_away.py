@@ -11,9 +11,11 @@ order is linear in ``u u^T``, whose entries have at most unit length together:
 
     sum_j p_j m_j a_j^2 (v_j - y),    (1 - k / 2) sum_j p_j b_j (v_j - y),    sum_j p_j n_j a_j (e_j - sum_l p_l e_l).
 
-m and n are the middles of what ``phi(t) / (t^2 Z)`` and ``(exp(t) - 1) / (t Z)`` may be for ``|t| <= |d_j|``, ``Z >= 1 + p_j phi(t)``.  So each of the
-three is in an ellipsoid: a linear map C of ``u u^T`` in that of ``C C^T``, which has ``(a_i . a_j)^2`` where ``a_i . a_j`` is that of the scores.
-The widths of what m and n are the middles of, and products of three or more that are small, are a ball.
+m and n are the middles of what ``phi(t) / (t^2 Z) - l t`` and ``(exp(t) - 1) / (t Z) - o t`` may be for ``|t| <= |d_j|``, ``Z >= 1 + p_j phi(t)``, with
+slopes l and o.  So each of the three is in an ellipsoid: a linear map C of ``u u^T`` in that of ``C C^T``, which has ``(a_i . a_j)^2`` where ``a_i . a_j`` is
+that of the scores.  Where it is known what all are of u, they are one (`_attention_together`).  Of third order ``sum_j p_j l_j a_j^3 (v_j - y)`` and
+``sum_j p_j o_j a_j^2 (e_j - sum_l p_l e_l)`` likewise, in ``(a_i . a_j)^3`` for one.  The widths of what m and n are the middles of, and products of three or
+more that are small, are an ellipsoid of each row, or a ball.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from dataclasses import dataclass
 import torch
 
 from thunder_norm.core.ellipsoids import Ellipsoid, sum_of
+from thunder_norm.rules.layers._attention_together import Factors
 
 # Pieces in which the largest of a quotient is looked for.
-_PIECES = 16
+_PIECES, _FINE_PIECES = 16, 64
+# Of the width that a quotient has, what has to be left of it beside a slope.
+_TILTED = 0.7
 ROUNDED = 1 + 1e-9
 # Scores that move further say nothing of weights.
-FURTHEST = 100.0
+FURTHEST = 30.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +46,22 @@ class Moving:
     Attributes:
         data: [..., tokens, features].
         cov: of the entries of all heads, tokens and features.
+        factor: what the entries are of the vector that queries, keys and values all move by, [entries, n]; None where that is not known.
     """
 
     data: torch.Tensor
     cov: torch.Tensor
+    factor: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, data: torch.Tensor, within: Ellipsoid | None, heads: Sequence[int], repeats: int = 1) -> Moving:
+    def of(
+        cls,
+        data: torch.Tensor,
+        within: Ellipsoid | None,
+        heads: Sequence[int],
+        repeats: int = 1,
+        factor: torch.Tensor | None = None,
+    ) -> Moving:
         """Of a tensor that moves within an ellipsoid, or does not; each head used by `repeats` of the result."""
         numbers = torch.arange(data.numel()).reshape(data.shape)
         if repeats > 1:
@@ -55,7 +69,12 @@ class Moving:
         numbers = numbers.expand(*heads, *data.shape[-2:])
         index = numbers.flatten()
         cov = torch.zeros(len(index), len(index), dtype=data.dtype) if within is None else _absolute(within)[index][:, index]
-        return cls(data.flatten()[numbers], cov)
+        return cls(data.flatten()[numbers], cov, None if factor is None else factor[index])
+
+    @property
+    def by_head(self) -> torch.Tensor:
+        """The data, [heads, tokens, features]."""
+        return self.data.reshape(-1, *self.data.shape[-2:])
 
     @property
     def by_token(self) -> torch.Tensor:
@@ -73,19 +92,19 @@ class Remainder:
     """What is left after first order.
 
     Attributes:
-        within: an ellipsoid of all entries of the result, [heads, queries, features].
+        within: ellipsoids of all entries of the result, [heads, queries, features], that add up.
         length: of what there is besides, in any direction.
         damped: k of each query, [..., queries, 1]: the first order by the scores counts ``1 - k / 2`` times.
     """
 
-    within: Ellipsoid
+    within: tuple[Ellipsoid, ...]
     length: float
     damped: torch.Tensor
 
     @property
     def longest(self) -> float:
         """The longest that it may be."""
-        return self.within.length.item() + self.length
+        return sum(e.length.item() for e in self.within) + self.length
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,30 +135,103 @@ class Rows:
     def remainder(self) -> Remainder:
         """What is left."""
         b, apart, e = self.products, self.deviations.square().sum(-1).sqrt(), self.moved_apart(self.value)
-        p, most = self.p, self.most
-        high, damped = self.bent, self.damped
-        middle, half = middle_of(_bend(-most) / 2 * (1 - damped)[:, None], high)
-        slope, width = middle_of(slope_of(-most) * (1 - damped)[:, None], largest_quotient(slope_of, most, p))
+        p, first, damped = self.p, self.first, self.damped
+        middle, tilt, half = self.fitted(lambda t: _bend(t) / 2)
+        slope, rise, width = self.fitted(slope_of)
+        within = functools.reduce(sum_of, (Ellipsoid.of(above(g)) for g in self.second_order(middle, slope)))
+        third = (self.of_powers(p * tilt, 3), self.of_values(rise, 2))
 
-        by_scores = self.of_squares(p * middle)
-        by_products = self.of_products(p * (1 - damped / 2)[:, None])
-        by_values = self.of_values(slope)
-        within = functools.reduce(sum_of, (Ellipsoid.of(above(g)) for g in (by_scores, by_products, by_values)))
+        wide, bent, of_values = p * half * apart, p * (middle.abs() + tilt * (1.5 * first + b)) * apart, p * width * e
+        by_products = p * (slope.abs() + width + rise * (2 * first + b)) * b
+        left = (
+            (
+                self.of_first(damped / 2),
+                self.by_rows((damped / 2).square()[:, None, None] * self.own_rows(self.mapped(self.cov, p))),
+            ),
+            (norm_of(damped / 2 * (p * apart * b).sum(-1)), self.by_rows(self.along_deviations(damped[:, None] / 2 * p * b))),
+            (
+                self.together(of_values, of_values.sum(-1).sqrt()) + norm_of((by_products * e).sum(-1)),
+                self.by_rows(self.along_values(p * width * first + by_products)),
+            ),
+            self.of_either_sign(wide, bent),
+        )
+        length, rest = 0.0, [Ellipsoid.of(above(g)) for g in third]
+        for of_any, of_these in left:
+            if of_these.diagonal().mean().item() < of_any * of_any:
+                rest.append(Ellipsoid.of(above(of_these)))
+            else:
+                length += of_any
+        return Remainder((within, functools.reduce(sum_of, rest)), length * ROUNDED, damped.reshape(*self.weights.shape[:-1], 1))
 
-        wide, bent, of_values = p * half * apart, p * middle * apart, p * width * e
-        length = self.of_first(damped / 2) + norm_of(damped / 2 * (p * apart * b).sum(-1))
-        length += self.together(of_values, of_values.sum(-1).sqrt()) + norm_of((p * (slope + width) * b * e).sum(-1))
-        of_any, of_these = self.of_either_sign(wide, bent)
-        if of_these.diagonal().mean().item() < of_any * of_any:
-            within = sum_of(within, Ellipsoid.of(above(of_these)))
-        else:
-            length += of_any
-        return Remainder(within, length * ROUNDED, damped.reshape(*self.weights.shape[:-1], 1))
+    def second_order(self, middle: torch.Tensor, slope: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Covariances whose ellipsoids hold, added up, what is of second order, given m and n."""
+        p, of_products = self.p, self.p * (1 - self.damped / 2)[:, None]
+        apart = (self.of_powers(p * middle, 2), self.of_products(of_products), self.of_values(slope))
+        found = [t.factor for t in (self.query, self.key, self.value)]
+        tokens = (self.query, self.key, self.value)
+        if any(f is None for f in found):
+            return apart
+        by = Factors(*(f.reshape(*t.by_head.shape, -1) for f, t in zip(found, tokens, strict=True) if f is not None))
+        if not by.is_small:
+            return apart
+        shape = (self.weights.shape[:-2].numel(), *self.weights.shape[-2:])
+        c = p * slope
+        one_by_one = torch.diag_embed(c) - p[:, :, None] * c[:, None, :]
+        together = by.second_order(
+            by.scores(self.query.by_head, self.key.by_head, p.reshape(shape), self.scale),
+            self.deviations.reshape(*shape, -1),
+            (p * middle).reshape(shape),
+            self.scale * of_products.reshape(shape),
+            one_by_one.reshape(*shape, -1),
+        )
+        lengths = (sum(math.sqrt(max(g.diagonal().sum().item(), 0.0)) for g in gs) for gs in ((together,), apart))
+        return (together,) if next(lengths) <= next(lengths) else apart
+
+    def own_rows(self, cov: torch.Tensor) -> torch.Tensor:
+        """Of the covariance of all entries that of each row's, [rows, features, features]."""
+        rows = torch.arange(len(self.p))
+        return cov.reshape(len(rows), -1, len(rows), cov.shape[0] // len(rows))[rows, :, rows]
+
+    def along_deviations(self, most: torch.Tensor) -> torch.Tensor:
+        """Of ``sum_j t_j (v_j - y)`` in each row, ``|t_j|`` at most `most`: by Cauchy-Schwarz ``sum_j most_j`` times the sum of those of one, most_j times."""
+        v = self.deviations
+        return most.sum(-1)[:, None, None] * torch.einsum("rj,rjx,rjy->rxy", most, v, v)
+
+    def along_values(self, most: torch.Tensor) -> torch.Tensor:
+        """The same of ``sum_j t_j (e_j - sum_l p_l e_l)``."""
+        moves = self.apart(self.value).flatten(0, 1)
+        return most.sum(-1)[:, None, None] * torch.einsum("rj,rjxy->rxy", most, moves)
+
+    def by_rows(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Of all rows, each in an ellipsoid of its own: of the blocks over shares that add up to 1, as their lengths."""
+        lengths = blocks.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0).sqrt()
+        shares = (lengths + 1e-6 * lengths.sum()).clamp(min=1e-300)
+        return torch.block_diag(*(blocks * (shares.sum() / shares)[:, None, None])) * ROUNDED
 
     @functools.cached_property
     def bent(self) -> torch.Tensor:
         """The largest ``phi(t) / (t^2 Z)``."""
         return largest_quotient(lambda t: _bend(t) / 2, self.most, self.p)
+
+    def fitted(self, f: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Numbers m, l and h with ``f(t) / Z`` within h of ``m + l t`` for all moves t of each score; f is positive and grows.
+
+        The slope l is that of f between the ends, where that leaves much less than none.
+        """
+        secant = (f(self.most) - f(-self.most)) / (2 * self.most).clamp(min=1e-3) * (1 - self.damped / 2)[:, None]
+        tilted, flat = (self.beside(f, slope) for slope in (secant, torch.zeros_like(secant)))
+        is_tilted = tilted[1] < _TILTED * flat[1]
+        middle, half = (torch.where(is_tilted, *pair) for pair in zip(tilted, flat, strict=True))
+        return middle, torch.where(is_tilted, secant, 0.0), half
+
+    def beside(self, f: Callable[[torch.Tensor], torch.Tensor], slope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The middle of what ``f(t) / Z - slope t`` may be, and half the width: piece by piece by the ends that are furthest, ``slope >= 0``."""
+        ends = torch.linspace(-1, 1, 2 * _FINE_PIECES + 1, dtype=self.p.dtype)[:, None, None] * self.most
+        start, end = ends[:-1], ends[1:]
+        phi = torch.minimum(torch.expm1(start) - start, torch.expm1(end) - end).clamp(min=0)  # 0 is an end of two pieces
+        high = (f(end) * ROUNDED / (1 + self.p * phi) - slope * start).amax(0)
+        low = (f(start) / ROUNDED * (1 - self.damped)[:, None] - slope * end).amin(0)
+        return (low + high) / 2, (high - low).clamp(min=0) / 2 + 1e-9 * (high.abs() + slope * self.most)
 
     @functools.cached_property
     def total(self) -> torch.Tensor:
@@ -198,15 +290,18 @@ class Rows:
 
     def moved_apart(self, t: Moving) -> torch.Tensor:
         """How far keys or values move at most, less their mean by the weights, [rows, keys]."""
+        return torch.linalg.eigvalsh(self.apart(t))[..., -1].clamp(min=0).sqrt().flatten(0, 1)
+
+    def apart(self, t: Moving) -> torch.Tensor:
+        """The covariance of keys or values less their mean by the weights, [heads, queries, keys, features, features]."""
         heads, (count, d) = math.prod(t.data.shape[:-2]), t.data.shape[-2:]
         p, n = self.weights.reshape(heads, -1, count), torch.arange(heads)
         cov = t.cov.reshape(heads, count, d, heads, count, d)[n, :, :, n]
         mixed = torch.einsum("hil,hjxly->hijxy", p, cov)
         own = cov.diagonal(dim1=1, dim2=3).movedim(-1, 1).unsqueeze(1)
         apart = own - mixed - mixed.mT + torch.einsum("him,himxy->hixy", p, mixed).unsqueeze(2)
-        found = torch.linalg.eigvalsh((apart + apart.mT) / 2)[..., -1].clamp(min=0)
         rounded = 1e-13 * (own.diagonal(dim1=-2, dim2=-1).sum(-1).amax(-1, keepdim=True) + 1e-300)
-        return (found + rounded).sqrt().flatten(0, 1)
+        return (apart + apart.mT) / 2 + rounded[..., None, None] * torch.eye(d, dtype=t.cov.dtype)
 
     def form(self, w: torch.Tensor) -> torch.Tensor:
         """The largest ``sum_j w_j a_j^2`` of each row."""
@@ -225,9 +320,9 @@ class Rows:
         half = torch.einsum("rjqk,qky->rjqy", cov.reshape(*self.p.shape, *self.p.shape), c)
         return torch.einsum("rjx,rjqy->rxqy", c, half).flatten(2).flatten(0, 1)
 
-    def of_squares(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """Of ``sum_j c_j a_j^2 (v_j - y)``."""
-        return self.mapped(self.cov.square(), coefficients)
+    def of_powers(self, coefficients: torch.Tensor, n: int) -> torch.Tensor:
+        """Of ``sum_j c_j a_j^n (v_j - y)``: linear in products of n entries of u, which have at most unit length together."""
+        return self.mapped(self.cov**n, coefficients)
 
     def of_products(self, coefficients: torch.Tensor) -> torch.Tensor:
         """Of ``sum_j c_j b_j (v_j - y)``, c_j a multiple of p_j, so that the mean of b has no effect."""
@@ -238,11 +333,11 @@ class Rows:
         cov = self.scale**2 * torch.einsum("gixhky,gjxhly->gijhkl", q, k)
         return self.mapped(cov, coefficients)
 
-    def of_values(self, slopes: torch.Tensor) -> torch.Tensor:
-        """Of ``sum_j p_j n_j a_j (e_j - sum_l p_l e_l)``: of ``sum_j (p_j n_j a_j - p_j sum_l p_l n_l a_l) e_j``."""
+    def of_values(self, slopes: torch.Tensor, n: int = 1) -> torch.Tensor:
+        """Of ``sum_j p_j s_j a_j^n (e_j - sum_l p_l e_l)``: of ``sum_j (p_j s_j a_j^n - p_j sum_l p_l s_l a_l^n) e_j``."""
         c = self.p * slopes
         m = torch.diag_embed(c) - self.p[:, :, None] * c[:, None, :]
-        cov = torch.einsum("rjl,rlqk,qmk->rjqm", m, self.cov, m)
+        cov = torch.einsum("rjl,rlqk,qmk->rjqm", m, self.cov**n, m)
         heads = self.weights.shape[:-2].numel()
         cov = cov.reshape(heads, -1, cov.shape[1], heads, len(cov) // heads, cov.shape[1])
         v = self.value.by_token

@@ -44,7 +44,7 @@ class Between(Rows):
         off = torch.maximum(largest_quotient(torch.exp, most, p) - 1, 1 - least).clamp(min=0) * ROUNDED
 
         second = (
-            self.of_squares(p * slope),
+            self.of_powers(p * slope, 2),
             4 * self.of_products(p),
             self.of_values(torch.ones_like(p)),
             self.of_values(slope),
@@ -57,7 +57,7 @@ class Between(Rows):
         length += self.together(of_products, of_products.sum(-1).sqrt()) + self.together(of_values, of_values.sum(-1).sqrt())
         length += 2 * self.of_products_alone(p * (off * apart + (1 + off) * (e + shifted)))
         length += self.of_products_alone(p * slope * e) + norm_of((p * width * most * e).sum(-1))
-        return Remainder(within, length * ROUNDED, damped.reshape(*self.weights.shape[:-1], 1))
+        return Remainder((within,), length * ROUNDED, damped.reshape(*self.weights.shape[:-1], 1))
 
     def of_products_alone(self, factors: torch.Tensor) -> float:
         """The length of ``s sum_j f_j (q . k_j)`` of all rows, q the move of a query and k_j of keys: one is at e, and of it d in the other's place.

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import Call, Made, Term, is_fixed, moves, spread_of, values
+from thunder_norm.core.composed import Call, Made, Term, is_fixed, moves, parts_of, spread_of, values
 from thunder_norm.core.ellipsoids import Dense, Multiple, Picked, Scaled
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.slopes import Slopes
+from thunder_norm.core.slopes import Slopes, between
 from thunder_norm.core.tensors import NormedTensor, has_norm
-from thunder_norm.core.vertices import LARGEST
+from thunder_norm.core.vertices import LARGEST, Root, Vertex
 from thunder_norm.rules.layout.writing import copied, with_entries
 from thunder_norm.rules.movement import movements_nearby
 from thunder_norm.trees import flat_tensors, map_tensors
@@ -86,12 +86,50 @@ def _picked(x: NormedTensor, index: torch.Tensor) -> Term | None:
 _REARRANGING = (
     torch.Tensor.view, torch.reshape, torch.flatten, torch.unflatten, torch.permute, torch.transpose, torch.t, torch.movedim,
     torch.flip, torch.roll, torch.unsqueeze, torch.squeeze, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.repeat,
-    torch.ops.aten.slice.Tensor, torch.narrow, torch.select, torch.unbind, torch.split, torch.chunk, torch.Tensor.__getitem__,
-    torch.index_select, torch.cat, torch.stack, torch.diagonal, torch.tril, torch.triu, torch.channel_shuffle,
+    torch.ops.aten.slice.Tensor, torch.narrow, torch.select, torch.unbind, torch.split, torch.chunk,
+    torch.cat, torch.stack, torch.diagonal, torch.tril, torch.triu, torch.channel_shuffle,
     torch.pixel_shuffle, torch.pixel_unshuffle, *(getattr(torch.Tensor, n).__get__ for n in ("T", "mT", "H", "mH")),
 )  # fmt: skip
 for _op in _REARRANGING:
     normed_op(_op).register_movement(rearranged)
+
+
+def _rows_by_number(call: Call, x: Any, dim: int, index: Any) -> Found:
+    """Rows of x along a dimension that is none of the features: whichever they are, for other inputs too, all features are there in their order."""
+    if not isinstance(index, torch.Tensor) or not is_fixed(index) or has_norm(index) or index.dtype is torch.bool:
+        return rearranged(call)
+    if not moves(x) or (spread := spread_of(x)) is None or (dim - x.ndim if dim >= 0 else dim) >= -spread.ndim:
+        return None
+    return [Made(spread.ndim, (Term(x, None, False),))]
+
+
+@normed_op(torch.Tensor.__getitem__).register_movement
+def getitem(call: Call) -> Found:
+    """Slices, and what is at some places."""
+    return _rows_by_number(call, call.args[0], 0, call.args[1] if len(call.args) > 1 else None)
+
+
+@normed_op(torch.index_select).register_movement
+def index_select(call: Call) -> Found:
+    """What is at some places along a dimension."""
+    return _rows_by_number(call, *(call.given[name] for name in ("input", "dim", "index")))
+
+
+@normed_op(torch.index_add).register_movement
+def index_add(call: Call) -> Found:
+    """Rows of x with rows of another added: for all that is known of other inputs, all of these onto one."""
+    x, dim, source, alpha = (call.given.get(name, 1) for name in ("input", "dim", "source", "alpha"))
+    (y,) = call.results
+    moving = [t for t in (x, source) if moves(t)]
+    spreads = [spread_of(t) for t in moving]
+    ndims = {s.ndim for s in spreads if s is not None}
+    if None in spreads or len(ndims) != 1 or not y.ndim or not is_fixed(call.given["index"]):
+        return None
+    (ndim,), factor = ndims, abs(float(alpha)) * source.shape[dim]
+    if (dim - y.ndim if dim >= 0 else dim) >= -ndim or not math.isfinite(factor):
+        return None
+    terms = [Term(x)] * moves(x) + [Term(source, None, False, factor)] * moves(source)
+    return [Made(ndim, tuple(terms))]
 
 
 @normed_op(F.pad).register_movement
@@ -204,6 +242,8 @@ def matmul(call: Call, *, has_batch: bool = False) -> Found:
         return movements_nearby.matrix_product(call, x, other)
     if moves(x) and x.ndim >= 1 and other.ndim == 2:
         return _of_samples(call, x, has_batch=has_batch)
+    if moves(x) and is_fixed(other) and other.ndim > 2:
+        return _by_one_matrix(call, x, values(other))
     if (
         moves(other)
         and is_fixed(x)
@@ -215,6 +255,16 @@ def matmul(call: Call, *, has_batch: bool = False) -> Found:
     if moves(other) and is_fixed(x) and x.ndim >= 2 and other.ndim >= 2:
         return _summing_rows(call, other, values(x).abs().sum(-1).max().item())
     return None
+
+
+def _by_one_matrix(call: Call, x: NormedTensor, matrices: torch.Tensor) -> Found:
+    """x W row by row, W the same for all that there are matrices for."""
+    (y,), one = call.results, matrices.flatten(0, -3)[:1]
+    spread = spread_of(x)
+    if spread is None or spread.ndim != 1 or x.shape[:-1] != y.shape[:-1] or not len(one) or (matrices != one).any():
+        return None
+    matrix = Dense(one[0].mT)
+    return [Made(1, (Term(x, matrix),))] if math.isfinite(matrix.scale) and 0 < matrix.size <= LARGEST else None
 
 
 def _summing_rows(call: Call, x: NormedTensor, factor: float) -> Found:
@@ -233,11 +283,9 @@ normed_op(torch.mm).register_movement(functools.partial(matmul, has_batch=True))
 normed_op(torch.bmm).register_movement(functools.partial(matmul, has_batch=True))
 
 
-@normed_op(torch.addmm).register_movement
 def addmm(call: Call) -> Found:
-    """c + x W, W as it is."""
-    x = call.given.get("mat1")
-    return None if moves(call.given.get("input")) else _of_samples(call, x, has_batch=True)
+    """c + x W, c and W as they are."""
+    return _of_samples(call, call.given.get("mat1"), has_batch=True)
 
 
 def _of_batch(call: Call) -> Found:
@@ -285,6 +333,18 @@ def _by_negative_dims(call: Call, x: NormedTensor, dims: tuple[int, ...]) -> Fou
     return _of_samples(Call((x, dims), rest, call.given, call.results, call.body), x)
 
 
+@normed_op(torch.cumsum).register_movement
+def cumsum(call: Call) -> Found:
+    """Sums of the first entries along a dimension of the features, or of the first rows."""
+    x, dim = call.given.get("input"), call.given.get("dim")
+    if not moves(x) or not x.ndim or not isinstance(dim, int) or (spread := spread_of(x)) is None:
+        return None
+    dim = dim - x.ndim if dim >= 0 else dim
+    if dim >= -spread.ndim:  # counted from the end it is that of a sample too, and of any dtype in double precision
+        return _of_samples(Call((x, dim), {}, call.given, call.results, call.body), x)
+    return [Made(spread.ndim, (Term(x, None, False, float(x.shape[dim])),))]
+
+
 normed_op(torch.mean).register_movement(lambda call: _reduced(call, True))
 normed_op(torch.sum).register_movement(lambda call: _reduced(call, False))
 
@@ -322,6 +382,28 @@ def _placed(x: NormedTensor, factor: float, y: NormedTensor, ndim: int) -> Term 
         return term
     assert not isinstance(term.how, Slopes), "entries are picked"
     return Term(x, Multiple(term.how, factor, size), term.keeps_rows)
+
+
+def chosen(a: Any, b: Any, y: NormedTensor) -> Found:
+    """``b + D (a - b)``, each entry of D from 0 to 1, of two that move or are fixed."""
+    moving = [x for x in (a, b) if moves(x)]
+    spreads = [spread_of(x) for x in moving]
+    whole = [s.ndim for x, s in zip(moving, spreads, strict=True) if s is not None and x.shape == y.shape]
+    if not whole or None in spreads:
+        return None
+    ndim, size = whole[0], math.prod(y.shape[y.ndim - whole[0] :])
+    apart, own = ([_placed(x, f, y, ndim) for x, f in pairs if moves(x)] for pairs in (((a, 1.0), (b, -1.0)), ((b, 1.0),)))
+    if any(t is None or not t.keeps_rows for t in (*apart, *own)):
+        return None
+    bent = [
+        Vertex(v.root, size, terms=((v, None),), slopes=between(0.0, 1.0, size))
+        for v in parts_of([t for t in apart if t is not None], size)
+    ]
+    by_root: dict[Root, list[Vertex]] = {}
+    for v in (*parts_of([t for t in own if t is not None], size), *bent):
+        by_root.setdefault(v.root, []).append(v)
+    parts = [vs[0] if len(vs) == 1 else Vertex(root, size, terms=tuple((v, None) for v in vs)) for root, vs in by_root.items()]
+    return [Made(ndim, (), parts=tuple(parts), of=tuple(moving))]
 
 
 normed_op(torch.add).register_movement(_summed(lambda alpha: (1.0, alpha)))

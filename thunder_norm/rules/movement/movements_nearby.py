@@ -239,7 +239,6 @@ def entrywise(call: Call, a: Any, b: Any) -> Found:
     return made_of(call, moving, run, [(of_both, by.reached)])
 
 
-@normed_op(F.glu).register_movement
 def glu(call: Call) -> Found:
     """``a sigmoid(b)``: its second derivative is ``s'(b) (e_a d_b + d_a e_b) + a s''(b) e_b d_b``, of entries ``|s'| <= 1/4``, ``|s''| <= 3^(1/2) / 18``."""
     x, dim = call.given["input"], call.given.get("dim", -1)

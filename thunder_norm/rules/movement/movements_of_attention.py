@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import Call, moves, parts_of, values
-from thunder_norm.core.ellipsoids import Ellipsoid, sum_of
+from thunder_norm.core.composed import Call, Term, moves, parts_of, values
+from thunder_norm.core.ellipsoids import Ellipsoid, Picked, sum_of
 from thunder_norm.core.local import is_from_data
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.core.vertices import Vertex
+from thunder_norm.core.vertices import LARGEST, Vertex
 from thunder_norm.core.within import moved
 from thunder_norm.rules.layers._attention_away import Moving, Remainder, Rows
 from thunder_norm.rules.layers._attention_between import Between
@@ -66,7 +66,8 @@ def attention(call: Call) -> Found:
         or left.longest * together.reached.item() > besides.item() * (0.5 if is_from_data() else 1.0)
     ):
         return by_jacobian(call, moving, at.run, besides)
-    parts = [left.within, Ellipsoid.ball(call.results[0].numel(), left.length)]
+    first, *rest = left.within
+    parts = [first, functools.reduce(sum_of, rest, Ellipsoid.ball(call.results[0].numel(), left.length))]
     parts = parts if is_from_data() else [sum_of(*parts)]
     return made_of(call, moving, lambda plain: at.damped(plain, left.damped), [(e, together.reached) for e in parts])
 
@@ -144,9 +145,30 @@ def _left(at: _Attention, roots: Sequence[Vertex], by: Together) -> Remainder | 
     heads = at.weights.shape[:-2]
     if torch.broadcast_shapes(heads, at.data[2].shape[:-2]) != heads:
         return None
+    factors = _factors(at, by) if is_from_data() else (None, None, None)
     query, key, value = (
-        Moving.of(t, by.within(near(x).parts) if moves(x) else None, heads, n)
-        for x, t, n in zip(at.tokens, at.own, (1, at.repeats, at.repeats), strict=True)
+        Moving.of(t, by.within(near(x).parts) if moves(x) else None, heads, n, f)
+        for x, t, n, f in zip(at.tokens, at.own, (1, at.repeats, at.repeats), factors, strict=True)
     )
     rows = Rows if is_from_data() else Between
     return rows(query, key, value, at.weights, by.within(roots), abs(at.scale)).found()
+
+
+def _factors(at: _Attention, by: Together) -> Sequence[torch.Tensor | None]:
+    """What queries, keys and values are of the vector that all of them move by, a matrix each; None where they are too many, or that is no number."""
+    sizes = [t.numel() for t in at.own]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    if sum(sizes) > LARGEST:
+        return (None,) * len(sizes)
+    numbers = torch.arange(sum(sizes))
+    terms = [
+        Term(x, Picked(torch.where((numbers >= start) & (numbers < start + size), numbers - start, -1)))
+        for x, size, start in zip(at.tokens, sizes, starts, strict=True)
+        if moves(x)
+    ]
+    together = by.within(parts_of(terms, len(numbers)))
+    values, vectors = torch.linalg.eigh(together.cov.detach())
+    # no less than the covariance, whatever was rounded
+    values = values.clamp(min=0) + 1e-12 * values[-1].abs()
+    root = vectors * (values.sqrt() * (together.scale * (1 + 1e-9)))
+    return root.split(sizes) if bool(root.isfinite().all()) else (None,) * len(sizes)
