@@ -232,6 +232,13 @@ def _copied(t: torch.Tensor) -> torch.Tensor:
     return t.as_strided(shape, strides).clone().expand(t.shape)
 
 
+def _without_overlap(carried: list[torch.Tensor | None], dense: Sequence[bool]) -> None:
+    """Have an entry for each element: torch adds to a gradient in place whose own strides say that it has."""
+    for i, (t, is_dense) in enumerate(zip(carried, dense, strict=True)):
+        if is_dense and t is not None and 0 in t.stride():
+            carried[i] = t.contiguous()
+
+
 @functools.cache
 def _of_fresh_gradient() -> tuple[int, int, int]:
     """References in Python, references in C++, and tensors in its memory, of one just computed and seen from a list as in `_owned`."""
@@ -281,7 +288,13 @@ class Carriers:
             self._made = made
         return made
 
+    @functools.cached_property
+    def _dense(self) -> list[bool]:
+        """Which of what is carried a wrapper's own strides say of that it has an entry for each of its elements."""
+        return [g.spec is not None and all(f.stride()) for g, _ in self._gradients for f in g.carried]
+
     def _gradients_of(self, offsets: list | None, carried: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        _without_overlap(carried, self._dense)
         owned = _owned(carried)
         if offsets is None:
             return [build(owned[place]) for build, place in self._builders]
