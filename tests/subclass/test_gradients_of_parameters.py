@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from tests.seeds import seeded
-from tests.subclasses import Overriding, assert_same, two
+from tests.subclasses import OneTensor, OpCounter, Overriding, assert_same, two
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
 import thunder
@@ -109,6 +110,65 @@ def test_gradients_of_what_is_given_are_asked_for_in_loops():
         for p in given if n % 2 else ():
             p.grad = torch.full((2,), 3.0)
         assert_same(jf(*given), f(*given))
+
+
+@pytest.mark.parametrize("is_reduced", [False, True])
+def test_gradients_of_sums_are_added_up(is_reduced: bool):
+    """The gradient of a sum is expanded, inside of a wrapper too: what torch adds to has an entry for each element."""
+    found = []
+    for jit in (lambda f: f, lambda f: thunder.jit(f, transforms=[SubclassTransform()])):
+        torch.manual_seed(seeded(0))
+        w, f = two(3, 4).requires_grad_(), jit(lambda w, x: (x + w).sum() if is_reduced else x + w)
+        for _ in range(3):
+            f(w, torch.ones(3, 4)).sum().backward()
+        found.append([w.grad, w.grad.stride(), w.grad.a.stride()])
+    assert_same(found[1], found[0])
+
+
+def test_gradients_are_asked_of_the_class_as_often_as_in_eager_mode():
+    """For a cotangent that has another context than the trace was made for, too."""
+    found = []
+    for jit in (lambda f: f, lambda f: thunder.jit(f, transforms=[SubclassTransform()])):
+        torch.manual_seed(seeded(0))
+        x, w = (OpCounter(torch.randn(4, 4)).requires_grad_() for _ in range(2))
+        y = jit(lambda x, w: (x * 2).sin() @ w)(x, w)
+        cotangent = OpCounter(torch.randn(4, 4))
+        found.append([y.detach(), *torch.autograd.grad(y, (x, w), cotangent)])
+    assert_same(found[1], found[0])
+
+
+class Lying(OneTensor):
+    """Says in its context how it lies, as a DTensor does."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=inner.dtype)
+
+    def __tensor_flatten__(self):
+        return ["inner"], self.inner.stride()
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(Lying, lambda x: x.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, Lying, func(*args, **kwargs))
+
+
+def test_gradients_of_results_may_lie_otherwise():
+    """Where the program cannot run again for it, too."""
+
+    def f(x, w):
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ w
+
+    found = []
+    for jit in (lambda f: f, lambda f: thunder.jit(f, transforms=[SubclassTransform()])):
+        torch.manual_seed(seeded(0))
+        x, w = (Lying(torch.randn(3, 3)).requires_grad_() for _ in range(2))
+        y = jit(f)(x, w)
+        found.append(
+            [torch.autograd.grad(loss, (x, w), retain_graph=True) for loss in (y.sum(), (y.t() * torch.randn(3, 3)).sum())]
+        )
+    assert_same(found[1], found[0])
 
 
 class Answering(Overriding):

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 import thunder_norm  # noqa: F401 - before Thunder
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SplitBiasTransform, SubclassTransform
 import thunder
 
 
@@ -294,11 +294,17 @@ def test_hooks_of_modules():
     _assert_equal(_answers(thunder.jit(model, transforms=[SubclassTransform()]), 1), _answers(model, 1))
 
 
-@pytest.mark.parametrize("fn", [after_accumulating, of_result, retained], ids=lambda f: f.__name__)
-def test_transforms_that_follow_no_autograd_refuse_hooks(fn):
-    """They are for plain tensors, and have no part in their gradients."""
-    with pytest.raises(UnsupportedOpError, match="torch's autograd follows nothing"):
-        thunder.jit(fn, transforms=[CheckpointTransform()])(torch.ones(3, 4, requires_grad=True))
+@pytest.mark.parametrize("transform", [CheckpointTransform, ProfileTransform, SplitBiasTransform])
+@pytest.mark.parametrize("fn", [after_accumulating, of_input, of_result, retained], ids=lambda f: f.__name__)
+def test_transforms_for_plain_tensors_have_hooks_led(fn, transform):
+    """By a SubclassTransform, which they do not name."""
+    found = []
+    for call in (fn, thunder.jit(fn, transforms=[transform()])):
+        for n in range(2):
+            x = torch.arange(1.0 + n, 4.0 + n).requires_grad_()
+            call(x).sum().backward()
+            found.append(x.grad)
+    torch.testing.assert_close(found[2:], found[:2])
 
 
 def test_handles_in_containers_of_the_user():

@@ -1,10 +1,15 @@
 """Thunder's own check of traces (``debug_options=DebugOptions(check_traces=...)``) passes for what we write into them."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
-from thunder_norm.transforms import NormTransform
+from tests.seeds import seeded
+from tests.subclasses import assert_same, nested, two
+from thunder_norm.transforms import NormTransform, SubclassTransform, grad
 import thunder
 
 
@@ -45,3 +50,22 @@ def test_checked(program: str) -> None:
     torch.testing.assert_close(got, want)
     if got.requires_grad:
         got.sum().backward()
+
+
+_ON_WRAPPERS = {
+    "operations": lambda w, x: ((w @ x).sin(), w.t()[0].sum()),
+    "in place": lambda w, x: (w * 2).add_(x).mul_(w),
+    "made inside": lambda w, x: TwoTensor(x, x * 2) @ w,
+    "a gradient inside": lambda w, x: grad(lambda y: (y * y).sum())(w) + x,
+}
+
+
+@pytest.mark.parametrize("make", [two, nested])
+@pytest.mark.parametrize("program", _ON_WRAPPERS)
+def test_checked_with_wrappers(program: str, make: Callable) -> None:
+    f, found = _ON_WRAPPERS[program], []
+    jf = thunder.jit(f, transforms=[SubclassTransform()], debug_options=thunder.DebugOptions(check_traces=True))
+    for call in (f, jf, jf) if "gradient" not in program else (lambda w, x: 2 * w + x, jf, jf):
+        torch.manual_seed(seeded(0))
+        found.append(call(make(3, 3), torch.randn(3, 3)))
+    assert_same(found[1:], [found[0]] * 2)

@@ -20,7 +20,7 @@ from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.subclass.acquiring.values import is_unknown
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal
 from thunder_norm.subclass.classes.proxy import SubclassProxy
-from thunder_norm.subclass.recording.trace import UNFLATTEN, leaf_proxies
+from thunder_norm.subclass.recording.trace import UNFLATTEN, leaf_proxies, mark
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 from thunder_norm.tracing.translation import empty_for
@@ -223,7 +223,7 @@ def announce(tree: Any, bsyms: list) -> None:
     """Tell the trace of the wrappers in a result, whose inner tensors `bsyms` make."""
     for v in tree_flatten(tree)[0]:
         if isinstance(v, SubclassProxy) and not v.acquisition.num_levels:
-            bsyms.append(UNFLATTEN.bind(*leaf_proxies(v.acquisition, v.fake), output=v))
+            bsyms.append(mark(UNFLATTEN, *leaf_proxies(v.acquisition, v.fake), output=v))
 
 
 def is_open(v: Any) -> bool:

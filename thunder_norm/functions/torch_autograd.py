@@ -122,7 +122,7 @@ def _check(operations: Iterable[BoundSymbol], inputs: Sequence[TensorProxy]) -> 
     for bsym in operations:
         if not any(p.name in reached for p in bsym.flat_proxy_args):
             continue
-        if bsym.sym is UNFLATTEN:
+        if bsym.sym.id == UNFLATTEN.id:
             raise _refused("torch.autograd.grad through a wrapper subclass", "the plain tensors inside of it")
         if _is_inplace_op(bsym):
             raise _refused("torch.autograd.grad through an operation in place", "the operation that returns a new tensor")

@@ -17,7 +17,7 @@ from thunder_norm.tracing.guarding import overwritten
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.ways import is_imported, path_of
-from thunder_norm.tracing.member_dicts import note_member_dict, note_written, store
+from thunder_norm.tracing.member_dicts import MEMBERS, note_member_dict, note_written, store
 from thunder_norm.tracing.shared_memory import aliases
 from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder.core import interpreter as thunders
@@ -33,7 +33,6 @@ _CONTAINERS = (list, dict, set, deque)
 # what Python does where a class says nothing
 SETTING = (object.__setattr__, SimpleNamespace.__setattr__)
 DELETING = (object.__delattr__, SimpleNamespace.__delattr__)
-MEMBERS = ("_parameters", "_buffers", "_modules")
 
 
 def is_simple(value: Any) -> bool:
@@ -172,11 +171,11 @@ def _set(setter: WrappedValue, obj: WrappedValue, name: WrappedValue, value: Wra
 
 
 def deletion(obj: WrappedValue, name: WrappedValue) -> Callable | None:
-    """What to call instead of deleting an attribute of what was there before, or a buffer: the epilogue deletes it, in each call."""
+    """What to call instead of deleting an attribute of what was there before: the epilogue deletes it, in each call."""
     obj.attribute_wrappers.pop(name.value, None)
     owner = obj.value
     kind = next((k for k in (*MEMBERS, "__dict__") if name.value in held_in(obj, k)), None)
-    if kind not in ("__dict__", "_buffers") or not (isinstance(owner, torch.nn.Module) or type(owner).__delattr__ in DELETING):
+    if kind is None or not (isinstance(owner, torch.nn.Module) or type(owner).__delattr__ in DELETING):
         return None
     if is_simple(owner) or is_new(obj):
         attributes = obj.attribute_wrappers.get("__dict__")

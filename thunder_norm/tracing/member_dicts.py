@@ -1,4 +1,4 @@
-"""The dicts that hold the attributes of objects and the buffers of modules: of those that were there before, a program changes copies.
+"""The dicts that hold the attributes of objects and the members of modules: of those that were there before, a program changes copies.
 
 The epilogue of each call then does to the objects what the program did to the copies.
 """
@@ -11,7 +11,8 @@ from thunder_norm.tracing.guarding import guards
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE_MEMBER_DICT, JitCtx, get_jit_ctx
 
-_OF_COPIES = ("__dict__", "_buffers")  # what becomes of parameters and modules an epilogue does not do
+MEMBERS = ("_parameters", "_buffers", "_modules")
+HELD_IN_COPIES = ("__dict__", *MEMBERS)
 _HAS_WRITTEN = "_thunder_norm_has_written"
 
 
@@ -73,7 +74,7 @@ def work_on_copy(held: WrappedValue) -> None:
     origin = held.provenance
     if not origin.ext_flag & EXT_FLAG_IS_MODULE_MEMBER_DICT or origin.inst is not PseudoInst.LOAD_ATTR:
         return
-    if origin.inputs[1].value not in _OF_COPIES:
+    if origin.inputs[1].value not in HELD_IN_COPIES:
         return
     ctx = get_jit_ctx()
     if not is_copy(held):

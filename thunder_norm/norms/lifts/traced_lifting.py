@@ -344,7 +344,7 @@ def _origins(proxy: TensorProxy) -> list[TensorProxy]:
             given = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
             for p in bsym.flat_proxy_outs:
                 needed.pop(p.name, None)
-            if bsym.sym is trace.FLATTEN:
+            if bsym.sym.id == trace.FLATTEN.id:
                 wrappers += given
             else:
                 needed |= {p.name: p for p in given}

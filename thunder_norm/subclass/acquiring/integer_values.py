@@ -31,7 +31,9 @@ from thunder.core.symbol import BoundSymbol, Symbol
 aten = torch.ops.aten
 
 # A plain input for which another tensor stands: the prologue has to unpack it all the same, to look at it.
-GIVEN_AGAIN = Symbol(name="given_again", id="thunder_norm.given_again", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
+GIVEN_AGAIN = Symbol(
+    name="given_again", meta=lambda *_: None, id="thunder_norm.given_again", is_prim=True, tags=(prims.OpTags.DONT_DCE,)
+)
 
 # What is made of more numbers than this is not followed, unless it comes from inputs.
 _MAX_MADE = 4096

@@ -172,7 +172,10 @@ class _Own(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, t: torch.Tensor) -> torch.Tensor:
-        return t.detach()
+        if not is_wrapper(t):
+            return t.detach()
+        spec = WrapperSpec.of(t)  # what is not asked of the class, which may count what it is asked for
+        return spec.build(tuple([inner.detach() if inner.is_floating_point() else inner for inner in spec.leaves(t)]))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

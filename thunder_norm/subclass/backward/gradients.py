@@ -183,12 +183,20 @@ class Structure:
             leaves = _moving_in(self.spec, self.spec.leaves(t))
         elif type(t) is self.spec.cls and self._has_contexts_of(other := WrapperSpec.of(t)):
             leaves = _moving_in(other, leaves_of(t))
+        elif type(t) is self.spec.cls and self._lies_otherwise(t):
+            leaves = self._leaves_in(t.clone(memory_format=torch.contiguous_format))  # strides may be context: a DTensor's are
         else:
             leaves = None
         if leaves is None or [(tuple(x.shape), x.dtype) for x in leaves] == self._expected:  # most
             return leaves
         is_alike = len(leaves) == len(self._expected) and all(map(_is_as_expected, leaves, self._expected))
         return leaves if is_alike else None
+
+    def _lies_otherwise(self, t: torch.Tensor) -> bool:
+        """Whether a gradient is expanded, as that of a sum is, or transposed, and one that lies as a new tensor does is expected."""
+        assert self.spec is not None
+        is_known = t.shape == self.spec.shape and t.layout is torch.strided
+        return is_known and not t.is_contiguous() and self.spec.stride == torch._prims_common.make_contiguous_strides_for(t.shape)
 
     def _has_contexts_of(self, other: WrapperSpec) -> bool:
         """Whether a gradient has what the backward was traced with; of nested tensors that are lengths, which a cotangent need not know."""
@@ -230,6 +238,13 @@ def _copied(t: torch.Tensor) -> torch.Tensor:
         return t.clone()
     shape = [n if s else min(n, 1) for n, s in zip(t.shape, strides, strict=True)]
     return t.as_strided(shape, strides).clone().expand(t.shape)
+
+
+def _without_overlap(carried: list[torch.Tensor | None], dense: Sequence[bool]) -> None:
+    """Have an entry for each element: torch adds to a gradient in place whose own strides say that it has."""
+    for i, (t, is_dense) in enumerate(zip(carried, dense, strict=True)):
+        if is_dense and t is not None and 0 in t.stride():
+            carried[i] = t.contiguous()
 
 
 @functools.cache
@@ -281,7 +296,13 @@ class Carriers:
             self._made = made
         return made
 
+    @functools.cached_property
+    def _dense(self) -> list[bool]:
+        """Which of what is carried a wrapper's own strides say of that it has an entry for each of its elements."""
+        return [g.spec is not None and all(f.stride()) for g, _ in self._gradients for f in g.carried]
+
     def _gradients_of(self, offsets: list | None, carried: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        _without_overlap(carried, self._dense)
         owned = _owned(carried)
         if offsets is None:
             return [build(owned[place]) for build, place in self._builders]

@@ -262,7 +262,9 @@ class SideEffects:
                 self.made.note_arguments(attribute.value)
                 values.append(attribute.value.value)
             what = f"attribute {attribute.name!r} of an argument or module"
-            self._write(epilogue, self.acquisition, values, what, attribute.put, attribute.owner is not None)
+            # modules that change places are others in the next call
+            is_of_call = attribute.owner is not None or attribute.kind == "_modules"
+            self._write(epilogue, self.acquisition, values, what, attribute.put, is_of_call)
 
     def write(self, ctx: Any, epilogue: TraceCtx, taken: Iterable[Attribute]) -> None:
         """See `write`.

@@ -57,10 +57,12 @@ _LENGTHS = "_thunder_norm_total_lengths"  # of nested tensors, that a program wa
 _ARE_ITSELF = "_thunder_norm_lengths_themselves"  # for which lengths a program is, is not tried again
 
 
-def _asks_for_history(args: tuple[WrappedValue, ...]) -> bool:
-    """Whether it is ``y.requires_grad`` of what the program has computed."""
-    is_asked = len(args) > 1 and args[1].value == "requires_grad" and type(args[0].value) is TensorProxy
-    return is_asked and args[0].value.history is None and torch.is_grad_enabled()
+def _asked_of_history(args: tuple[WrappedValue, ...]) -> str | None:
+    """The name, where it is ``y.requires_grad`` of what the program has computed, or a method that gives a tensor a hook."""
+    if len(args) < 2 or type(args[0].value) is not TensorProxy or not torch.is_grad_enabled():
+        return None
+    name, is_computed = args[1].value, args[0].value.history is None
+    return name if name in tensor_hooks.NAMES or (name == "requires_grad" and is_computed) else None
 
 
 class Watching(Participant):
@@ -72,8 +74,8 @@ class Watching(Participant):
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
-        if fn is getattr and _asks_for_history(args):
-            vars(get_compile_data())[_ASKS_FOR_HISTORY] = True
+        if fn is getattr and (asked := _asked_of_history(args)) is not None:
+            vars(get_compile_data()).setdefault(_ASKS_FOR_HISTORY, set()).add(asked)
         found = (
             selections.lookaside(fn, args, kwargs)
             or values.refusal(fn, args)
@@ -85,8 +87,11 @@ class Watching(Participant):
         return sequences.given_plainly(found, fn, args, kwargs)
 
     def begins_again(self, found: Any | None) -> bool:
-        """What requires grad is known to who interprets subclasses: Thunder says of all that is computed that it does not."""
-        return vars(get_compile_data()).pop(_ASKS_FOR_HISTORY, False)
+        """What requires grad, and hooks, are known to who interprets subclasses: Thunder says of all that is computed that it does not."""
+        asked = vars(get_compile_data()).pop(_ASKS_FOR_HISTORY, set())
+        if not tensor_hooks.NAMES.isdisjoint(asked):  # torch's autograd calls them
+            vars(get_compile_data())[_FROM_THE_FIRST] = True
+        return bool(asked)
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""

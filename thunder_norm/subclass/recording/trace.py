@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +58,11 @@ REBIND = Symbol(name="rebind", id="thunder_norm.rebind", is_prim=True, tags=(pri
 LEAF = Symbol(name="parameter_norm", id="thunder_norm.parameter_norm", is_prim=True, tags=(prims.OpTags.DONT_DCE,))
 
 
+def mark(symbol: Symbol, *args: Any, output: Any = None) -> BoundSymbol:
+    """One of these operations: called in a trace, as Thunder's ``check_traces`` does, it returns what it has returned."""
+    return replace(symbol, meta=lambda *_: output).bind(*args, output=output)
+
+
 def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) -> None:
     """Write ``(x_a, x_b) = flatten(x)`` for an input wrapper, and ask the prologue to check its inner tensors."""
     spec = WrapperSpec.of(x)
@@ -74,7 +80,7 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
     acquisition.wrappers.given[id(proxy.fake)] = spec.leaves(proxy.fake)
     acquisition.wrappers.structures[id(proxy.fake)] = (spec.contexts, spec.leaves(proxy.fake))
     acquisition.wrappers.leaves[id(proxy.fake)] = tuple(leaves)
-    _append_top_level(FLATTEN.bind(proxy, output=tuple(leaves)))
+    _append_top_level(mark(FLATTEN, proxy, output=tuple(leaves)))
 
 
 def write_leaf(acquisition: Acquisition, name: str, fakes: Sequence[torch.Tensor], requires_grad: Sequence[bool]) -> None:
@@ -82,7 +88,7 @@ def write_leaf(acquisition: Acquisition, name: str, fakes: Sequence[torch.Tensor
     proxies = tuple(proxy_like(f, requires_grad=r) for f, r in zip(fakes, requires_grad, strict=True))
     for fake, proxy in zip(fakes, proxies, strict=True):
         acquisition.fakes.bind(fake, proxy, is_input=True)
-    _append_top_level(LEAF.bind(name, output=proxies))
+    _append_top_level(mark(LEAF, name, output=proxies))
 
 
 def open_inner_wrapper(acquisition: Acquisition, fake: torch.Tensor) -> SubclassProxy:
@@ -90,7 +96,7 @@ def open_inner_wrapper(acquisition: Acquisition, fake: torch.Tensor) -> Subclass
     proxy = acquisition.register(SubclassProxy(fake, acquisition))
     leaves = acquisition.wrappers.leaves[id(fake)] = leaf_proxies(acquisition, fake)
     if not acquisition.num_levels:  # else it lives in a program of its own, and its result is announced when that is written
-        _append_top_level(UNFLATTEN.bind(*leaves, output=proxy))
+        _append_top_level(mark(UNFLATTEN, *leaves, output=proxy))
     return proxy
 
 
@@ -174,7 +180,7 @@ def rebind(acquisition: Acquisition) -> None:
                 acquisition.wrappers.leaves[id(proxy.fake)] = leaves
                 continue
             acquisition.wrappers.leaves[id(proxy.fake)] = leaves
-            _append_top_level(REBIND.bind(proxy, *leaves, output=None))
+            _append_top_level(mark(REBIND, proxy, *leaves))
 
 
 def emit_composite(
