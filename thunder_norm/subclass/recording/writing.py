@@ -210,7 +210,8 @@ class Writing(TorchDispatchMode):
 
     def _has_switched_off_gradients(self) -> bool:
         """Whether the operation at hand, one of plain tensors, has switched gradients off for a part of what it does."""
-        return self.is_differentiated and not self.has_met_wrappers and is_grad_enabled() and not torch.is_grad_enabled()
+        is_torchs = self.has_met_wrappers or self.acquisition.autograd.is_running or self.acquisition.num_levels  # who follows it
+        return self.is_differentiated and not is_torchs and is_grad_enabled() and not torch.is_grad_enabled()
 
     def _is_detached(self, target: torch.Tensor, alias: torch.Tensor) -> bool:
         """Whether autograd takes `target`, which was written into, for another tensor than `alias`, which keeps its own history."""
