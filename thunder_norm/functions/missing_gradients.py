@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
+from torch.utils._pytree import tree_leaves
+
 from thunder_norm.functions import kernels
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
@@ -23,6 +25,7 @@ from thunder_norm.subclass.acquiring import fallback
 from thunder_norm.subclass.backward.differentiation import has_tape
 from thunder_norm.subclass.recording.trace import OperationId
 from thunder_norm.tracing import activity
+from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
@@ -31,7 +34,7 @@ import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.langctxs import Languages, langctx
-from thunder.core.proxies import TensorProxy, pyval, variableify
+from thunder.core.proxies import NumberProxy, TensorProxy, pyval, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import _get_gradfn_and_executor, augmented_forward_impls
@@ -369,18 +372,19 @@ def _with_gradient(
     used: Set[str] | None = None,
 ) -> BoundSymbol:
     """Operations, the first of which uses all that they do, as one with a gradient of ours."""
-    inputs = list({p.name: p for p in flat_proxies((bsyms[0].args, bsyms[0].kwargs))}.values())
+    given = tree_leaves((bsyms[0].args, bsyms[0].kwargs))
+    inputs = list({p.name: p for p in given if isinstance(p, TensorProxy) or is_number_of_tensors(p)}.values())
     program = flat_program(inputs, bsyms, outs)
     wanted = [is_differentiable(p) and (moving is None or p.name in moving) for p in inputs]
     # of a result that nothing uses Thunder would write zeros
     received = [is_differentiable(p) and (used is None or p.name in used) for p in outs]
 
     @langctx(Languages.TORCH)
-    def meta(*args: TensorProxy) -> tuple[TensorProxy, ...]:
+    def meta(*args: TensorProxy | NumberProxy) -> tuple[TensorProxy, ...]:
         return replayed(program, args)
 
     @langctx(Languages.TORCH)
-    def joint(*args: TensorProxy) -> tuple[TensorProxy, ...]:
+    def joint(*args: TensorProxy | NumberProxy) -> tuple[TensorProxy, ...]:
         results, pullback = evaluate_vjp(renewed_program(program), args, wanted)
         cotangents = [prims.get_grad(r) if is_received else None for r, is_received in zip(results, received, strict=True)]
         for a, g, is_wanted in zip(args, pullback(cotangents), wanted, strict=True):

@@ -17,7 +17,7 @@ from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder.core import dtypes, prims
-from thunder.core.proxies import NumberProxy, Proxy, ProxyTag, TensorProxy, Variable, variableify
+from thunder.core.proxies import NumberProxy, Proxy, ProxyTag, TensorProxy, Variable, numberproxy, variableify
 from thunder.core.pytree import tree_flatten, tree_map
 from thunder.core.symbol import BoundSymbol, has_tags
 from thunder.core.trace import TraceCtx, get_tracectx
@@ -126,9 +126,11 @@ def reaches(trace: TraceCtx, source: Proxy, outs: Iterable[Any]) -> bool:
     return any(isinstance(v, Proxy) and v.name in found for v in outs)
 
 
-def anew(proxies: Iterable[TensorProxy]) -> list[TensorProxy]:
-    """Proxies like these, for the arguments of a program."""
-    return [TensorProxy(like=p, history=None) for p in proxies]
+def anew(proxies: Iterable[Any]) -> list[Any]:
+    """Proxies like these, of tensors or of numbers of tensors, for the arguments of a program."""
+    return [
+        TensorProxy(like=p, history=None) if isinstance(p, TensorProxy) else numberproxy(p.python_type, None) for p in proxies
+    ]
 
 
 def flat_program(args: Sequence[Proxy], bsyms: Sequence[BoundSymbol], outs: Sequence[Any]) -> TraceCtx:

@@ -154,7 +154,7 @@ ON_VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 # which no transform follows; the others are followed with those that interpret wrappers: tests/tracing/torch_functions/test_read_values.py
-NEVER_KNOWN = ("sorted", "numpy", "a ufunc", "alpha")
+NEVER_KNOWN = ("sorted", "numpy", "a ufunc")
 
 
 @pytest.mark.parametrize("name", ON_VALUES)

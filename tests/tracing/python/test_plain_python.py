@@ -52,3 +52,40 @@ def test_a_list_of_the_model_that_is_looked_into_is_guarded():
     assert torch.equal(jm(x), m(x))
     m.names[1] = "a"
     assert torch.equal(jm(x), m(x))
+
+
+def _unbound(x):
+    del z  # noqa: F821 - that is what Python says, too
+    z = 1
+    return x * z
+
+
+def _unbound_after_a_first(x):
+    z = x
+    del z
+    del z  # noqa: F821
+    return x
+
+
+def _sum(*values):
+    return sum(values)
+
+
+_MISUSED = {
+    "a variable that is not bound yet": _unbound,
+    "a variable that is deleted twice": _unbound_after_a_first,
+    "a number for arguments": lambda x: _sum(*5),
+    "nothing called": lambda x: (lambda f: f(x))(None),
+    "nothing called with a list": lambda x: (lambda f: f(*[x]))(None),
+    "a number of a tensor called": lambda x: x.sum().item()(x),
+    "a number of a tensor indexed": lambda x: x.sum().item()[0],
+}
+
+
+@pytest.mark.parametrize("name", _MISUSED)
+def test_what_python_refuses_it_refuses_in_its_words(name):
+    with pytest.raises((TypeError, UnboundLocalError)) as expected:
+        _MISUSED[name](torch.ones(2))
+    with pytest.raises(expected.type) as found:
+        thunder.jit(_MISUSED[name], transforms=[NormTransform()])(torch.ones(2))
+    assert str(found.value) == str(expected.value)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import cmath
 import collections
+import decimal
 import gc
+import itertools
+import json
 import math
+import operator
+import struct
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from tests.op_coverage import compare
 from tests.seeds import crossed, seeded
@@ -25,8 +32,8 @@ from thunder_norm.transforms import CheckpointTransform, NormTransform, Subclass
 import thunder
 
 INPUTS = [torch.tensor(v) for v in ([1.0, 2.0, 0.5], [-1.0, 2.0, -3.5], [0.25, 4.0, 3.0], [-2.0, -1.0, -3.0])]
-# which return one of the tensors, leave torch, or have Thunder work with a number
-REFUSED = ("sorted", "numpy", "a ufunc", "alpha")
+# which return one of the tensors, or leave torch
+REFUSED = ("sorted", "numpy", "a ufunc")
 ELSEWHERE = ("assert",)  # tests/tracing/guarding/test_assertions.py
 
 
@@ -438,3 +445,89 @@ def test_functions_of_numbers_are_told_those_of_the_call(name: str, transform: t
                 torch.testing.assert_close(found, wanted)
             else:
                 assert found == wanted
+
+
+def _arithmetic(x: torch.Tensor) -> Any:
+    n, a = (x > 0).sum().item() + 1, x.max().item()
+    mixed = [
+        n * 0.5,
+        2.0 - n,
+        n / 4,
+        a * n,
+        n**0.5,
+        2.0**n,
+        a // n,
+        n % 2.5,
+        divmod(n, 2),
+        pow(n, 2, 5),
+        sum([n, 0.5]),
+        +n,
+        n * 1j,
+        a * True,
+    ]
+    return mixed, n // x, n % x, n - x, n / x, n**x, operator.mod(n, x), x.long() // n, x * (n / 4)
+
+
+def _sequences(x: torch.Tensor) -> Any:
+    n = (x > 0).sum().item()
+    kept = list(range(5))
+    kept.insert(n, 7)
+    del kept[n]
+    return (
+        ([0] * n, n * "a", (1, 2) * n, "a" * n, "abcdef"[:n], kept, kept.pop(n), n in range(3), slice(n).indices(9)),
+        (list(itertools.repeat(1, n)), list(itertools.islice("abc", n)), list(enumerate("ab", start=n)), "a".ljust(n)),
+        collections.deque([1, 2, 3], maxlen=n + 1),
+    )
+
+
+def _asked_by_c(x: torch.Tensor) -> Any:
+    n, a = (x > 0).sum().item(), x.max().item()
+    texts = json.dumps({"a": [n, a]}), str(decimal.Decimal(n)), struct.unpack("i", struct.pack("i", n))
+    return texts, float(np.float32(a)), hasattr(a, "real"), hasattr(a, "name"), dir(n) == dir(1), torch.eye(n), torch.Size([n, 2])
+
+
+def _wrong_operands(x: torch.Tensor) -> Any:
+    n = x.max().item()
+    return [
+        _type_error(f)
+        for f in (lambda: n + "a", lambda: n < "a", lambda: [] >= n, lambda: n @ n, lambda: n - None, lambda: [0] * n)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
+@pytest.mark.parametrize("f", [_arithmetic, _sequences, _asked_by_c, _wrong_operands])
+def test_numbers_of_tensors_are_pythons_wherever_they_go(f: Callable) -> None:
+    jitted = thunder.jit(f, transforms=[NormTransform()])
+    for x in INPUTS[:3]:
+        (found, structure), (wanted, expected) = tree_flatten(jitted(x)), tree_flatten(f(x))
+        assert structure == expected and list(map(type, found)) == list(map(type, wanted))
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b) if isinstance(b, torch.Tensor) else _assert_one(a, b)
+
+
+def _assert_one(a: Any, b: Any) -> None:
+    assert a == (b if isinstance(b, int | str | bool | None) else pytest.approx(b))
+
+
+_BESIDE_NUMBERS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "bounds": lambda y, n: y.clamp(min=n) + torch.clamp(y, max=n) + y.clamp(n, 2 * n) + (y * 1).clamp_(n) + y.exp().lerp(y, n),
+    "quotients": lambda y, n: (
+        y % n + torch.div(y, n, rounding_mode="trunc") + (0.5 + n) ** y.abs() + n / y - torch.remainder(y, n)
+    ),
+    "factors": lambda y, n: (
+        torch.add(y, y, alpha=n) - y.sub(y.exp(), alpha=n) + F.normalize(y, dim=0, eps=n) + torch.copysign(y, n)
+    ),
+    "layers": lambda y, n: F.cosine_similarity(y, y.exp(), 0, eps=n) + F.leaky_relu(y, n) + F.layer_norm(y, (3,), eps=n),
+    "counts": lambda y, n: int(n + 2) ** y.abs() - int(n + 2) / y,
+}
+
+
+@pytest.mark.parametrize("name", _BESIDE_NUMBERS)
+def test_gradients_beside_numbers_of_tensors_are_eagers(name: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return _BESIDE_NUMBERS[name](x * 1, x.detach().abs().sum().item() / 2)
+
+    jitted = thunder.jit(f, transforms=[NormTransform()])
+    for values in INPUTS[:2]:
+        found, wanted = (torch.autograd.grad(g(x := values.clone().requires_grad_()).sin().sum(), x)[0] for g in (jitted, f))
+        torch.testing.assert_close(found, wanted)

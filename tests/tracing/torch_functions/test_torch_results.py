@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 
 import pytest
 import torch
@@ -258,3 +259,32 @@ def test_dtypes_that_thunder_has_not_are_refused_with_the_line(f):
 def test_functions_in_c_that_take_torchs_tensors_alone_are_refused():
     with pytest.raises(UnsupportedOpError, match=r"to a function in C(.|\n)*test_torch_results.py"):
         thunder.jit(lambda x: torch._C._is_cow_tensor(x), transforms=[SubclassTransform()])(torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+def test_what_a_function_does_without_gradients_has_none(transform: type) -> None:
+    """Bounds of variances and lengths are written under ``torch.no_grad``, inside of torch's functions: gradients pass by."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.gaussian_nll_loss(x, 2 * x, x.abs(), eps=1.5) + F.cosine_similarity(
+            x, x.exp(), 0, eps=x.detach().norm().item() + 9
+        )
+
+    x = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
+    found, wanted = (torch.autograd.grad(g(x), x)[0] for g in (thunder.jit(f, transforms=[transform()]), f))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_functions_of_operators_are_the_operators() -> None:
+    def f(x: torch.Tensor, i: torch.Tensor) -> list:
+        return [
+            operator.mod(7, x),
+            operator.mod(i, 2.5),
+            operator.pos(x),
+            operator.eq(None, x),
+            operator.ne(x, "a"),
+            operator.and_(i, 6),
+        ]
+
+    given = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([3, 1, 2])
+    torch.testing.assert_close(thunder.jit(f, transforms=[NormTransform()])(*given), f(*given))

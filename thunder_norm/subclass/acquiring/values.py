@@ -83,12 +83,13 @@ def check_numbers(trace: TraceCtx) -> None:
     at = None
     for bsym in trace.bound_symbols:
         at = location_of(bsym) or at
-        if _decides(bsym):
+        if decides(bsym):
             raise data_dependent(f"what {bsym.sym.name} does with a number from .item()", at=at)
 
 
-def _decides(bsym: BoundSymbol) -> bool:
-    return _bakes(bsym) or any(map(_decides, bsym.subsymbols))
+def decides(bsym: BoundSymbol) -> bool:
+    """Whether an operation has decided something by such a number."""
+    return _bakes(bsym) or any(map(decides, bsym.subsymbols))
 
 
 def _any_unknown(values: list) -> bool:
@@ -118,7 +119,7 @@ def _index_unknown(values: list) -> bool:
 
 INDEXING = (TensorProxy.__getitem__, torch.Tensor.__getitem__)
 SETTING = (TensorProxy.__setitem__, torch.Tensor.__setitem__)
-MAKERS = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn)  # of sizes alone
+MAKERS = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn, torch.eye)  # of sizes alone
 # Thunder would write of what stands for a value
 TEXTS = (str, repr, ascii, format, str.format, str.__mod__)
 

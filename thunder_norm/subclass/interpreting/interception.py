@@ -184,7 +184,7 @@ class Interpreting(Watching):
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
         acquisition = _acquisition_of(self)
-        if (of_number := item_numbers.lookaside(acquisition, fn, args)) is not None:
+        if (of_number := item_numbers.lookaside(acquisition, fn, args, kwargs)) is not None:
             return of_number
         if fn is getattr and _reads_no_tensor(acquisition, args):  # half of all calls, of which nothing below has anything to say
             return lookaside_for(fn, *args, **kwargs)
@@ -213,7 +213,7 @@ class Interpreting(Watching):
             return hook
         if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
             # most calls without wrappers
-            answer = plain.about_plain(acquisition, fn, args)
+            answer = plain.about_plain(acquisition, fn, args) or plain_operations.of_operator(fn, args)
             found = answer or lookaside_for(fn, *args, **kwargs)
             if plain_operations.is_unknown(fn, kwargs.values(), found):
                 # one of torch's that Thunder does not know, nor programs are told of

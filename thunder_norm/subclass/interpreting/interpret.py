@@ -46,7 +46,7 @@ from thunder_norm.subclass.interpreting.operations import (
     torch_callable,
 )
 from thunder_norm.subclass.interpreting.plain import about_plain
-from thunder_norm.subclass.interpreting.plain_operations import written_out
+from thunder_norm.subclass.interpreting.plain_operations import of_operator, written_out
 from thunder_norm.subclass.interpreting.refusals import (
     FUNCTORCH_LEVELS,
     is_derivative,
@@ -98,7 +98,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         if found is not None:
             return found
     else:
-        found = about_plain(acquisition, fn, args) or (written_out(fn) if acquisition.intercepts_plain else None)
+        found = about_plain(acquisition, fn, args) or (written_out(fn) if acquisition.intercepts_plain else of_operator(fn, args))
         if found is not None:
             return found
     if fn is setattr and isinstance(first, torch.nn.Module) and len(args) == 3 and _is_held(acquisition, *args):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.subclass.acquiring import aliasing
+from thunder_norm.subclass.acquiring import aliasing, values
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import is_in_place
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
@@ -57,7 +57,7 @@ def with_fallback(
 ) -> Any:
     """What Thunder calls for `fn`; torch's function runs and is recorded instead where Thunder knows none, raises, or returns something else.
 
-    So do ``unfold``, as what stands for it elsewhere is no view, and what draws other numbers in Thunder, or whatever the probabilities.  What torch
+    It does too where Thunder would decide by a number of tensors (``alpha``), which torch is told.  So do ``unfold``, as what stands for it elsewhere is no view, and what draws other numbers in Thunder, or whatever the probabilities.  What torch
     raises is raised.
     """
     if fn is getattr:
@@ -92,9 +92,10 @@ def with_fallback(
             args = (of, *args[1:])
         result = found(*args, **kwargs)
         is_raised = result is INTERPRETER_SIGNALS.EXCEPTION_RAISED
-        if not is_raised and is_in_place(torch_fn):
+        decides = not is_raised and any(values.decides(b) for s, n in zip(scopes, lengths, strict=True) for b in s[n:])
+        if not is_raised and not decides and is_in_place(torch_fn):
             return _written(acquisition, torch_fn, args[0], result)
-        if not is_raised and agreement.agrees(result, wanted):
+        if not is_raised and not decides and agreement.agrees(result, wanted):
             agreement.note_strides(acquisition, result, wanted, (args, kwargs))
             return _handed_back(acquisition, torch_fn, kwargs, same, result)
         trace.scopes[:] = scopes  # a symbol whose meta function raises leaves its own scope behind
@@ -298,6 +299,13 @@ def written_out(fn: Callable) -> Callable | None:
     return None if own is None else functools.partial(_interpret_call, own)
 
 
+def of_operator(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """The same for a function of ``operator`` that is given a tensor: natively it would ask what stands for that, which knows less than torch."""
+    if not isinstance(fn, types.BuiltinFunctionType) or fn.__module__ != "_operator":
+        return None
+    return written_out(fn) if any(type(a.value) is TensorProxy for a in args) else None
+
+
 def _sum(values: Iterable[Any], /, start: Any = 0) -> Any:
     for value in values:
         start = start + value
@@ -334,6 +342,19 @@ _WRITTEN_OUT: dict[Any, Callable] = {
     operator.mod: lambda a, b: a % b,
     operator.pow: lambda a, b: a**b,
     operator.matmul: lambda a, b: a @ b,
+    operator.and_: lambda a, b: a & b,
+    operator.or_: lambda a, b: a | b,
+    operator.xor: lambda a, b: a ^ b,
+    operator.lshift: lambda a, b: a << b,
+    operator.rshift: lambda a, b: a >> b,
+    operator.eq: lambda a, b: a == b,
+    operator.ne: lambda a, b: a != b,
+    operator.lt: lambda a, b: a < b,
+    operator.le: lambda a, b: a <= b,
+    operator.gt: lambda a, b: a > b,
+    operator.ge: lambda a, b: a >= b,
+    operator.pos: lambda a: +a,
+    operator.invert: lambda a: ~a,
     operator.neg: lambda a: -a,
     operator.abs: lambda a: abs(a),
     operator.getitem: lambda a, b: a[b],

@@ -28,7 +28,7 @@ from thunder_norm.subclass.acquiring.autocast import Regions, UnderAutocast, reg
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.acquiring.effects import Effect, OfOperator, SameValues, with_effects
-from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn, declared, with_generator
+from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn, declared, rewritten, with_generator
 from thunder_norm.subclass.acquiring.lengths import is_ragged
 from thunder_norm.subclass.recording.lists import is_on_lists, with_lists
 from thunder_norm.subclass.recording.writing import Writing
@@ -51,7 +51,11 @@ MAX_CONSTANT_NUMEL = 4096
 
 @dataclass(frozen=True)
 class Recorded:
-    """One operation on plain fakes: what was called, with what, and the tensors it returned."""
+    """One operation on plain fakes: what was called, with what, and the tensors it returned.
+
+    Attributes:
+        is_constant: torch's function has it in a region of its own without gradients, as ``gaussian_nll_loss`` bounds variances in one.
+    """
 
     func: Callable
     args: tuple
@@ -59,6 +63,7 @@ class Recorded:
     outputs: tuple[torch.Tensor, ...]
     result: Any
     is_in_place: bool = False
+    is_constant: bool = False
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
@@ -117,6 +122,7 @@ class Recorder(Writing):
             return NotImplemented
         if self._is_paused:
             return func(*args, **kwargs)
+        self.is_inside_no_grad = self._has_switched_off_gradients()
         if func in (aten._local_scalar_dense.default, aten.item.default):
             if id(args[0]) in self._constants:  # the operation made it of numbers
                 with _disable_current_modes():
@@ -310,7 +316,8 @@ class Recorder(Writing):
         if not is_in_place:
             is_detach = func is aten.detach.default
             self.acquisition.fakes.note_views(outputs, flat_tensors((args, kwargs)), are_detached=is_detach)
-        self.log.append(Recorded(func, args, kwargs, outputs, result, is_in_place))
+        is_constant = self.is_inside_no_grad and func is not rewritten
+        self.log.append(Recorded(func, args, kwargs, outputs, result, is_in_place, is_constant))
 
     def _append(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         outputs = flat_tensors(result)

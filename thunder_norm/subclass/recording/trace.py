@@ -312,7 +312,8 @@ def composite(
                 # what torch.tensor has just made is numbers; what was there before may change before the next call
                 write = aten.constant if recorded.func in aten.LIFTS else aten.captured
                 used = tuple(id(t) in wanted for t in recorded.outputs)
-                has_gradient = False if recorded.func is without_history else id(recorded) in going_on if going_on else None
+                is_constant = recorded.is_constant or recorded.func is without_history
+                has_gradient = False if is_constant else id(recorded) in going_on if going_on else None
                 with nullcontext() if has_gradient is None else gradients_recorded(has_gradient):
                     emitted = aten.emit(recorded, functools.partial(to_proxy, write=write), used)
                 env |= {id(t): p for t, p in zip(recorded.outputs, emitted, strict=True)}

@@ -66,6 +66,7 @@ class Writing(TorchDispatchMode):
     acquisition: Acquisition
     log: list[Any]
     has_met_wrappers: bool
+    is_inside_no_grad: bool = False  # in a region of the operation's own
     is_differentiated: bool  # the call records gradients, whatever a region of the program says
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:
@@ -202,9 +203,15 @@ class Writing(TorchDispatchMode):
 
     def _keeps_history(self, target: torch.Tensor) -> bool:
         """Whether Thunder differentiates a program that writes into `target` under `torch.no_grad`."""
-        if not self.is_differentiated or is_grad_enabled() or not (target.is_floating_point() or target.is_complex()):
+        is_recorded = is_grad_enabled() and not self.is_inside_no_grad
+        if not self.is_differentiated or is_recorded or not (target.is_floating_point() or target.is_complex()):
             return False
         return not (self.acquisition.autograd.is_running or self.acquisition.beyond_no_grad())
+
+    def _has_switched_off_gradients(self) -> bool:
+        """Whether the operation at hand, one of plain tensors, has switched gradients off for a part of what it does."""
+        is_torchs = self.has_met_wrappers or self.acquisition.autograd.is_running or self.acquisition.num_levels  # who follows it
+        return self.is_differentiated and not is_torchs and is_grad_enabled() and not torch.is_grad_enabled()
 
     def _is_detached(self, target: torch.Tensor, alias: torch.Tensor) -> bool:
         """Whether autograd takes `target`, which was written into, for another tensor than `alias`, which keeps its own history."""

@@ -128,7 +128,7 @@ class ChangingNumbers:
         if not hidden and not unread and not kwargs:
             if fn is isinstance and len(values) == 2 and len(given) == 1 and given[0] is values[0]:
                 return functools.partial(_of_class, _kind(values[0]))
-            if (recorded := self._recorded(fn, values)) is not None:
+            if (recorded := self.recorded(fn, values)) is not None:
                 return recorded
             if _may_be_given(fn, values):
                 return find()
@@ -189,7 +189,7 @@ class ChangingNumbers:
         """
         if not (self._is_one(a.value) or self._is_one(b.value)) or name not in _OPERATORS:
             return None
-        recorded = self._recorded(_OPERATORS[name][0], [a.value, b.value])
+        recorded = self.recorded(_OPERATORS[name][0], [a.value, b.value])
         if recorded is not None:
             return recorded()
         if type(b.value) is TensorProxy and (method := getattr(TensorProxy, f"__r{name}__", None)) in _OF_TENSORS:
@@ -199,13 +199,13 @@ class ChangingNumbers:
     def _is_one(self, value: Any) -> bool:
         return isinstance(value, NumberProxy) and value.name in self._sources
 
-    def _recorded(self, fn: Callable, values: list) -> Callable | None:
+    def recorded(self, fn: Callable, values: list) -> Callable | None:
         """What records Python's arithmetic with numbers, if `fn` is of it and the class of its result is known."""
         found = look_up(_ARITHMETIC, fn)
         if found is None or not all(_is_unknown(v) or type(v) in (int, float, bool) for v in values):
             return None
         function, kind_of = found
-        operands = values[::-1] if getattr(fn, "__name__", "") in _REFLECTED else values
+        operands = values[::-1] if getattr(fn, "__name__", "") in REFLECTED else values
         kind = kind_of(*operands)
         if kind is None:
             return None
@@ -302,7 +302,7 @@ _OPERATORS: dict[str, tuple[Callable, Callable]] = {
     "mod": (operator.mod, _joint),
     "pow": (operator.pow, _of_power),
 }
-_REFLECTED = frozenset(f"__r{name}__" for name in _OPERATORS)
+REFLECTED = frozenset(f"__r{name}__" for name in _OPERATORS)
 _ARITHMETIC: dict[Any, tuple[Callable, Callable]] = {
     **{operator_: of for operator_, of in ((of[0], of) for of in _OPERATORS.values())},
     **{getattr(NumberProxy, f"__{r}{name}__"): of for name, of in _OPERATORS.items() for r in ("", "r")},

@@ -18,7 +18,7 @@ from thunder_norm.tracing.hooks.participants import functions_inside, has_part, 
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import is_parameter_of_module, member_of_module
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
-from thunder_norm.tracing.python import callbacks, conversions, derived, identities, patterns, special_methods
+from thunder_norm.tracing.python import callbacks, conversions, derived, identities, misused, patterns, special_methods
 from thunder_norm.tracing.python import constructors as constructors_of_python
 from thunder_norm.tracing.shared_memory import aliases, arrays, replaced_memory
 from thunder_norm.tracing.torch_functions import (
@@ -114,6 +114,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or conversions.lookaside(fn, args, kwargs)
             or patterns.lookaside(fn, args)
             or special_methods.lookaside(fn, args, kwargs)
+            or misused.lookaside(fn)
             or arrays.lookaside(fn, args, kwargs)
             or constructors.lookaside(fn, args, kwargs)
             or constructors_of_python.lookaside(fn)

@@ -67,6 +67,10 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
     assert inst.arg is not None
     operation = dis.cmp_op[inst.arg >> _OPERATION_BITS]
     meets_number = _is_tensor_and_number(a, b) or _is_tensor_and_number(b, a)
+    if operation in _ORDERS and (known := guards.known_numbers()) is not None and _is_beside_unknown(a, b):
+        stack.pop_wrapped()
+        stack.pop_wrapped()
+        return do_raise(_without_order(operation, known(a.value), known(b.value)))
     if operation in COMPARISONS and _meets_unknown(a, b):
         stack.pop_wrapped()
         stack.pop_wrapped()
@@ -113,6 +117,16 @@ def _meets_unknown(a: WrappedValue, b: WrappedValue) -> bool:
     """Whether a tensor is compared with a number that is made of the values of tensors: Python's operators know no such number."""
     values = (a.value, b.value)
     return any(map(is_number_of_tensors, values)) and any(type(v) is TensorProxy for v in values)
+
+
+def _is_beside_unknown(a: WrappedValue, b: WrappedValue) -> bool:
+    """Whether a number that is made of the values of tensors is compared with something of Python's that has no order with numbers."""
+    values = (a.value, b.value)
+    return any(map(is_number_of_tensors, values)) and any(isinstance(v, _NO_OPERANDS) for v in values)
+
+
+def _without_order(operation: str, a: Any, b: Any) -> TypeError:
+    return TypeError(f"{operation!r} not supported between instances of {type(a).__name__!r} and {type(b).__name__!r}")
 
 
 def _is_of_unknown(a: WrappedValue, b: WrappedValue) -> bool:
@@ -163,8 +177,7 @@ def _compared(a: WrappedValue, b: WrappedValue, operation: str) -> Any:
             return result
     if operation in ("==", "!="):
         return _wrapped(_is_one(a, b) is (operation == "=="), a, b)
-    kinds = f"{base.__name__!r} and {kind.__name__!r}"
-    return do_raise(TypeError(f"{operation!r} not supported between instances of {kinds}"))
+    return do_raise(_without_order(operation, a.value, b.value))
 
 
 def _asked(left: WrappedValue, right: WrappedValue, method: str) -> Any:

@@ -293,6 +293,8 @@ def _sum_of_products(p: Any, q: Any, /) -> Any:
 def _numbers_in(number: Callable, value: Any) -> Any:
     if _is_value_of_tensors(value):
         return number(value)
+    if type(value) is slice:
+        return slice(_numbers_in(number, value.start), _numbers_in(number, value.stop), _numbers_in(number, value.step))
     return [_numbers_in(number, v) for v in value] if type(value) in (list, tuple) else value
 
 

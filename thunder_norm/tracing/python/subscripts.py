@@ -12,6 +12,7 @@ from typing import Any
 
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, WrappedValue, wrap_const
@@ -26,8 +27,9 @@ _DELETING = "__delitem__", "doesn't support item deletion"
 
 def lack(owner: WrappedValue, method: str, says: str) -> TypeError | None:
     """The error of an object whose class has no such method."""
-    kind = type(owner.value)
-    if isinstance(owner.value, Proxy) or in_classes(kind.__mro__, method, None) is not None:
+    is_number = is_number_of_tensors(owner.value)
+    kind = owner.value.python_type if is_number else type(owner.value)
+    if (isinstance(owner.value, Proxy) and not is_number) or in_classes(kind.__mro__, method, None) is not None:
         return None
     return TypeError(f"{kind.__name__!r} object {says}")
 

@@ -1,0 +1,69 @@
+"""What Python raises an error for, and Thunder lets pass or asserts: ``del z`` of what is not bound, ``f(*5)``, a call of what is no function."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+from thunder_norm.tracing.replacement import Replacement
+from thunder.core import interpreter as thunders
+from thunder.core.interpreter import InterpreterFrame, InterpreterStack, Py_NULL, do_raise
+from thunder.core.proxies import NumberProxy
+
+_handlers = thunders._default_opcode_handler_map
+_thunders_delete_fast, _thunders_call_ex = _handlers["DELETE_FAST"], _handlers["CALL_FUNCTION_EX"]
+_WITH_NAMES = 1
+_FUNCTION_BELOW = (
+    2 if "CALL_KW" in dis.opmap else 1
+)  # where the function is, counted from its arguments: a null is between from Python 3.13 on
+
+
+def _delete_fast(inst: dis.Instruction, /, co: CodeType, frame: InterpreterFrame, **state: Any) -> Any:
+    assert inst.arg is not None
+    if isinstance(frame.localsplus[inst.arg], Py_NULL):
+        return do_raise(
+            UnboundLocalError(f"cannot access local variable {inst.argval!r} where it is not associated with a value")
+        )
+    return _thunders_delete_fast(inst, co=co, frame=frame, **state)
+
+
+def _call_ex(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
+    assert inst.arg is not None
+    place = 2 if inst.arg & _WITH_NAMES else 1
+    args, fn = stack.getitem_wrapped(-place).value, stack.getitem_wrapped(-place - _FUNCTION_BELOW).value
+    if not isinstance(args, Iterable):
+        return do_raise(TypeError(f"{_shown(fn)} argument after * must be an iterable, not {type(args).__name__}"))
+    if (error := not_callable(fn)) is not None:
+        return do_raise(error)
+    return _thunders_call_ex(inst, stack=stack, **state)
+
+
+def _shown(fn: Any) -> str:
+    """A function as Python writes it into errors."""
+    name = getattr(fn, "__qualname__", None)
+    if name is None:
+        return str(fn)
+    module = getattr(fn, "__module__", None)
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+def lookaside(fn: Any) -> Callable | None:
+    """What to call instead of something that cannot be called."""
+    error = not_callable(fn)
+    return None if error is None else lambda *_, **__: do_raise(error)
+
+
+def not_callable(fn: Any) -> TypeError | None:
+    """The error of Python's for a call of `fn`, if it cannot be called."""
+    if callable(fn):
+        return None
+    kind = fn.python_type if isinstance(fn, NumberProxy) else type(fn)
+    return TypeError(f"{kind.__name__!r} object is not callable")
+
+
+REPLACEMENTS = (
+    Replacement(_handlers, "DELETE_FAST", _delete_fast, "_delete_fast_handler: frame.localsplus[var_num] = Py_NULL()"),
+    Replacement(_handlers, "CALL_FUNCTION_EX", _call_ex, "_call_function_ex_handler: assert wrapped_isinstance(args, Iterable)"),
+)
