@@ -39,6 +39,8 @@ class PowerIteration(nn.Module):
 class OfInputs(nn.Module):
     """A buffer that what comes of the input is computed into."""
 
+    last: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 6))
