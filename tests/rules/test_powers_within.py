@@ -27,6 +27,7 @@ CASES = [
     Case("a root", lambda a: torch.pow(torch.relu(a) + 0.5, 0.3), (x(2, 3),), 0.0, FEW),
     Case("a power that a tensor says", lambda a, p: torch.pow(a.abs() + 0.5, p), (x(2, 3), x(1, 3, name="p", kind=LinfTensor, n=2.0)), 0.0, FEW),
     Case("of a number", lambda a, p: torch.pow(a.abs() + 0.5, p), (x(2, 3), x(1, name="p", kind=LinfTensor, n=0.3)), 0.0, FEW),
+    Case("of a gate", lambda a, p: torch.sigmoid(a) ** (1 + F.softplus(p)), (x(2, 3, n=2.0), x(2, 3, name="p", n=2.0)), 0.0, FEW),
     Case("a root of what may be 0", lambda a: torch.sqrt(torch.relu(a)), (x(2, 3),), 0.0, FEW),
     Case("log sigmoid", lambda a: torch.log(torch.sigmoid(a)), (x(2, 3),), 0.9, FEW),
     Case("log sigmoid of a multiple", lambda a: torch.sigmoid(-2.0 * a).log(), (x(2, 3, kind=LinfTensor),), 0.9, FEW),
@@ -87,6 +88,18 @@ def test_the_root_of_what_is_not_negative_has_the_slope_at_the_least_number_of_i
     assert y.perturbation_size.item() == pytest.approx((moved / s).item())
     with pytest.raises(NormMismatchError):
         torch.sqrt(RMSTensor(1.0, backing=torch.ones(2, 3), perturbation_size=1.0))
+
+
+@pytest.mark.parametrize("mode", ["bound", "typical"])
+def test_weights_may_be_sharpened_by_a_power_that_a_tensor_says(mode):
+    """As the addresses of a neural Turing machine are: shares, in the L1 norm, to a power of at least 1, and shares again."""
+    torch.manual_seed(seeded())
+    a, g = (RMSTensor(0.7, backing=torch.randn(3, k, dtype=D), perturbation_size=1.0) for k in (4, 1))
+    with norm_mode(mode):
+        w = a.softmax(-1) ** (1 + F.softplus(g))
+        shares = w / w.sum(-1, keepdim=True)
+    assert w.norm_size <= 1 and shares.norm_size <= 1 and 0 < shares.perturbation_size < math.inf
+    assert mode == "bound" or 0.1 < shares.perturbation_size < 10
 
 
 def test_typical_power_of_a_tensor_is_that_of_its_size():

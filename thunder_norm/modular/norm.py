@@ -39,6 +39,12 @@ from thunder_norm.norms.lifts.parameters import tied_names
 _VANISHING = 1e-6  # the part of a step that counts as none
 
 
+_OF_STEPS = (  # a surrogate gradient, of which the norms know nothing
+    "what a comparison decides moves with nothing, whatever backward a torch.autograd.Function gives it; "
+    "of soft + (hard - soft).detach() soft counts"
+)
+
+
 class ModularNorm:
     """The modular norm of a model, and what steepest descent under it needs.
 
@@ -158,6 +164,7 @@ class ModularNorm:
             f"of {len(self.targets)} parameters a step of norm 1 moves " + ", and ".join(said),
             least=", ".join(f"{name!r} {t:.2g}" for t, name in tiny[:3]) or None,
             unreached=", ".join(map(repr, self.unreached[:3])) or None,
+            steps=_OF_STEPS if self.unreached else None,
             lost_in=loss if tiny else None,
             instead=instead,
         )

@@ -43,10 +43,11 @@ def inverse_length(length: torch.Tensor, least: float, count: int, eps: float) -
     """The slope of ``x / max(|x|, eps)`` of x of `count` entries, Euclidean norms.
 
     Bound: 1 / max(`least`, eps), where `least` is the smallest length of an x that is not 0.  Mode "typical": that of a Gaussian of `length`,
-    ``E 1 / |x|^2 = N / ((N - 2) length^2)``, less the direction along x.  Mode "modula": 1 / `length`, which is that of norm 1.
+    ``E 1 / |x|^2 = N / ((N - 2) length^2)``, less the direction along x; of one or two entries, for which that is infinite, 1 / `length`, as
+    of a sign.  Mode "modula": 1 / `length`, which is that of norm 1.
     """
     if current_mode() == "modula":
         return 1 / length.clamp(min=eps)
-    if current_mode() == "typical" and count > 2:
-        return math.sqrt((count - 1) / (count - 2)) / length.clamp(min=eps)
+    if current_mode() == "typical":
+        return math.sqrt((count - 1) / (count - 2) if count > 2 else 1.0) / length.clamp(min=eps)
     return 1 / max(least, eps)

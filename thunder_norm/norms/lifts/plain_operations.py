@@ -197,6 +197,8 @@ class Functions(TorchFunctionMode):
         environment, known = self.environment, self.environment.lifting
         if func == _SET_DATA and environment.sets_data_of(*args):
             return known.written.replace(args[0], known.written.current(known.known(args[1])))
+        if isinstance(kwargs.get("out"), torch.Tensor) and self._is_concerned(args, kwargs):
+            return self._write_out(func, args, kwargs)
         if environment.buffers is not None and registry.is_mutation(func, kwargs) and args and environment.buffers.has(args[0]):
             if self._is_normed_write(args, kwargs):
                 return environment.buffers.write(func, args, kwargs, environment.by_now, self._run)
@@ -258,6 +260,19 @@ class Functions(TorchFunctionMode):
         moves = self.environment.lifting.moves
         tensors = flat_tensors((others, self.environment.by_now(kwargs)))
         return isinstance(target, NormedTensor) or any(isinstance(t, NormedTensor) or moves(t) for t in tensors)
+
+    def _is_concerned(self, args: tuple, kwargs: dict) -> bool:
+        """Whether tensors that have norms here are among the arguments."""
+        tensors = flat_tensors(self.environment.by_now((args, kwargs)))
+        return any(isinstance(t, NormedTensor) or self.environment.lifting.concerns(t) for t in tensors)
+
+    def _write_out(self, func: Callable, args: tuple, kwargs: dict) -> Any:
+        """What is computed into a tensor that is given for it is computed, and written there: by the rules of both."""
+        out = kwargs["out"]
+        result = self._run(func, *args, **{name: value for name, value in kwargs.items() if name != "out"})
+        if not isinstance(result, torch.Tensor) or (result.shape, result.dtype) != (out.shape, out.dtype):
+            in_place.refuse_out(func, kwargs)
+        return self._run(torch.Tensor.copy_, out, result)
 
     def _run(self, fn: Callable, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(fn, (), args, kwargs)

@@ -381,7 +381,7 @@ def normalize(input: L2Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12)
     Sensitivity:  1 / eps    (attained below eps: projection onto a ball, scaled);  local: 1 / max(|x|, eps), x the shortest, twice
                   that at most for moves away from the data (`normalized`);
                   1 / max(l, eps) for the least length l that x can have (`least_length`): that is what counts where eps = 0
-    Mode "typical": that of a Gaussian's length, as in `normalized`.  Mode "modula": 1.
+    Mode "typical": that of a Gaussian's length, as in `normalized`; of one or two entries 1 / |x|.  Mode "modula": 1.
     Raises NormMismatchError for other p, and for eps < 0.
     """
     if p != 2 or eps < 0:

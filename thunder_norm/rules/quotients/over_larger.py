@@ -2,6 +2,7 @@
 
     x / x.abs().sum(-1, keepdim=True).clamp(min=1e-6)
     x / x.abs().amax(-1, keepdim=True)
+    x / (x.norm(p=1, dim=-1, keepdim=True) + 1e-6)
     gates = F.relu(x);  gates / (gates.sum(-1, keepdim=True) + 1e-6)
 
 By the norms at hand alone such a quotient is as large as x over what little keeps the divisor from 0; entry by entry it is at most 1.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 
 from thunder_norm.core import conversions
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_mode
+from thunder_norm.core.context import current_mode, run_real
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import are_local, is_local
@@ -28,8 +29,9 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, moves_with
 from thunder_norm.rules._lengths import least_length
-from thunder_norm.rules._shared import as_kind, refined, scalar
+from thunder_norm.rules._shared import as_kind, dims_tuple, refined, scalar
 from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules.written_out import _forms as forms
 from thunder_norm.rules.written_out._forms import Form, is_beside
 from thunder_norm.rules.written_out.written_out_exponentials import Bounding
 from thunder_norm.scalars import times
@@ -175,6 +177,31 @@ def _largest_of_all(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> A
     return Alternatives((*every_fact(out), AllBelow(Source.of(x)))) if is_whole else out._facts
 
 
+def _length(order: str, of_matrices: bool = False) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
+    """A p-norm of groups is the sum of their moduli for p = 1, and no entry's modulus exceeds it for any p >= 1."""
+
+    def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+        x, p = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, order)
+        dim, keepdim = argument(args, kwargs, 2, "dim"), argument(args, kwargs, 3, "keepdim", default=False)
+        if current_mode() != "bound" or not isinstance(x, RMSTensor) or not isinstance(p, int | float) or not p >= 1 or p == 2:
+            return out._facts
+        dims = dims_tuple(dim, x.ndim)
+        if out.dtype != x.dtype or of_matrices and len(dims) != 1:
+            return out._facts
+        own = Source.of(x)
+        moduli = replace(own, backing=run_real(torch.abs, (x.backing,), {}), facts=Alternatives((Modulus(own),)))
+        if p == 1:
+            mean = forms.mean(Form(moduli, {forms.ENTRY: 1.0}, None, ed.every(x.ndim)), dims, bool(keepdim))
+            found = None if mean is None else forms.multiple(mean, float(ed.numel(x.shape, dims)))
+        elif out.ndim == 0:
+            found = AllBelow(moduli)
+        else:
+            found = Bounding(moduli, dims, False, not keepdim) if keepdim or len(dims) == 1 else None
+        return out._facts if found is None else Alternatives((*every_fact(out), found))
+
+    return rule
+
+
 def _raised(number: Callable[[tuple, dict[str, Any]], Any]) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
     """What is added to, or taken where it is larger, leaves it as large as entries are."""
 
@@ -189,6 +216,9 @@ def _raised(number: Callable[[tuple, dict[str, Any]], Any]) -> Callable[[tuple, 
 
 
 normed_op(torch.abs).register_fact(_modulus)
+normed_op(torch.norm).register_fact(_length("p"))
+normed_op(torch.linalg.vector_norm).register_fact(_length("ord"))
+normed_op(torch.linalg.norm).register_fact(_length("ord", of_matrices=True))
 for _op in (torch.max, torch.amax):
     normed_op(_op).register_fact(_largest_of_all)
 normed_op(torch.add).register_fact(_raised(lambda args, kwargs: argument(args, kwargs, 1, "other")))

@@ -18,6 +18,7 @@ from thunder_norm.core.local import are_local
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import TINY
 from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import like, maximum, refined, rms, scalar
 from thunder_norm.rules.entrywise.powers import reach
 from thunder_norm.rules.weighted.kept_exponentials import is_exponential
@@ -63,7 +64,7 @@ def _power(c: float, exponent: float) -> float:
 
 
 def _has_positive_base(args: dict[str, Any]) -> bool:
-    if not isinstance(args["input"], RMSTensor) or are_local(args):
+    if not isinstance(args["input"], NormedTensor) or are_local(args):
         return False
     return current_mode() != "bound" or _least(args["input"]) > TINY
 
@@ -94,20 +95,21 @@ def power_of_tensors(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
 def _does_not_shrink(args: dict[str, Any]) -> bool:
     """Whether the base is at least 0, by what made it, and the exponent at least 1."""
     x, p = args["input"], args["exponent"]
-    return current_mode() == "bound" and isinstance(x, RMSTensor) and _least(x) >= 0 and _least(p) >= 1 and not are_local(args)
+    return current_mode() == "bound" and isinstance(x, NormedTensor) and _least(x) >= 0 and _least(p) >= 1 and not are_local(args)
 
 
 @normed_op(torch.float_power).register_norm(when=_does_not_shrink)
 @normed_op(torch.pow).register_norm(when=_does_not_shrink)
 def power_of_at_least_one(input: RMSTensor, exponent: LinfTensor) -> RMSTensor:
-    """x^p, entry by entry, for 0 <= x <= R and 1 <= p <= q.
+    """x^p, entry by entry, for 0 <= x <= R, by its norm or its range, and 1 <= p <= q.
 
     Value:       max(R, R^q), attained
     Sensitivity: q max(1, R^(q - 1)) to x, attained for R >= 1;  max(1 / e, R^q log R) to p
     Source:      x |log x| <= 1 / e below 1
     Gap:         for R < 1 the slope in x is that at p = 1, and the largest p may be another entry's
     """
-    q, largest = exponent.norm_size.clamp(min=1.0), reach(input)
+    q = exponent.norm_size.clamp(min=1.0)
+    largest = torch.minimum(reach(input), scalar(known_range(input).high, input.norm_size))
     beyond = largest.clamp(min=1.0)
     size = torch.maximum(largest, beyond.pow(q) + (largest - beyond))
     to_exponent = torch.maximum(scalar(1 / math.e, size), beyond.pow(q) * beyond.log())

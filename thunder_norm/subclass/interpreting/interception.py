@@ -219,7 +219,9 @@ class Interpreting(Watching):
                 # one of torch's that Thunder does not know, nor programs are told of
                 return plain_operations.with_fallback(acquisition, fn, args, kwargs, found)
             return plain_operations.with_attributes(acquisition, found, args) if fn is getattr and answer is None else found
-        found = interpret.lookaside(acquisition, fn, args, kwargs)
+        # what is computed into a tensor that is given for it: by the formulas of the operation and of the copy
+        found = torch_arguments.written_into(fn, args, kwargs) if acquisition.has_own_formulas else None
+        found = found or interpret.lookaside(acquisition, fn, args, kwargs)
         if not found:
             found = plain_operations.keeping_history(acquisition, fn, args)
         if not found:
