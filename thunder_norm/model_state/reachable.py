@@ -312,7 +312,6 @@ class Reachable:
 
     def _in_modules(self, variables: Iterable[Any], code: types.CodeType) -> list[Any]:
         """What modules among some variables have under names that code mentions, as in ``settings.limits``."""
-        names, stored = _names(code), _stored(code, _STORE_ATTRIBUTES)
         pending, modules, found = list(variables), set[int](), list[Any]()
         while pending:
             module = pending.pop()
@@ -320,8 +319,8 @@ class Reachable:
             if not is_users or id(module) in modules:
                 continue
             modules.add(id(module))
-            own = vars(module)
-            read = functools.partial(_read_globals, own, [n for n in names if n in own or n in stored])
+            own, stored = vars(module), _stored(code, _STORE_ATTRIBUTES)
+            read = functools.partial(_read_globals, own, [n for n in _names(code) if n in own or n in stored])
             held = read()
             self._note(module, held, read, functools.partial(_write_globals, own), functools.partial(_has_globals, own, held))
             pending.extend(held.values())
