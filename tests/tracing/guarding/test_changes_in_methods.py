@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import operator
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -248,20 +249,72 @@ class _Replaced:
         return 7
 
 
+class _Meta(type):
+    def __getitem__(cls, key):
+        return 2
+
+    def __call__(cls):
+        return 3
+
+
+class _Made(metaclass=_Meta):
+    pass
+
+
+class _First:
+    v = 1
+
+
+class _Second:
+    v = 2
+
+
+class _Derived(_First):
+    pass
+
+
+def _with_default(v=1):
+    return v
+
+
+class _Plain:
+    v = 3
+
+
+_derived, _bases = _Derived(), (_Second,)
+
+
 @pytest.mark.parametrize(
     ("ask", "owner", "name", "new"),
     [
+        (lambda: _Made["a"], _Meta, "__getitem__", lambda cls, key: 5),
+        (lambda: _Made(), _Meta, "__call__", lambda cls: 5),
+        (lambda: _Plain().v, _Plain, "__new__", lambda cls: SimpleNamespace(v=4)),
+        (lambda: _derived.v, _Derived, "__bases__", _bases),
+        (lambda: 1 + isinstance(_derived, _Second), _Derived, "__bases__", _bases),
+        (lambda: 1 + issubclass(_Derived, _Second), _Derived, "__bases__", _bases),
+        (lambda: 1 + len(_Second.__subclasses__()), _Derived, "__bases__", _bases),
+        (lambda: inspect.signature(_with_default).parameters["v"].default, _with_default, "__defaults__", (7,)),
         (lambda: _Replaced().v, _Replaced, "__init__", lambda self: setattr(self, "v", 9)),
         (lambda: abs(_Replaced()), _Replaced, "__abs__", lambda self: 9),
         (lambda: hash(_Replaced()), _Replaced, "__hash__", lambda self: 9),
         (lambda: _dispatched(2.5), None, None, None),
     ],
 )
-def test_what_is_called_without_a_name_may_be_replaced(ask, owner, name, new, monkeypatch):
+def test_what_is_called_without_a_name_may_be_replaced(ask, owner, name, new, request):
+    def replace():
+        if owner is None:
+            _dispatched.register(float)(lambda v: v * 2)
+            return
+        is_there = name == "__bases__" or name in vars(owner) or not isinstance(owner, type)
+        old = getattr(owner, name)
+        request.addfinalizer(lambda: setattr(owner, name, old) if is_there else delattr(owner, name))
+        setattr(owner, name, new)
+
     jitted = thunder.jit(lambda x: x * ask(), transforms=[NormTransform()])
     x = torch.ones(2)
     for n in range(4):
         if n == 2:
-            _dispatched.register(float)(lambda v: v * 2) if owner is None else monkeypatch.setattr(owner, name, new)
+            replace()
         assert torch.equal(jitted(x), x * ask())
     assert thunder.cache_misses(jitted) == 2

@@ -338,8 +338,7 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str,
     elif fn is torch.Tensor or type(fn) is _TENSOR_TYPE:
         look_into(args)
     elif isinstance(fn, type) and (met := surroundings()) is not None:
-        met.note_attribute(fn, "__new__")
-        met.note_attribute(fn, "__init__")
+        met.note_making(fn)
     if type(fn) in _OF_C and fn in _ITERATING:
         _note_states(args, _OF_ITERABLES)
     elif fn is str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,12 +23,16 @@ def note_asked(fn: Callable, args: tuple[WrappedValue, ...]) -> None:
         return
     if fn is dir and len(args) == 1 and not isinstance(args[0].value, Proxy):
         note(args[0], "names", None, dir(args[0].value))
+    elif fn is inspect.signature and isinstance(args[0].value, FunctionType) and (met := surroundings()) is not None:
+        met.note_function(args[0].value, ())
     elif fn is issubclass and len(args) == 2:
+        _note_class(args[0].value)
         for cls in saying_themselves(args[1].value, "__subclasscheck__"):
             _note_answer(issubclass, (args[0].value, cls))
     elif fn in _ASK_FOR_TYPES:
         note(args[0], "type", None, type(args[0].value))
         if fn is isinstance and len(args) == 2:
+            _note_class(type(args[0].value))
             _note_instance(args[0], args[1].value)
 
 
@@ -42,6 +48,11 @@ def _note_instance(asked: WrappedValue, classes: Any) -> None:
         except Exception:  # noqa: BLE001 - the program is told that too, or is one of a class before, which is noted (TypedDict)
             break
         note(asked, "instance", f"{cls.__qualname__} {id(cls)}", (cls, is_one))
+
+
+def _note_class(cls: Any) -> None:
+    if isinstance(cls, type) and (found := surroundings()) is not None:
+        found.note_class(cls)
 
 
 def _note_answer(function: Callable, given: tuple[Any, ...]) -> None:

@@ -13,6 +13,7 @@ import functools
 import itertools
 import os
 import random
+import sys
 import time
 import warnings
 import weakref
@@ -80,6 +81,7 @@ class Surroundings:
         jitted: the function or module.
         functions: each function that was interpreted, with its code and what its defaults were.
         attributes: each function, property or method that was looked up in a class, by class and name.
+        orders: of each class of a user's in which something was looked up, in which order its bases are asked.
         builtins: of each module of a user's, its globals and the builtins that its functions may name, which a global would come before.
         states: of functions that read the state of the process, by function and arguments, whether they say the same.
         variables: of each context variable that the program sets, what it was before.
@@ -91,6 +93,7 @@ class Surroundings:
     jitted: Any
     functions: dict[int, tuple[weakref.ref, Any, Callable[[Any], bool]]] = field(default_factory=dict)
     attributes: dict[tuple[type, str], Any] = field(default_factory=dict)
+    orders: dict[type, tuple[type, ...]] = field(default_factory=dict)
     states: dict[tuple[Callable, tuple], Callable[[Any], bool]] = field(default_factory=dict)
     builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     variables: dict[ContextVar, Any] = field(default_factory=dict)
@@ -121,12 +124,27 @@ class Surroundings:
             of_builtins |= _BUILTINS.intersection(function.__code__.co_names).difference(names)
 
     def note_attribute(self, owner: type, name: str) -> None:
-        """Note that `name` is looked up in a class, if it is code of a user's."""
+        """Note that `name` is looked up in a class, if it is code of a user's, and which bases the class has, if it is one."""
         if (owner, name) in self.attributes:
             return
+        self.note_class(owner)
         found = in_classes(owner.__mro__, name, _nothing)
         if isinstance(found, _CODE) and (name == "forward" or not _is_of_library(owner.__mro__, name)):
             self.attributes[owner, name] = found
+
+    def note_class(self, cls: type) -> None:
+        """Note which bases a class has, which decide what is found in it."""
+        if cls not in self.orders:
+            self.orders[cls] = cls.__mro__
+
+    def note_making(self, cls: type) -> None:
+        """Note that an object is made of a class: what its metaclass says of that, and the class."""
+        if type(cls) is not type:
+            self.note_attribute(type(cls), "__call__")
+        self.note_attribute(cls, "__init__")
+        self.note_attribute(cls, "__new__")
+        if not _is_others(cls) and in_classes(cls.__mro__, "__new__") is object.__new__:
+            self._note_state(_is_made_by_object, (cls,))
 
     def note_above(self, classes: tuple[type, ...], name: str) -> None:
         """Note what ``super()`` finds under `name`: in which of the classes, in the order in which they are asked."""
@@ -163,7 +181,8 @@ class Surroundings:
             is_own: says whether the program has made the first of them itself.
         """
         if isinstance(function, BuiltinFunctionType):
-            if function in _STATE and all(isinstance(a, _PLAIN) for a in given):
+            is_of_class = function.__name__ == "__subclasses__" and isinstance(function.__self__, type)
+            if is_of_class or (function in _STATE and all(isinstance(a, _PLAIN) for a in given)):
                 self._note_state(function, given)
             elif (
                 function in _CLOCKS and _module_that_calls() != "logging"
@@ -303,6 +322,9 @@ class Surroundings:
         for found, of_builtins in self.builtins.values():
             if of_builtins and found.keys().isdisjoint(of_builtins):
                 yield f"{name(found.keys())}.isdisjoint({name(of_builtins)})", "a builtin that the program names is"
+        for cls, order in self.orders.items():
+            if cls.__mro__ is order and not _is_others(cls):
+                yield f"{name(cls)}.__mro__ is {name(order)}", f"what {cls.__qualname__} is derived from is"
         for (owner, key), found in self.attributes.items():
             if in_classes(owner.__mro__, key, _nothing) is found:
                 yield _read(name(owner), key, found, name), f"{owner.__qualname__}.{key} is"
@@ -310,6 +332,16 @@ class Surroundings:
             if are_same(function(*given)):
                 args = ", ".join(map(repr, given)) if all(isinstance(a, str | int) for a in given) else f"*{name(given)}"
                 yield f"{name(are_same)}({name(function)}({args}))", f"{getattr(function, '__name__', function)} is"
+
+
+def _is_others(cls: type) -> bool:
+    """Whether a class is of a library: its bases are taken to stay as they are."""
+    module = sys.modules.get(cls.__module__)
+    return cls.__module__.partition(".")[0] in LIBRARIES or (module is not None and is_of_others(vars(module)))
+
+
+def _is_made_by_object(cls: type) -> bool:
+    return cls.__new__ is object.__new__
 
 
 def _registered(dispatch: FunctionType) -> tuple[Any, ...]:

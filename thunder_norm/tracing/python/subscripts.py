@@ -53,7 +53,8 @@ def subscript(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -
         return stack.append(wrap_const(type[key.value]))
     if method is None:
         return thunders.do_raise(TypeError(f"type {owner.value.__name__!r} is not subscriptable"))
-    guards.note_attribute(owner, "__getitem__")
+    if (met := guards.surroundings()) is not None:
+        met.note_attribute(type(owner.value), "__getitem__")
     result = thunders._interpret_call(wrap_const(method), owner, key)
     return result if result is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED else stack.append(result)
 
