@@ -1,6 +1,7 @@
 """Attributes that a program sets on plain tensors: the caller sees a user's own, what would be lost is refused; `.data` is the same memory."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -169,12 +170,21 @@ def writes_out_by_a_view(m, x):
 
 
 @pytest.mark.parametrize("program", [writes_out, writes_out_by_a_view])
-@pytest.mark.parametrize("parameters", ["measured", "unit"])
-def test_an_output_that_is_given_is_refused_where_parameters_have_norms(program, parameters):
-    jitted = thunder.jit(Module(program), transforms=[NormTransform(parameters=parameters)])
-    for call in (jitted, lambda x: norm_report(jitted, x.backing)):
-        with torch.no_grad(), pytest.raises(UnsupportedOpError, match="out= is not possible"):
-            call(RMSTensor.of(torch.ones(2, 4)))
+def test_an_output_that_is_given_is_a_parameter_that_has_a_norm(program):
+    torch.manual_seed(seeded())
+    model = Module(program)
+    eager, x = copy.deepcopy(model), torch.randn(2, 4)
+    jitted = thunder.jit(model, transforms=[NormTransform(parameters="measured")])
+    with torch.no_grad():
+        for _ in range(2):
+            found, expected = jitted(RMSTensor.of(x)), eager(x)
+            torch.testing.assert_close((found.backing, model.w), (expected, eager.w))
+            assert found.norm_size * (1 + 1e-6) >= RMSTensor.of(expected).norm_size
+        rows = norm_report(jitted, x).rows
+        assert rows[-1].norm_size * (1 + 1e-6) >= RMSTensor.of(eager(x)).norm_size
+        of_one = thunder.jit(Module(program), transforms=[NormTransform(parameters="unit")])
+        with pytest.raises(UnsupportedOpError, match="shares its memory with a parameter"):
+            of_one(RMSTensor.of(x))
 
 
 def buffer_between_uses(m, x):

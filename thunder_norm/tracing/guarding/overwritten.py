@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from thunder.core.interpreter import WrappedValue
+from thunder.core.jit_ext import EXT_FLAG_IS_MODULE_MEMBER_DICT
 
 # methods of containers that change what is under the key they are given first
 _BY_KEY = frozenset("__setitem__ __delitem__ setdefault pop move_to_end".split())
@@ -44,7 +45,7 @@ def note(owner: Any, key: Any) -> None:
 def note_method(method: Callable, args: Sequence[WrappedValue]) -> None:
     """Note a call of a method that changes the container that it is of."""
     found, owner = _current.get(), args[0].value
-    if found is None:
+    if found is None or args[0].provenance.ext_flag & EXT_FLAG_IS_MODULE_MEMBER_DICT:  # of which the program changes a copy
         return
     if len(args) > 1 and getattr(method, "__name__", "") in _BY_KEY and isinstance(args[1].value, str | int):
         at = args[1].value
