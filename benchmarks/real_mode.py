@@ -119,11 +119,11 @@ def check_same_program(plain: list[str], ours: list[str]) -> None:
 
 
 def renumbered(trace: str) -> str:
-    """The trace with its tensors numbered as they come.
+    """The trace with its tensors, and the numbers of tensors, numbered as they come.
 
     An executor of Thunder's numbers the result of what it claims, which keeps its name where we do it natively.
     """
-    tensors = dict.fromkeys(re.findall(r'\b(t\d+|\w+(?=: "\w+ \w+\[))', trace))
+    tensors = dict.fromkeys(re.findall(r'\b(t\d+|[if]\d+(?=: "(?:int|float) \?)|\w+(?=: "\w+ \w+\[))', trace))
     numbers = {name: f"t{i}" for i, name in enumerate(tensors)}
     # but for the user's lines, which are comments with their path
     return re.sub(r"(?m)^ *# /.*|\b\w+\b", lambda found: numbers.get(found[0], found[0]), trace)

@@ -50,7 +50,9 @@ def texts(jitted):
     traces = (thunder.last_prologue_traces(jitted), thunder.last_traces(jitted))
     with native.compiler():
         written = "\n".join(text for of_one in traces for text in (str(of_one[0]), renumbered(str(of_one[-1]))))
-    return re.sub(r"# Constructed by .*|(NormFusion|check_\w+?_|flatten_\w+?_)\d+(?=\()", r"\1", written).splitlines()
+    return re.sub(
+        r"# Constructed by .*|(NormFusion|check_\w+?_|flatten_\w+?_|tensor_of_number_)\d+(?=\()", r"\1", written
+    ).splitlines()
 
 
 def both(make_transforms, function, *args):
