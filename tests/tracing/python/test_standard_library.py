@@ -125,4 +125,4 @@ def test_functions_that_c_calls_are_asked_in_each_call(name, monkeypatch):
     for value in (3, 3, 100, 2):
         monkeypatch.setattr(LIMIT, "value", value)
         assert jitted(torch.ones(2))[1] == CALLED_IN_C[name]()
-    assert thunder.cache_misses(jitted) == 3
+    assert thunder.cache_misses(jitted) == (2 if name == "left place" else 3)  # which calculates with the number, and no more
