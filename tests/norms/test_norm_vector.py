@@ -186,10 +186,24 @@ def test_changes_in_place_are_seen(norm_map):
 def test_one_entry_as_several_inputs_has_the_sum_of_their_gradients():
     layout = FromVectors([1, 0, 1, -1])
     carriers = [torch.tensor([2.0, 3.0, 5.0], dtype=torch.float64), torch.tensor(7.0, dtype=torch.float64)]
-    assert layout.values(carriers) == (3.0, 2.0, 3.0, 7.0)
+    assert layout.values(carriers, []) == (3.0, 2.0, 3.0, 7.0)
     vector, other = layout.gradients([0.5, None, 0.25, 4.0], carriers)
     assert vector.tolist() == [0.0, 0.75, 0.0] and other.item() == 4.0
     assert layout.gradients([0.5, None, 0.25, None], carriers)[1] is None
+
+
+@pytest.mark.parametrize("order", [[2, 0, -1], [3, 1, 0, 2, -2, -1], [4, -1], [1], [-1]])
+def test_each_entry_has_the_gradient_of_its_input(order):
+    vectors = [torch.tensor([2.0, 3.0, 5.0], dtype=torch.float64), torch.tensor([11.0, 13.0], dtype=torch.float64)]
+    others = [torch.tensor(float(17 + i), dtype=torch.float64) for i in range(sum(i < 0 for i in order))]
+    layout, carriers = FromVectors(order), [*vectors, *others]
+    given = [2.0, 3.0, 5.0, 11.0, 13.0, *(t.item() for t in others)]
+    assert layout.values(carriers, []) == layout.values(carriers, given[:5]) == tuple(given[i] for i in order)
+    for found in ([float(i + 1) for i in range(len(order))], [None, *(float(i + 1) for i in range(1, len(order)))]):
+        expected = [sum(g for i, g in zip(order, found, strict=True) if i == e and g is not None) for e in range(5)]
+        first, second, *rest = layout.gradients(found, carriers)
+        assert [*first.tolist(), *second.tolist()] == expected
+        assert [None if g is None else g.item() for g in rest] == [g for i, g in zip(order, found, strict=True) if i < 0]
 
 
 # -- wherever a dict may stand -----------------------------------------------------------------------------------------------

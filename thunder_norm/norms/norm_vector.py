@@ -137,12 +137,17 @@ class VectorSizes(Sizes):
         NormMismatchError: an entry is negative, or there are not as many as names.
     """
 
+    entries: list[float] | None
+
     def __init__(self, norms: NormVector):
         self.vectors = norms.vectors
-        self.can_be_read = all([type(v) in _PLAIN and v.is_cpu for v in self.vectors])
-        if self.can_be_read:
+        self.entries = None  # of all vectors, where they can be read
+        if all([type(v) in _PLAIN and v.is_cpu for v in self.vectors]):
+            self.entries = []
             for v in self.vectors:
-                _check_entries(norms, v.tolist())
+                read = v.tolist()
+                _check_entries(norms, read)
+                self.entries += read
         self.signature = norms.signature
         self._num_names = len(norms)
 

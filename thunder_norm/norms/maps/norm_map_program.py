@@ -18,7 +18,7 @@ from thunder_norm.norms.flat_programs import FlatModule
 from thunder_norm.norms.higher_order import RunCompiled
 from thunder_norm.norms.maps import encoding, norm_map_trace
 from thunder_norm.norms.maps.conditions import ValuesOfCall
-from thunder_norm.norms.maps.outputs import described, differ
+from thunder_norm.norms.maps.outputs import described, differ, finishing
 from thunder_norm.norms.maps.scalars import FromVectors, Layout, OneByOne, Scalars
 from thunder_norm.norms.maps.sources import OfModel
 from thunder_norm.norms.norm_vector import VectorSizes
@@ -135,8 +135,15 @@ class Program:
             own.learn(theirs, other)
 
     def _returned(self) -> Any:
-        epilogue = functools.partial(self.entry.epilogue_fn, *self.static_epilogue_inputs)
-        return described(epilogue, self.plan.outputs, self.plan.num_results)
+        return described(self._epilogue, self.plan.outputs, self.plan.num_results)
+
+    @property
+    def _epilogue(self) -> Callable[..., Any]:
+        return functools.partial(self.entry.epilogue_fn, *self.static_epilogue_inputs)
+
+    @functools.cached_property
+    def _finish(self) -> Callable[..., Any]:
+        return finishing(self._epilogue, self.plan.outputs, self.plan.num_results)
 
     def inputs(self, leaves: list[Any], given: Sizes | None) -> list[torch.Tensor]:
         """What the compiled computation takes, in order; under `torch.no_grad` only perturbations have a derivative."""
@@ -144,13 +151,13 @@ class Program:
         found = [pool[source] if type(source) is int else source(leaves) for source in self.plan.sources]
         return _recorded(found, self.plan.moves)
 
-    def _carriers(self, leaves: list[Any], given: Sizes | None) -> tuple[Layout, Sequence[torch.Tensor]]:
-        """The same, as few tensors as there are: vectors are not taken apart."""
-        if not isinstance(given, VectorSizes) or not given.can_be_read:
-            return _ONE_BY_ONE, self.inputs(leaves, given)
+    def _carriers(self, leaves: list[Any], given: Sizes | None) -> tuple[Layout, list[float], Sequence[torch.Tensor]]:
+        """The same, as few tensors as there are: vectors are not taken apart; and the entries of those, which were read already."""
+        if not isinstance(given, VectorSizes) or given.entries is None:
+            return _ONE_BY_ONE, [], self.inputs(leaves, given)
         layout, others, moves = self._beside_vectors
         found = [*given.vectors, *(source(leaves) for source in others)]
-        return layout, _recorded(found, [*(False, True)[: len(given.vectors)], *moves])
+        return layout, given.entries, _recorded(found, [*(False, True)[: len(given.vectors)], *moves])
 
     @functools.cached_property
     def _beside_vectors(self) -> tuple[FromVectors, list[Any], list[bool]]:
@@ -171,9 +178,9 @@ class Program:
                 result = RunCompiled.apply(self.entry, self.plan.replay, *self.inputs(leaves, given))
             result = _recorded(result, self.plan.moved)
         if not sizes:
-            return self.entry.epilogue_fn(*self.static_epilogue_inputs, *result)
+            return self._finish(*result)
         with norm_map_trace.sizes_of_call(sizes):
-            return self.entry.epilogue_fn(*self.static_epilogue_inputs, *result)
+            return self._finish(*result)
 
 
 _ONE_BY_ONE = OneByOne()

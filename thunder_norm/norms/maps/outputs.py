@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,22 @@ class SavedEpilogue:
             return made[x.number]
 
         return tree_map(make, self.tree, is_leaf=lambda x: isinstance(x, NormOutput | PlainOutput))
+
+
+def finishing(epilogue: Any, shapes: Sequence[OutputShape], num_results: int) -> Callable[..., Any]:
+    """From the results of the computation to what the program returns: an epilogue, or the same without Thunder's call around it.
+
+    That takes longer than the arithmetic of a small norm map.  Arguments as of `described`.
+    """
+    found = described(epilogue, shapes, num_results)
+    if not isinstance(found, NormOutput):
+        return epilogue
+    wrap, shape, size, perturbation, dims = found.kind._wrap, shapes[found.shape], found.size, found.perturbation, found.elem_dims
+
+    def of_one_norm(*results: torch.Tensor) -> NormedTensor:
+        return wrap(shape.backing(), results[size], None if perturbation is None else results[perturbation], dims)
+
+    return of_one_norm
 
 
 def differ(a: Any, b: Any) -> bool:

@@ -8,6 +8,7 @@ numbers come from there at once, and go back at once.
 from __future__ import annotations
 
 import array
+import operator
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -27,8 +28,8 @@ _item = torch.Tensor.item
 class Layout(Protocol):
     """Where the inputs of a computation lie in the tensors that carry them."""
 
-    def values(self, carriers: Sequence[torch.Tensor]) -> Sequence[float]:
-        """The inputs as numbers, in order."""
+    def values(self, carriers: Sequence[torch.Tensor], entries: list[float]) -> Sequence[float]:
+        """The inputs as numbers, in order; `entries` are those of the first carriers, as far as somebody has read them."""
         ...
 
     def inputs(self, carriers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -43,7 +44,7 @@ class Layout(Protocol):
 class OneByOne:
     """Each input is a 0-dim tensor of its own."""
 
-    def values(self, carriers: Sequence[torch.Tensor]) -> Sequence[float]:
+    def values(self, carriers: Sequence[torch.Tensor], entries: list[float]) -> Sequence[float]:
         """The inputs as numbers."""
         return tuple(map(_item, carriers))
 
@@ -67,13 +68,14 @@ class FromVectors:
     def __init__(self, order: Sequence[int]):
         self._order = tuple(order)
         self._others = [i for i, position in enumerate(order) if position < 0]  # the inputs that are carriers themselves
+        self._in_order = _all_of(self._order)
+        self._of_input: dict[int, Callable | None] = {}  # by the number of entries: see `_inverse`
 
-    def values(self, carriers: Sequence[torch.Tensor]) -> Sequence[float]:
+    def values(self, carriers: Sequence[torch.Tensor], entries: list[float]) -> Sequence[float]:
         """The inputs as numbers: each carrier is read once."""
-        entries: list[float] = []
-        for c in carriers:
-            entries += c.tolist() if c.ndim else [c.item()]
-        return tuple([entries[i] for i in self._order])
+        if not entries:
+            entries = [e for c in carriers if c.ndim for e in c.tolist()]
+        return self._in_order([*entries, *[c.item() for c in carriers if not c.ndim]])
 
     def inputs(self, carriers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The entries of the carriers."""
@@ -83,15 +85,41 @@ class FromVectors:
     def gradients(self, found: Sequence[float | None], carriers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
         """One vector for each vector, 0 where an entry is no input, and what was found for each of the others."""
         lengths = [len(c) for c in carriers if c.ndim]
-        entries = [0.0] * sum(lengths)
-        for i, g in zip(self._order, found, strict=True):
-            if g is not None and i >= 0:
-                entries[i] += g  # one entry may be several inputs
+        entries = self._of_entries(found, sum(lengths))
         gradients: list[torch.Tensor | None] = []
         for length in lengths:
             gradients.append(_vector(entries[:length]))
-            del entries[:length]
+            entries = entries[length:]
         return gradients + [None if found[i] is None else _scalar(found[i]) for i in self._others]
+
+    def _of_entries(self, found: Sequence[float | None], number: int) -> Sequence[float]:
+        """The gradient of each entry."""
+        if number not in self._of_input:
+            self._of_input[number] = _inverse(self._order, number)
+        of_input = self._of_input[number]
+        if of_input is not None and None not in found:
+            return of_input([*found, 0.0])
+        entries = [0.0] * number
+        for i, g in zip(self._order, found, strict=True):
+            if g is not None and i >= 0:
+                entries[i] += g  # one entry may be several inputs
+        return entries
+
+
+def _all_of(positions: Sequence[int]) -> Callable[[Sequence[float]], Sequence[float]]:
+    """A function that picks what is at these positions."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda values: tuple([values[i] for i in positions])
+
+
+def _inverse(order: Sequence[int], number: int) -> Callable[[Sequence[float]], Sequence[float]] | None:
+    """From what belongs to each input, and what belongs to none, to what belongs to each of `number` entries; None if one is several."""
+    used = [i for i in order if i >= 0]
+    if len(set(used)) < len(used):
+        return None
+    inputs = {entry: i for i, entry in enumerate(order)}
+    return _all_of([inputs.get(entry, len(order)) for entry in range(number)])
 
 
 class Scalars:
@@ -118,11 +146,13 @@ class Scalars:
             return None
         return Scalars(forward, backward, _devices(trace))
 
-    def __call__(self, replay: Replay, layout: Layout, carriers: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def __call__(
+        self, replay: Replay, layout: Layout, entries: list[float], carriers: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
         """Run on the tensors that carry the inputs, connected to autograd if there is a backward."""
         if self.backward is not None:
-            return RunScalars.apply(self, replay, layout, *carriers)
-        return self.placed(self.forward(*layout.values(self.here(carriers))))
+            return RunScalars.apply(self, replay, layout, entries, *carriers)
+        return self.placed(self.forward(*layout.values(self.here(carriers), entries)))
 
     def here(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors, to be read."""
@@ -138,9 +168,11 @@ class RunScalars(torch.autograd.Function):
     """`RunCompiled` for `Scalars`: what is saved for the backward are numbers."""
 
     @staticmethod
-    def forward(ctx: Any, scalars: Scalars, replay: Replay, layout: Layout, *carriers: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, scalars: Scalars, replay: Replay, layout: Layout, entries: list[float], *carriers: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """The outputs for the inputs in `carriers`."""
-        values = layout.values(scalars.here(carriers))
+        values = layout.values(scalars.here(carriers), entries)
         for_autograd, saved = scalars.forward(*values)
         ctx.scalars, ctx.replay, ctx.layout, ctx.saved, ctx.values = scalars, replay, layout, saved, values
         ctx.carriers = carriers  # none of them is an output: no cycle
@@ -156,12 +188,12 @@ class RunScalars(torch.autograd.Function):
         scalars, carriers = ctx.scalars, ctx.carriers
         if not torch.is_grad_enabled():
             found = ctx.layout.gradients(scalars.backward(ctx.saved, tuple(map(_item, scalars.here(grads)))), carriers)
-            return (None, None, None, *(found if scalars.devices is None else _moved(found, [c.device for c in carriers])))
-        if _bits(ctx.layout.values(scalars.here(carriers))) != _bits(ctx.values):
+            return (None, None, None, None, *(found if scalars.devices is None else _moved(found, [c.device for c in carriers])))
+        if _bits(ctx.layout.values(scalars.here(carriers), [])) != _bits(ctx.values):
             raise RuntimeError(
                 "a norm_size was modified by an inplace operation after the norm that is differentiated was computed"
             )
-        return (None, None, None, *ctx.replay.gradients(carriers, grads, ctx.layout.inputs))
+        return (None, None, None, None, *ctx.replay.gradients(carriers, grads, ctx.layout.inputs))
 
 
 _CPU = torch.device("cpu")
