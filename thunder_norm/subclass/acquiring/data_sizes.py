@@ -28,6 +28,7 @@ from thunder_norm.subclass.acquiring.answers import Answer
 from thunder_norm.subclass.acquiring.fakes import Fakes
 from thunder_norm.subclass.acquiring.fallback import is_kept
 from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
+from thunder_norm.subclass.acquiring.plain_parts import Parts
 from thunder_norm.subclass.acquiring.recomputation import Call, Place, as_recorded, checking
 from thunder_norm.subclass.acquiring.sized import Sized, like, sizes_of
 from thunder_norm.tracing.guarding.bindable import bindable
@@ -106,6 +107,7 @@ class DataSizes:
         # what Thunder computed or wrote into, None where it is as it was given: by the identity of fakes and the writes before
         self._plain: dict[tuple[int, int], _Step | None] = {}
         self._program = plain_values.Program()
+        self._parts = Parts()
         self._numbers = itertools.count(1)
         self._sized: list[_Step] = []
         self._has_warned = False
@@ -122,6 +124,7 @@ class DataSizes:
         self.are_known = False
         for known in (self._given, self._plain, self._results):
             known.clear()
+        self._parts.forget_results()
 
     def note(self, func: Callable, args: tuple, kwargs: dict, outputs: Sequence[torch.Tensor]) -> None:
         """An operation was recorded; what it writes into is a result of its own from now on."""
@@ -306,7 +309,7 @@ class DataSizes:
         if proxy is not None and key not in self._plain:
             if not self._program.is_open:  # in the backward: what is not known by now
                 raise UnknownValueError(_NO_VALUE)
-            made = plain_values.made_of(proxy, self._program.before_write(operand.writes), self._place)
+            made = self._program.made(proxy, self._place, before=operand.writes)
             written = plain_values.Written(proxy, made, lambda found: found)
             self._plain[key] = self._of_written(written) if made.operations else None
         if (found := self._plain.get(key)) is not None:
@@ -332,7 +335,7 @@ class DataSizes:
 
     def _number(self, number: NumberProxy) -> _Step:
         """What Thunder wrote for a number that is made of values, as one operation on inputs that returns a tensor."""
-        made = plain_values.made_of(number, get_jit_ctx().computation_trace.bound_symbols, self._place)
+        made = self._program.made(number, self._place)
         return self._of_written(plain_values.Written(number, made, plain_values.as_tensor))
 
     def _of_written(self, written: plain_values.Written) -> _Step:
@@ -346,10 +349,13 @@ class DataSizes:
             raise UnknownValueError(_NO_VALUE)
         if not plain_values.are_the_same_each_time(made.operations, proxy):
             raise UnknownValueError(_OF_ONE_RUN)
-        run = plain_values.runnable(proxy, made, self._place)
+        if written.may_be_joined:
+            run, given = self._parts.function(proxy, made)
+        else:
+            run, given = plain_values.runnable(proxy, made, self._place), made.given
         if run is None:
             raise UnknownValueError("the program has written into memory that several of its inputs share")
-        inputs = tuple([self._input(p) for p in made.given])
+        inputs = tuple([self._input(p) for p in given])
         return _Step(-next(self._numbers), lambda *tensors: as_tensor(run(*tensors)), (inputs, {}), written)
 
     # -- the prologue -------------------------------------------------------------------------------------------------
@@ -367,6 +373,7 @@ class DataSizes:
         It raises a GuardError where a size or an answer is another than while the trace was acquired.
         """
         self._results.clear()
+        self._parts.forget_results()
         steps = self._needed(self._sized)
         joined = [step for step in steps if step.written is not None and step.written.may_be_joined]
         together = _joined(joined) if len(joined) > 1 else None

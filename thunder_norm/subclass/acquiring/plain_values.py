@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +42,12 @@ class Made(NamedTuple):
     overwritten: set[Any]
 
 
-def made_of(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place: Callable[[Any], Any]) -> Made:
+def made_of(
+    p: TensorProxy | NumberProxy,
+    program: Sequence[BoundSymbol],
+    place: Callable[[Any], Any],
+    written_into: Sequence[Collection[Any]] | None = None,
+) -> Made:
     """What `p` is made of.
 
     From the last operation to the first: what an operation reads is what all writes before it have left, into views of it and into what
@@ -51,8 +57,9 @@ def made_of(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place:
         p: of the trace at hand.
         program: its operations.
         place: where an input lies; two that may share memory lie in one place.
+        written_into: what each operation writes into, where that is known.
     """
-    written_into = [targets(bsym) for bsym in program]
+    written_into = [targets(bsym) for bsym in program] if written_into is None else written_into
     made_by: dict[str, BoundSymbol] = {}
     if any(written_into):
         views = filter(makes_view, _parts(program))  # of which some consist of operations that copy: a diagonal
@@ -61,7 +68,11 @@ def made_of(p: TensorProxy | NumberProxy, program: Sequence[BoundSymbol], place:
     wanted, found, overwritten = {p.name: p}, [], set()
     read = _memory(p, made_by, place) if made_by else set()
     for bsym, written in zip(reversed(program), reversed(written_into), strict=True):
-        made = [] if _hands_over(bsym) else [o.name for o in bsym.flat_proxy_outs if o.name in wanted]
+        made = [o.name for o in bsym.flat_proxy_outs if o.name in wanted]
+        if made and _hands_over(bsym):
+            made = []
+        if not made and not written:
+            continue
         into = {where for t in written for where in _memory(t, made_by, place)}
         is_read = not into.isdisjoint(read)
         if not made and not is_read:
@@ -80,7 +91,8 @@ class Program:
     """The operations of the trace that is being acquired, and which of them write into plain tensors."""
 
     def __init__(self) -> None:
-        self._seen = 0
+        self._seen: list[BoundSymbol] = []
+        self._written_into: list[Collection[Any]] = []  # by each of these
         self._writes: list[int] = []  # where they are
 
     @property
@@ -90,17 +102,30 @@ class Program:
 
     def num_writes(self) -> int:
         """How many there are by now, or were when the acquisition ended."""
-        ctx = jit_ext._jit_ctx.get(None)
-        if ctx is not None:
-            operations = ctx.computation_trace.bound_symbols
-            self._writes += [i for i in range(self._seen, len(operations)) if targets(operations[i])]
-            self._seen = len(operations)
+        if self.is_open:
+            self._look()
         return len(self._writes)
 
-    def before_write(self, number: int) -> Sequence[BoundSymbol]:
-        """The operations before the one that writes after so many others have; all of them if there is none yet."""
-        end = self._writes[number] if number < self.num_writes() else None
-        return jit_ext.get_jit_ctx().computation_trace.bound_symbols[:end]
+    def made(self, p: TensorProxy | NumberProxy, place: Callable[[Any], Any], before: int | None = None) -> Made:
+        """What `p` is made of, as `made_of` says it: now, or before the operation that writes after so many others have."""
+        operations = self._look()
+        if not all(map(operator.is_, operations, self._seen)):  # some were taken back
+            for known in (self._seen, self._written_into, self._writes):
+                known.clear()
+            self._look()
+        end = len(operations) if before is None or before >= len(self._writes) else self._writes[before]
+        return made_of(p, operations[:end], place, self._written_into[:end])
+
+    def _look(self) -> Sequence[BoundSymbol]:
+        """All operations, with what the new ones write into."""
+        operations = jit_ext.get_jit_ctx().computation_trace.bound_symbols
+        for bsym in operations[len(self._seen) :]:
+            written = targets(bsym)
+            if written:
+                self._writes.append(len(self._seen))
+            self._seen.append(bsym)
+            self._written_into.append(written)
+        return operations
 
 
 def _hands_over(bsym: BoundSymbol) -> bool:
