@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import BackwardHook
 
-from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.classes.protocol import WrapperSpec
@@ -90,8 +90,13 @@ def watching(hook: Callable, at: str | None, refusal: Callable[[str, str | None]
 
     @functools.wraps(hook, updated=())
     def run(*gradients: Any, **named: Any) -> Any:
-        before = Reachable((hook, getattr(hook, "__self__", None), *_of_modules(hook)))
-        found = hook(*gradients, **named)
+        before = Reachable((hook, getattr(hook, "__self__", None), *of_modules(hook)))
+        try:
+            found = hook(*gradients, **named)
+        except ThunderNormError:
+            raise
+        except Exception as e:
+            raise _raises(e, at) from e
         changed = [place for place in before.places if place.is_changed]
         for place in changed:
             place.restore()
@@ -113,7 +118,17 @@ def _changes(what: str, at: str | None) -> UnsupportedOpError:
     )
 
 
-def _of_modules(hook: Callable) -> list[Any]:
+def _raises(error: Exception, at: str | None) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        with_details(
+            f"a hook raises {type(error).__name__}: {error}",
+            at=at,
+            why="it runs while the trace is acquired, on tensors without data, and not in each backward",
+        )
+    )
+
+
+def of_modules(hook: Callable) -> list[Any]:
     """The program's own functions, where it is torch that calls them: hooks of a module's backward."""
     held = inspect.getclosurevars(hook).nonlocals.values() if isinstance(hook, types.FunctionType) else ()
     return [own for h in held if isinstance(h, BackwardHook) for own in (h.user_hooks, h.user_pre_hooks)]

@@ -19,7 +19,7 @@ from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_detai
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.backward import side_effects
-from thunder_norm.subclass.backward.hooks_of_backward import Hook, HookOfBackward, example, watching
+from thunder_norm.subclass.backward.hooks_of_backward import Hook, HookOfBackward, example, of_modules, watching
 from thunder_norm.subclass.backward.recipes import Call, NotMakeableError, OfEachCall, Recipe, Step, holds_proxies
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.locations import location_of_user
@@ -144,6 +144,7 @@ def _on_node(acquisition: Acquisition, fn: Callable, *args: WrappedValue) -> Any
         what = "of a node of the graph, with a function that holds tensors of the program's"
         return do_raise(acquisition.refuse(_refusal(fn, what, "give the tensor a hook")))
     acquisition.tape.tear()
+    side_effects.note_read(hook, *of_modules(hook))
     attached = fn(*node, watching(hook, location_of_user()))
     owner = node[0] if node else fn.__self__  # pyright: ignore[reportFunctionMemberAccess]
     handle = _on_fakes(acquisition, attached, HookOfBackward(None, location_of_user(), owner))

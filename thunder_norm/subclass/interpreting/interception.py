@@ -58,11 +58,11 @@ _ARE_ITSELF = "_thunder_norm_lengths_themselves"  # for which lengths a program 
 
 
 def _asked_of_history(args: tuple[WrappedValue, ...]) -> str | None:
-    """The name, where it is ``y.requires_grad`` of what the program has computed, or a method that gives a tensor a hook."""
+    """The name, where it is ``y.requires_grad`` or ``y.grad_fn`` of what the program has computed, or a method that gives a tensor a hook."""
     if len(args) < 2 or type(args[0].value) is not TensorProxy or not torch.is_grad_enabled():
         return None
     name, is_computed = args[1].value, args[0].value.history is None
-    return name if name in tensor_hooks.NAMES or (name == "requires_grad" and is_computed) else None
+    return name if name in tensor_hooks.NAMES or (name in ("requires_grad", "grad_fn") and is_computed) else None
 
 
 class Watching(Participant):
@@ -89,7 +89,7 @@ class Watching(Participant):
     def begins_again(self, found: Any | None) -> bool:
         """What requires grad, and hooks, are known to who interprets subclasses: Thunder says of all that is computed that it does not."""
         asked = vars(get_compile_data()).pop(_ASKS_FOR_HISTORY, set())
-        if not tensor_hooks.NAMES.isdisjoint(asked):  # torch's autograd calls them
+        if asked - {"requires_grad"}:  # torch's autograd calls hooks, and has the nodes of its graph
             vars(get_compile_data())[_FROM_THE_FIRST] = True
         return bool(asked)
 

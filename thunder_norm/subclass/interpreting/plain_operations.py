@@ -269,17 +269,45 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
         return result
     get_interpreterruntimectx().curexc = None
     method = getattr(torch.Tensor, name.value)
-    if name.value == "grad_fn" and isinstance(real, torch.nn.Parameter):
-        return wrapped_result(None, [obj.provenance, name.provenance])  # always a leaf
     if not callable(method):
-        is_graph = name.value == "grad_fn"
-        why = "torch's autograd gets its graph when the trace runs" if is_graph else None
-        instead = "a hook of a tensor (x.register_hook), where a module has one for its backward (register_full_backward_hook)"
-        refusal = with_details(
-            f".{name.value} of a plain tensor", at=location_of_user(), why=why, instead=instead if is_graph else None
+        if name.value == "grad_fn" and _has_known_node(acquisition, obj.value, real):
+            return wrapped_result(_node_of(acquisition, obj.value, real), [obj.provenance, name.provenance])
+        return do_raise(
+            UnsupportedOpError(
+                with_details(f".{name.value} of a plain tensor", at=location_of_user(), **_INSTEAD.get(name.value, {}))
+            )
         )
-        return do_raise(UnsupportedOpError(refusal))
     return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
+
+
+_INSTEAD = {
+    "grad_fn": {
+        "why": "torch's autograd gets its graph when the trace runs",
+        "instead": "a hook of a tensor (x.register_hook), where a module has one for its backward (register_full_backward_hook)",
+    }
+}
+
+
+def _has_known_node(acquisition: Acquisition, proxy: TensorProxy, real: torch.Tensor | None) -> bool:
+    """Whether it is known which node of torch's graph has made a tensor, or that none has.
+
+    Of what is computed, torch's autograd knows it where it follows the program on fakes, as it does from the second acquisition on.
+    """
+    if real is not None:
+        return real.is_leaf
+    if acquisition.num_levels or acquisition.is_transformed or len(get_jit_ctx().computation_trace.scopes) > 1:
+        return False
+    if not acquisition.autograd.requires_grad(proxy):
+        return True
+    acquisition.autograd.starts_late |= not acquisition.autograd.is_running
+    return acquisition.autograd.is_running
+
+
+def _node_of(acquisition: Acquisition, proxy: TensorProxy, real: torch.Tensor | None) -> Any:
+    if real is not None or not acquisition.autograd.requires_grad(proxy):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return acquisition.fake_of(proxy).grad_fn
 
 
 def _recorded(acquisition: Acquisition, torch_fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:

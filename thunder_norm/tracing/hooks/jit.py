@@ -72,18 +72,21 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         return _original_acquire(fn, args, kwargs, **options)
     _check_cache_option()
     asked = leading(ours)
-    try:
-        return _acquired(asked, fn, args, kwargs, options, may_begin_again=True)
-    except Exception as e:  # noqa: BLE001 - it failed for what is known only now, perhaps
-        if not isinstance(e, _Again) and not asked.begins_again(None):
-            led = None if isinstance(e, ThunderNormError) else _led()
-            if led is None:
-                raise
-            asked = led
-        elif not asked.interprets_subclasses:
-            asked = _led() or asked
-    _undo(get_compile_data())
-    return _acquired(asked, fn, args, kwargs, options, may_begin_again=False)
+    while True:
+        try:
+            return _acquired(asked, fn, args, kwargs, options, may_begin_again=True)
+        except Exception as e:  # noqa: BLE001 - it failed for what is known only now, perhaps
+            led = None
+            if not isinstance(e, _Again) and not asked.begins_again(None):
+                led = None if isinstance(e, ThunderNormError) else _led()
+                if led is None:
+                    raise
+            elif not asked.interprets_subclasses:
+                led = _led()
+        _undo(get_compile_data())
+        if led is None:
+            return _acquired(asked, fn, args, kwargs, options, may_begin_again=False)
+        asked = led  # who knows more, and may ask for another one
 
 
 def _led() -> Participant | None:
