@@ -278,3 +278,24 @@ def test_what_follows_learned_values_is_no_attention():
     assert [b.role for b in roles["qkv.weight"].blocks][:2] == ["query", "key"]
     assert all(b.role == "" for name in ("out.weight", "last.weight", "head.weight") for b in roles[name].blocks)
     assert roles["head.weight"].role == "head"
+
+
+class Slots(nn.Module):
+    """Slots compete for inputs: the softmax is over queries, and then what each has is divided by its sum (slot attention)."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, slots, x):
+        p = torch.einsum("bid,bjd->bij", self.q(slots), self.k(x)).softmax(1) + 1e-8
+        return self.out(torch.einsum("bjd,bij->bid", self.v(x), p / p.sum(-1, keepdim=True)))
+
+
+def test_keys_are_what_values_are_summed_by_whatever_the_softmax_is_over():
+    torch.manual_seed(seeded(0))
+    roles = find_roles(Slots(), torch.randn(2, 3, 8), torch.randn(2, 5, 8))
+    assert [(r.name, r.blocks[0].role) for r in roles if r.name.endswith("weight")] == [
+        ("q.weight", "query"), ("k.weight", "key"), ("v.weight", "value"), ("out.weight", "")
+    ]  # fmt: skip
+    assert roles["out.weight"].is_attended

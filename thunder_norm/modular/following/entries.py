@@ -13,6 +13,7 @@ import torch
 from thunder_norm.modular.following.attentions import Attention, Side
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
+from thunder_norm.modular.following.sides import by_queries
 from thunder_norm.modular.following.strands import Followed, Product, Scale, Score, Use, added, head_rows, used
 
 Operand = tuple[torch.Tensor, Followed]
@@ -321,14 +322,17 @@ def softmax(notes: Notes, call: Call) -> None:
     gains = {s.name for product in score.products for s in product.query.strands if s.kind == "gain"}
     of_others = tuple(s for s in state.strands if s.kind != "gain" or s.name not in gains)
     notes.use(replace(state, strands=of_others), "softmax")  # what was added to the scores, or stands beside them (sinks)
-    attention = Attention.of(score, call.args[0], is_shifted=call.name == "exp")
+    is_written_out = call.name == "exp"  # sums come later; along the last dimension, as far as is known
+    score = by_queries(score, -1 if is_written_out else call.args[1])
+    attention = Attention.of(score, call.args[0], is_shifted=is_written_out)
+    number = len(notes.attentions)
     notes.attentions.append(attention)
     for product in score.products:
         for uses, op, side in zip(product.uses, ("query", "key"), (attention.query, attention.key), strict=True):
             for use in uses:
                 use.op = op
                 use.heads = None if attention.problem else _heads(side, use, notes.shapes[use.name])
-    notes.note(call.out, Followed(score=replace(score, is_raw=False, is_probability=True)))
+    notes.note(call.out, Followed(score=replace(score, is_raw=False, attention=number)))
 
 
 def exponential(notes: Notes, call: Call) -> None:
@@ -339,10 +343,17 @@ def exponential(notes: Notes, call: Call) -> None:
 
 
 def _heads(side: Side, use: Use, shape: Sequence[int]) -> torch.Tensor | None:
-    """The heads of queries or keys, by the one axis of a parameter that has more than one index."""
+    """The heads of queries or keys that a use has, by the one axis of a parameter that has more than one index."""
     parts = [p for p in side.parts if p.name == use.name and p.kind == use.kind]
     along = [[i for i, axis in enumerate(p.axes) if shape[axis] != 1] for p in parts]
-    return head_rows([p.at[..., i] for p, (i,) in zip(parts, along, strict=True)]) if all(len(i) == 1 for i in along) else None
+    if not all(len(i) == 1 for i in along):
+        return None
+    found = head_rows([p.at[..., i] for p, (i,) in zip(parts, along, strict=True)])
+    axes = {p.axes[i] for p, (i,) in zip(parts, along, strict=True)}
+    if found is None or len(axes) != 1:
+        return found
+    is_own = use.rows[axes.pop()][found].all(1)  # the scores of others may stand beside those of this product's heads
+    return found[is_own] if is_own.any() else found
 
 
 def lose(notes: Notes, call: Call) -> None:
@@ -355,7 +366,7 @@ def lose(notes: Notes, call: Call) -> None:
 
 HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     **dict.fromkeys(_NORMALIZATIONS, normalize),
-    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), softmax),
+    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax", "softmax", "log_softmax"), softmax),  # the last two with out=
     **dict.fromkeys(_LOSSES, lose),
     "_weight_norm_interface": weight_norm,
     "glu": glu,

@@ -57,10 +57,11 @@ class Following(TorchDispatchMode):
                 return args[0].copy_(found) if func._schema.is_mutable else found
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         is_in_place = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and bool(given)
-        if is_in_place:
-            self.notes.before_change(given[0])
+        before = self.notes.before_change(given[0]) if is_in_place else None
         tensors = self.notes.operands(given)
         out = func(*args, **kwargs)
+        if before is not None and before is not given[0] and args and args[0] is given[0]:
+            args, tensors[0] = (before, *args[1:]), (before, tensors[0][1])
         self.notes.depend((*tree_leaves(out), *(given[:1] if is_in_place else ())), given)
         if any(state is not None for _, state in tensors):
             call = Call(_name(func), func, args, kwargs, tensors, out)

@@ -164,11 +164,13 @@ class Notes:
     def _is_of_inputs(self, t: torch.Tensor) -> bool:
         return (t.is_floating_point() or t.is_complex()) and t in self._of_inputs
 
-    def before_change(self, t: torch.Tensor) -> None:
-        """A tensor is about to change in place: the scores that it has are kept."""
+    def before_change(self, t: torch.Tensor) -> torch.Tensor:
+        """A tensor is about to change in place: the scores that it has are kept.  As it is now."""
         state = self.state(t)
-        if state is not None and state.score is not None and not t.is_meta:
-            self.note(t, replace(state, score=replace(state.score, raw=state.score.raw.clone())))
+        if state is None or state.score is None or t.is_meta:
+            return t
+        self.note(t, replace(state, score=replace(state.score, raw=state.score.raw.clone())))
+        return t.clone()
 
     def after_change(self, t: torch.Tensor, scale: Scale) -> None:
         """A tensor has changed in place: others that share its memory are no more multiples of what they come from than it is."""

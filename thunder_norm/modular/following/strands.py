@@ -146,7 +146,7 @@ class Score:
         ids: of each term, for each entry the number of its row: ``n * tokens + token``; NOTHING where there is no such term.
         raw: their sum, times constants alone.
         is_raw: whether the tensor is that itself.
-        is_probability: whether the softmax has been.
+        attention: the number of the attention whose softmax has been; None before that.
         num_mixed: how many heads a matrix made of all that the products have (talking heads), whose numbers `ids` are then; 0 if none did.
         problem: why it is not known any more which head an entry is of, if so.
     """
@@ -155,9 +155,14 @@ class Score:
     ids: tuple[torch.Tensor, ...]
     raw: torch.Tensor
     is_raw: bool = True
-    is_probability: bool = False
+    attention: int | None = None
     num_mixed: int = 0
     problem: str = ""
+
+    @property
+    def is_probability(self) -> bool:
+        """Whether the softmax has been."""
+        return self.attention is not None
 
 
 @dataclass(frozen=True, eq=False)
