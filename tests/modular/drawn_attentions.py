@@ -144,6 +144,8 @@ class DrawnAttention(nn.Module):
         p, v = SOFTMAXES[self.how["softmax"]](logits), v.repeat_interleave(more, 1)
         if self.how["values"] == "einsum":
             return torch.einsum("bhts,bhsd->bhtd", p, v)
+        if self.how["values"] == "entries":
+            return (p[..., None] * v[..., None, :, :]).sum(-2)
         return (v.mT @ p.mT).mT if self.how["values"] == "values first" else p @ v
 
 
@@ -199,6 +201,8 @@ LOGITS: dict[str, Callable[..., torch.Tensor]] = {
     "heads apart": lambda q, k, more: torch.stack([q[:, h] @ k[:, h // more].mT for h in range(q.shape[1])], 1),
     "tokens first": lambda q, k, more: torch.einsum("bthd,bshd->bhts", q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(more, 2)),
     "keys first": lambda q, k, more: (k.repeat_interleave(more, 1) @ q.mT).mT,
+    "entries": lambda q, k, more: (q[..., None, :] * k.repeat_interleave(more, 1)[..., None, :, :]).sum(-1),
+    "entries of keys first": lambda q, k, more: (k.repeat_interleave(more, 1)[..., None, :, :] * q[..., None, :]).sum(-1),
 }  # fmt: skip
 
 
@@ -236,5 +240,5 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "logits": tuple(LOGITS),
     "mask": ("none", "filled", "added", "where"),
     "softmax": tuple(SOFTMAXES),
-    "values": ("matmul", "einsum", "values first"),
+    "values": ("matmul", "einsum", "values first", "entries"),
 }

@@ -247,7 +247,7 @@ def test_a_softmax_after_products_of_activations_is_no_attention():
 class Gate(nn.Module):
     def __init__(self, how, sizes=1):
         super().__init__()
-        self.up, self.down, self.how = nn.Linear(8, 16 * sizes), nn.Linear(8, 8), how
+        self.up, self.down, self.how = nn.Linear(8, int(16 * sizes)), nn.Linear(8, 8), how
 
     def forward(self, x):
         return self.down(self.how(self.up(x))).exp()
@@ -299,3 +299,19 @@ def test_keys_are_what_values_are_summed_by_whatever_the_softmax_is_over():
         ("q.weight", "query"), ("k.weight", "key"), ("v.weight", "value"), ("out.weight", "")
     ]  # fmt: skip
     assert roles["out.weight"].is_attended
+
+
+@pytest.mark.parametrize(
+    "how, wanted",
+    [
+        (lambda q, k, v: ((q[:, :, None] * k[:, None]).sum(-1, keepdim=True).softmax(2) * v[:, None]).sum(2), ["query", "key", "value"]),
+        (lambda q, k, v: ((k[:, None] * q[:, :, None]).sum(-1).softmax(-1)[..., None] * v[:, None]).sum(-2), ["query", "key", "value"]),
+        (lambda q, k, v: (q * k).sum(-1, keepdim=True).sigmoid() * v, []),  # each row with one other
+        (lambda q, k, v: (q * k).sum(-1).softmax(-1)[..., None] * v, []),
+    ],
+    ids=["kept", "keys first", "no softmax", "one key each"],
+)  # fmt: skip
+def test_products_entry_by_entry_that_are_summed_are_attentions_where_each_query_meets_several_keys(how, wanted):
+    roles = find_roles(Gate(lambda y: how(*y.chunk(3, -1)), 1.5), torch.randn(2, 3, 8))
+    assert [b.role for b in roles["up.weight"].blocks if b.role in ("query", "key", "value")] == wanted
+    assert roles["down.weight"].is_attended == bool(wanted) and not roles["up.weight"].is_factor

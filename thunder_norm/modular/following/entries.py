@@ -14,7 +14,7 @@ from thunder_norm.modular.following.attentions import Attention, Side
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
 from thunder_norm.modular.following.sides import by_queries
-from thunder_norm.modular.following.strands import Followed, Product, Scale, Score, Use, added, head_rows, used
+from thunder_norm.modular.following.strands import Followed, Pair, Product, Scale, Score, Use, added, head_rows, used
 
 Operand = tuple[torch.Tensor, Followed]
 
@@ -53,9 +53,12 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
         return  # a comparison: a mask
     operands = [(t, state) for t, state in call.tensors if state is not None]
     active = [state for _, state in operands if not state.is_parameter]
+    pair = None
     if call.name not in SUMS and len(active) > 1 and not _is_by_rows(active):
         ops = _as_factors(notes, call, active)
-        notes.multiply(tuple(notes.use(state, op) for state, op in zip(active, ops, strict=True)))
+        uses = [notes.use(state, op) for state, op in zip(active, ops, strict=True)]
+        notes.multiply(uses)
+        pair = _pair(call, uses)
     spread = [_spread(notes, call, t, state, operands) for t, state in operands]
     spread, scale = _scaled(call, operands, spread)
     if call.name in SUMS or len(active) < 2:
@@ -64,7 +67,19 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
         strands = tuple(s for state in spread for s in state.strands)
     is_attended = any(state.is_attended for state in active) and (call.name not in SUMS or len(active) == 1)
     is_looked_up = bool(active) and all(state.is_looked_up for state in active)
-    notes.note(call.out, Followed(strands, scale, not active, _score(call, active), is_attended, is_looked_up))
+    notes.note(call.out, Followed(strands, scale, not active, _score(call, active), is_attended, is_looked_up, pair))
+
+
+def _pair(call: Call, uses: Sequence[list[Use]]) -> Pair | None:
+    """The two factors of a product of activations."""
+    if call.name != "mul" or len(uses) != 2 or len(call.tensors) != 2:
+        return None
+    states, ndim = [state for state in call.states if not state.is_parameter], call.out.ndim
+    varies = [
+        (*[False] * (ndim - t.ndim), *(n > 1 and step != 0 for n, step in zip(t.shape, t.stride(), strict=True)))
+        for t, _ in call.tensors
+    ]
+    return Pair((states[0], states[1]), (varies[0], varies[1]), (uses[0], uses[1]))
 
 
 def _is_by_rows(states: Sequence[Followed]) -> bool:

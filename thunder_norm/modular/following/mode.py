@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm.core.bodies import python_body
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.model_state.shards import is_spread, without_hooks
-from thunder_norm.modular.following import entries, moves, products
+from thunder_norm.modular.following import entries, entrywise, moves, products
 from thunder_norm.modular.following.notes import Call, Notes
 from thunder_norm.modular.following.strands import Followed, Scale
 from thunder_norm.norms.eager import no_values
@@ -26,7 +26,7 @@ from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.trees import leaves_of_results
 
 _RECURRENT = {getattr(torch, name + of) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("", "_cell")}
-_HANDLERS = {**moves.HANDLERS, **products.HANDLERS, **entries.HANDLERS}
+_HANDLERS = {**moves.HANDLERS, **products.HANDLERS, **entries.HANDLERS, **entrywise.HANDLERS}
 
 # operations of several, as what they consist of: what is added there is a bias, and what multiplies a gain
 _CONSIST_OF: dict[str, Callable[..., torch.Tensor]] = {

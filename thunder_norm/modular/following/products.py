@@ -182,7 +182,7 @@ def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score |
             sum_over_keys(notes, score, dim)
             uses = notes.use(of_values, "value")
             for use, strand in zip(uses, of_values.strands if of_values is not None else (), strict=True):
-                use.heads = _heads(strand, t, notes.shapes[strand.name], dim == -1)
+                use.heads = heads_of_values(strand, t.shape, notes.shapes[strand.name], dim == -1)
             return None
     uses_a, uses_b = notes.use(of_a, call.name), notes.use(of_b, call.name)
     if of_a is None or of_b is None or call.name not in ("bmm", "mm", "baddbmm"):
@@ -205,10 +205,10 @@ def _probabilities(state: Followed | None) -> Score | None:
     return score if score is not None and score.is_probability else None
 
 
-def _heads(strand: Strand, t: torch.Tensor, shape: Sequence[int], is_by_tokens: bool) -> torch.Tensor | None:
+def heads_of_values(strand: Strand, values: Sequence[int], shape: Sequence[int], is_by_tokens: bool) -> torch.Tensor | None:
     """The heads of values [n, tokens, d], or [n, d, tokens], by the one axis of a parameter that has more than one index."""
     axes = [axis for axis in strand.axes if shape[axis] != 1]
-    if t.ndim != 3 or len(axes) != 1:
+    if len(values) != 3 or len(axes) != 1:
         return None
     of_axis = [labels[axes[0]] for labels in strand.labels if axes[0] in labels]
     return head_rows([_of_one_token(label if is_by_tokens else label.mT) for label in of_axis])

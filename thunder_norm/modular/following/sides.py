@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from thunder_norm.modular.following.notes import Notes
-from thunder_norm.modular.following.strands import Score
+from thunder_norm.modular.following.strands import Product, Score
 
 
 def by_queries(score: Score, dim: int) -> Score:
@@ -16,7 +16,7 @@ def by_queries(score: Score, dim: int) -> Score:
         return score
     products = (
         replace(p, query=p.key, key=p.query, uses=(p.uses[1], p.uses[0]), is_of_keys=not p.is_of_keys)
-        if _changes_along(ids, dim) is (not p.is_of_keys)
+        if _is_other_side(p, ids, dim)
         else p
         for p, ids in zip(score.products, score.ids, strict=True)
     )
@@ -27,14 +27,18 @@ def sum_over_keys(notes: Notes, score: Score, dim: int) -> None:
     """Probabilities are summed over along a dimension, times values: so keys are along it, also where queries compete (slot attention)."""
     if score.attention is None or score.problem or score.num_mixed:
         return
-    turned = [_changes_along(ids, dim) is (not p.is_of_keys) for p, ids in zip(score.products, score.ids, strict=True)]
-    if all(turned):
+    if all(_is_other_side(p, ids, dim) for p, ids in zip(score.products, score.ids, strict=True)):
         attention = notes.attentions[score.attention]
         notes.attentions[score.attention] = replace(attention, query=attention.key, key=attention.query)
         for product in score.products:
             for uses, op in zip(product.uses, ("key", "query"), strict=True):
                 for use in uses:
                     use.op = op
+
+
+def _is_other_side(product: Product, ids: torch.Tensor, dim: int) -> bool:
+    """Whether what was taken for queries is along a dimension of keys; of one row alone it is not said."""
+    return product.shape[1] > 1 and _changes_along(ids, dim) is (not product.is_of_keys)
 
 
 def _changes_along(ids: torch.Tensor, dim: int) -> bool | None:

@@ -166,6 +166,21 @@ class Score:
 
 
 @dataclass(frozen=True, eq=False)
+class Pair:
+    """Two activations that were multiplied entry by entry; a sum along a dimension may make scores of them, or sum values.
+
+    Attributes:
+        states: of each.
+        varies: of each whether it has more than one entry along each dimension of the product.
+        uses: of each.
+    """
+
+    states: tuple[Followed, Followed]
+    varies: tuple[tuple[bool, ...], tuple[bool, ...]]
+    uses: tuple[list[Use], list[Use]]
+
+
+@dataclass(frozen=True, eq=False)
 class Followed:
     """What is known of a tensor that depends on parameters or inputs.
 
@@ -176,6 +191,7 @@ class Followed:
         score: if it is the scores of an attention.
         is_attended: whether it is what an attention returns, its probabilities times values, or that times other numbers (gates).
         is_looked_up: whether it was made from rows of tables, parameters and constants alone: no other activation is in it.
+        pair: of what it is the product entry by entry, if it is nothing else.
     """
 
     strands: tuple[Strand, ...] = ()
@@ -184,6 +200,7 @@ class Followed:
     score: Score | None = None
     is_attended: bool = False
     is_looked_up: bool = False
+    pair: Pair | None = None
 
     def mapped(self, f: Callable[[torch.Tensor], torch.Tensor], raw: torch.Tensor | None = None) -> Followed:
         """The state of the tensor that `f` moves the entries into."""
@@ -191,7 +208,7 @@ class Followed:
         if score is not None and not score.problem:
             moved = f(score.raw) if raw is None or not score.is_raw else raw
             score = replace(score, ids=tuple(map(f, score.ids)), raw=moved)
-        return replace(self, strands=tuple(s.mapped(f) for s in self.strands), score=score)
+        return replace(self, strands=tuple(s.mapped(f) for s in self.strands), score=score, pair=None)
 
     def with_strands(self, **changes: Any) -> Followed:
         """The state with something else said of every strand."""
