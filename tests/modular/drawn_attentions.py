@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.modular.modular_models import D
+from tests.seeds import seeded
 
 TORCHS = ("repeated", "grouped", "scaled", "expanded")  # spellings of torch's own attention
 
@@ -50,9 +51,9 @@ class DrawnAttention(nn.Module):
         seen: if it is to look, its logits [batch, heads, tokens, keys], -inf where they are masked, and its values.
     """
 
-    def __init__(self, seed: int):
+    def __init__(self, number: int):
         super().__init__()
-        draw = random.Random(seed)
+        draw = random.Random(seeded(number))
         self.how = how = {name: draw.choice(options) for name, options in CHOICES.items()}
         self.heads, self.width, self.value_width = how["heads"], how["width"], draw.choice([how["width"], 3])
         self.groups = draw.choice([g for g in range(1, self.heads + 1) if self.heads % g == 0])

@@ -17,7 +17,7 @@ NAMES = {"q": "query", "k": "key", "v": "value"}
 
 def drawn(number: int) -> tuple[DrawnAttention, tuple[torch.Tensor, ...]]:
     torch.manual_seed(seeded(number))
-    model = DrawnAttention(seeded(number))
+    model = DrawnAttention(number)
     return model, model.inputs
 
 
