@@ -6,6 +6,7 @@ A part begins with ``<!-- results: SUITE -->`` and ends with ``<!-- end -->``; t
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -344,8 +345,16 @@ def _monitor(cases: Cases) -> list[str]:
     lines = []
     for case, rows in cases.items():
         sampled, plain = rows["sampled"], rows["without"]
-        lines.append([case, _time(plain), _time(sampled), f"{100 * sampled['cost']:.1f} %", _ratio(rows["not sampled"])])
-    heads = ["", "a step without", "a sampled step", "cost of one in 50", "other steps, to those without"]
+        cost, every = f"{100 * sampled['cost']:.1f} %", math.ceil((sampled["ratio"] - 1) / 0.03)
+        lines.append([case, _time(plain), _time(sampled), cost, str(every), _ratio(rows["not sampled"])])
+    heads = [
+        "",
+        "a step without",
+        "a sampled step",
+        "cost of one in 50",
+        "at most 3 % from every=",
+        "other steps, to those without",
+    ]
     return [_table(heads, lines)]
 
 

@@ -244,6 +244,16 @@ class Apart(nn.Module):
         return torch.stack([q(x) @ k(x).mT for q, k in zip(self.q, self.k, strict=True)], 1).softmax(-1) @ x[:, None]
 
 
+class Around(ByHand):
+    """Each query has keys of its own, those around it, and products are taken entry by entry (neighbourhood attention)."""
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in self.qkv(x).split(self.sizes, -1))
+        k, v = (nn.functional.pad(t.repeat_interleave(2, 1), (0, 0, 1, 1)).unfold(2, 3, 1) for t in (k, v))
+        p = (q[..., None] * k).sum(-2).softmax(-1)
+        return (p[..., None, :] * v).sum(-1).transpose(1, 2).flatten(-2)
+
+
 class Relative(ByHand):
     """Positions relative to a query have keys of their own, shifted to their places (Transformer-XL); each term has another layout."""
 

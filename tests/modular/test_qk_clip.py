@@ -14,6 +14,7 @@ from torch import nn
 
 from tests.modular.attention_models import (
     Apart,
+    Around,
     Bilinear,
     ByHand,
     Channels,
@@ -142,6 +143,7 @@ OTHERS = {
     "heads among tokens": Of(Grouped, _QKV),
     "heads among keys": Of(Bilinear, "between"),
     "heads apart": Of(Apart, "q|k"),
+    "around each query": Of(Around, _QKV),
     "relative": Of(Relative, "qkv|biases|positions"),
     "talking heads": Of(Talking, _QKV, together=4),
     "talking heads by a convolution": Of(lambda: Talking(is_convolution=True), _QKV, together=4),

@@ -247,7 +247,7 @@ def test_a_softmax_after_products_of_activations_is_no_attention():
 class Gate(nn.Module):
     def __init__(self, how, sizes=1):
         super().__init__()
-        self.up, self.down, self.how = nn.Linear(8, 16 * sizes), nn.Linear(8, 8), how
+        self.up, self.down, self.how = nn.Linear(8, int(16 * sizes)), nn.Linear(8, 8), how
 
     def forward(self, x):
         return self.down(self.how(self.up(x))).exp()
@@ -278,3 +278,40 @@ def test_what_follows_learned_values_is_no_attention():
     assert [b.role for b in roles["qkv.weight"].blocks][:2] == ["query", "key"]
     assert all(b.role == "" for name in ("out.weight", "last.weight", "head.weight") for b in roles[name].blocks)
     assert roles["head.weight"].role == "head"
+
+
+class Slots(nn.Module):
+    """Slots compete for inputs: the softmax is over queries, and then what each has is divided by its sum (slot attention)."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, slots, x):
+        p = torch.einsum("bid,bjd->bij", self.q(slots), self.k(x)).softmax(1) + 1e-8
+        return self.out(torch.einsum("bjd,bij->bid", self.v(x), p / p.sum(-1, keepdim=True)))
+
+
+def test_keys_are_what_values_are_summed_by_whatever_the_softmax_is_over():
+    torch.manual_seed(seeded(0))
+    roles = find_roles(Slots(), torch.randn(2, 3, 8), torch.randn(2, 5, 8))
+    assert [(r.name, r.blocks[0].role) for r in roles if r.name.endswith("weight")] == [
+        ("q.weight", "query"), ("k.weight", "key"), ("v.weight", "value"), ("out.weight", "")
+    ]  # fmt: skip
+    assert roles["out.weight"].is_attended
+
+
+@pytest.mark.parametrize(
+    "how, wanted",
+    [
+        (lambda q, k, v: ((q[:, :, None] * k[:, None]).sum(-1, keepdim=True).softmax(2) * v[:, None]).sum(2), ["query", "key", "value"]),
+        (lambda q, k, v: ((k[:, None] * q[:, :, None]).sum(-1).softmax(-1)[..., None] * v[:, None]).sum(-2), ["query", "key", "value"]),
+        (lambda q, k, v: (q * k).sum(-1, keepdim=True).sigmoid() * v, []),  # each row with one other
+        (lambda q, k, v: (q * k).sum(-1).softmax(-1)[..., None] * v, []),
+    ],
+    ids=["kept", "keys first", "no softmax", "one key each"],
+)  # fmt: skip
+def test_products_entry_by_entry_that_are_summed_are_attentions_where_each_query_meets_several_keys(how, wanted):
+    roles = find_roles(Gate(lambda y: how(*y.chunk(3, -1)), 1.5), torch.randn(2, 3, 8))
+    assert [b.role for b in roles["up.weight"].blocks if b.role in ("query", "key", "value")] == wanted
+    assert roles["down.weight"].is_attended == bool(wanted) and not roles["up.weight"].is_factor

@@ -179,6 +179,25 @@ def test_the_vision_transformer_of_width_64_beside_muon(examples):
             assert row in page, row
 
 
+def _beside(s: Any, usual: Any) -> str:
+    """How many seeds there are, and by how much losses differ from others with the same, starts and batches too."""
+    logs = [math.log(a / b) for a, b in zip(s.losses[0], usual.losses[0], strict=False)]
+    mean = sum(logs) / len(logs)
+    error = math.sqrt(sum((v - mean) ** 2 for v in logs) / (len(logs) - 1) / len(logs))
+    return f"{len(logs)} | {100 * mean:+.2f} ± {100 * error:.2f} %"
+
+
+def test_what_other_steps_do_to_the_gpt(examples):
+    views = importlib.import_module("transfer_views")
+    usual, muon, *others = views.load(ROOT / "docs" / "learning_rate_gpt.json")
+    assert not usual.variant and muon.optimizer == "Muon"
+    page = text_of("docs/learning_rate_transfer.md")
+    rows = [f"| {s.variant or s.optimizer} | {_beside(s, usual)} |" for s in (muon, *others)]
+    rows.append("beside".join(f" {s.curve().losses[0]:.4f} " for s in (usual, muon)).strip())
+    missing = [row for row in rows if row not in page]
+    assert not missing, "\n".join(missing)
+
+
 def test_what_shorter_steps_of_positions_do(examples):
     views = importlib.import_module("transfer_views")
     kept = views.load(ROOT / "docs" / "learning_rate_positions.json")
@@ -187,10 +206,7 @@ def test_what_shorter_steps_of_positions_do(examples):
     page, rows = text_of("docs/learning_rate_transfer.md"), []
     for (task, width, variant), s in sweeps.items():
         if variant:
-            logs = [math.log(a / b) for a, b in zip(s.losses[0], sweeps[task, width, ""].losses[0], strict=True)]
-            mean = sum(logs) / len(logs)
-            error = math.sqrt(sum((v - mean) ** 2 for v in logs) / (len(logs) - 1) / len(logs))
-            rows.append(f"| {titles[task]}, {width} | {variant} | {len(logs)} | {100 * mean:+.2f} ± {100 * error:.2f} % |")
+            rows.append(f"| {titles[task]}, {width} | {variant} | {_beside(s, sweeps[task, width, ''])} |")
     muon = {s.task: min(s.curve().losses) for s in kept if s.optimizer == "Muon"}
     for task in ("text", "gpt"):
         of = [sweeps[task, 128, v].curve().losses[0] for v in ("positions: 0.3", "positions: 0.3, head by entries")]

@@ -13,7 +13,8 @@ import torch
 from thunder_norm.modular.following.attentions import Attention, Side
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
-from thunder_norm.modular.following.strands import Followed, Product, Scale, Score, Use, added, head_rows, used
+from thunder_norm.modular.following.sides import by_queries
+from thunder_norm.modular.following.strands import Followed, Pair, Product, Scale, Score, Use, added, head_rows, used
 
 Operand = tuple[torch.Tensor, Followed]
 
@@ -52,9 +53,12 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
         return  # a comparison: a mask
     operands = [(t, state) for t, state in call.tensors if state is not None]
     active = [state for _, state in operands if not state.is_parameter]
+    pair = None
     if call.name not in SUMS and len(active) > 1 and not _is_by_rows(active):
         ops = _as_factors(notes, call, active)
-        notes.multiply(tuple(notes.use(state, op) for state, op in zip(active, ops, strict=True)))
+        uses = [notes.use(state, op) for state, op in zip(active, ops, strict=True)]
+        notes.multiply(uses)
+        pair = _pair(call, uses)
     spread = [_spread(notes, call, t, state, operands) for t, state in operands]
     spread, scale = _scaled(call, operands, spread)
     if call.name in SUMS or len(active) < 2:
@@ -63,7 +67,19 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
         strands = tuple(s for state in spread for s in state.strands)
     is_attended = any(state.is_attended for state in active) and (call.name not in SUMS or len(active) == 1)
     is_looked_up = bool(active) and all(state.is_looked_up for state in active)
-    notes.note(call.out, Followed(strands, scale, not active, _score(call, active), is_attended, is_looked_up))
+    notes.note(call.out, Followed(strands, scale, not active, _score(call, active), is_attended, is_looked_up, pair))
+
+
+def _pair(call: Call, uses: Sequence[list[Use]]) -> Pair | None:
+    """The two factors of a product of activations."""
+    if call.name != "mul" or len(uses) != 2 or len(call.tensors) != 2:
+        return None
+    states, ndim = [state for state in call.states if not state.is_parameter], call.out.ndim
+    varies = [
+        (*[False] * (ndim - t.ndim), *(n > 1 and step != 0 for n, step in zip(t.shape, t.stride(), strict=True)))
+        for t, _ in call.tensors
+    ]
+    return Pair((states[0], states[1]), (varies[0], varies[1]), (uses[0], uses[1]))
 
 
 def _is_by_rows(states: Sequence[Followed]) -> bool:
@@ -321,14 +337,17 @@ def softmax(notes: Notes, call: Call) -> None:
     gains = {s.name for product in score.products for s in product.query.strands if s.kind == "gain"}
     of_others = tuple(s for s in state.strands if s.kind != "gain" or s.name not in gains)
     notes.use(replace(state, strands=of_others), "softmax")  # what was added to the scores, or stands beside them (sinks)
-    attention = Attention.of(score, call.args[0], is_shifted=call.name == "exp")
+    is_written_out = call.name == "exp"  # sums come later; along the last dimension, as far as is known
+    score = by_queries(score, -1 if is_written_out else call.args[1])
+    attention = Attention.of(score, call.args[0], is_shifted=is_written_out)
+    number = len(notes.attentions)
     notes.attentions.append(attention)
     for product in score.products:
         for uses, op, side in zip(product.uses, ("query", "key"), (attention.query, attention.key), strict=True):
             for use in uses:
                 use.op = op
                 use.heads = None if attention.problem else _heads(side, use, notes.shapes[use.name])
-    notes.note(call.out, Followed(score=replace(score, is_raw=False, is_probability=True)))
+    notes.note(call.out, Followed(score=replace(score, is_raw=False, attention=number)))
 
 
 def exponential(notes: Notes, call: Call) -> None:
@@ -339,10 +358,17 @@ def exponential(notes: Notes, call: Call) -> None:
 
 
 def _heads(side: Side, use: Use, shape: Sequence[int]) -> torch.Tensor | None:
-    """The heads of queries or keys, by the one axis of a parameter that has more than one index."""
+    """The heads of queries or keys that a use has, by the one axis of a parameter that has more than one index."""
     parts = [p for p in side.parts if p.name == use.name and p.kind == use.kind]
     along = [[i for i, axis in enumerate(p.axes) if shape[axis] != 1] for p in parts]
-    return head_rows([p.at[..., i] for p, (i,) in zip(parts, along, strict=True)]) if all(len(i) == 1 for i in along) else None
+    if not all(len(i) == 1 for i in along):
+        return None
+    found = head_rows([p.at[..., i] for p, (i,) in zip(parts, along, strict=True)])
+    axes = {p.axes[i] for p, (i,) in zip(parts, along, strict=True)}
+    if found is None or len(axes) != 1:
+        return found
+    is_own = use.rows[axes.pop()][found].all(1)  # the scores of others may stand beside those of this product's heads
+    return found[is_own] if is_own.any() else found
 
 
 def lose(notes: Notes, call: Call) -> None:
@@ -355,7 +381,7 @@ def lose(notes: Notes, call: Call) -> None:
 
 HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     **dict.fromkeys(_NORMALIZATIONS, normalize),
-    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), softmax),
+    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax", "softmax", "log_softmax"), softmax),  # the last two with out=
     **dict.fromkeys(_LOSSES, lose),
     "_weight_norm_interface": weight_norm,
     "glu": glu,

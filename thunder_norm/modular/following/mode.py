@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from thunder_norm.core.bodies import python_body
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.model_state.shards import is_spread, without_hooks
-from thunder_norm.modular.following import entries, moves, products
+from thunder_norm.modular.following import entries, entrywise, moves, products
 from thunder_norm.modular.following.notes import Call, Notes
 from thunder_norm.modular.following.strands import Followed, Scale
 from thunder_norm.norms.eager import no_values
@@ -26,7 +26,7 @@ from thunder_norm.norms.undisturbed import undisturbed
 from thunder_norm.trees import leaves_of_results
 
 _RECURRENT = {getattr(torch, name + of) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("", "_cell")}
-_HANDLERS = {**moves.HANDLERS, **products.HANDLERS, **entries.HANDLERS}
+_HANDLERS = {**moves.HANDLERS, **products.HANDLERS, **entries.HANDLERS, **entrywise.HANDLERS}
 
 # operations of several, as what they consist of: what is added there is a bias, and what multiplies a gain
 _CONSIST_OF: dict[str, Callable[..., torch.Tensor]] = {
@@ -57,10 +57,11 @@ class Following(TorchDispatchMode):
                 return args[0].copy_(found) if func._schema.is_mutable else found
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         is_in_place = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and bool(given)
-        if is_in_place:
-            self.notes.before_change(given[0])
+        before = self.notes.before_change(given[0]) if is_in_place else None
         tensors = self.notes.operands(given)
         out = func(*args, **kwargs)
+        if before is not None and before is not given[0] and args and args[0] is given[0]:
+            args, tensors[0] = (before, *args[1:]), (before, tensors[0][1])
         self.notes.depend((*tree_leaves(out), *(given[:1] if is_in_place else ())), given)
         if any(state is not None for _, state in tensors):
             call = Call(_name(func), func, args, kwargs, tensors, out)

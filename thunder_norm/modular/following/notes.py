@@ -98,7 +98,6 @@ class Notes:
         uses: of parameters and their products, in order.
         met: name -> how the parameter met activations.
         attentions: in order.
-        factors: of each product of gates and what they gate, if each is one matrix' product alone: the names of these.
         shapes: of the parameters.
     """
 
@@ -106,7 +105,7 @@ class Notes:
         self.uses: list[Use] = []
         self.met: dict[str, list[Meeting]] = {}
         self.attentions: list[Attention] = []
-        self.factors: list[frozenset[str]] = []
+        self._multiplied: list[Sequence[list[Use]]] = []
         self.shapes = {name: t.shape for name, t in parameters.items()}
         self._states: dict[Any, tuple[StorageWeakRef, Followed]] = {}
         self._memory: dict[Any, StorageWeakRef] = {}
@@ -164,11 +163,13 @@ class Notes:
     def _is_of_inputs(self, t: torch.Tensor) -> bool:
         return (t.is_floating_point() or t.is_complex()) and t in self._of_inputs
 
-    def before_change(self, t: torch.Tensor) -> None:
-        """A tensor is about to change in place: the scores that it has are kept."""
+    def before_change(self, t: torch.Tensor) -> torch.Tensor:
+        """A tensor is about to change in place: the scores that it has are kept.  As it is now."""
         state = self.state(t)
-        if state is not None and state.score is not None and not t.is_meta:
-            self.note(t, replace(state, score=replace(state.score, raw=state.score.raw.clone())))
+        if state is None or state.score is None or t.is_meta:
+            return t
+        self.note(t, replace(state, score=replace(state.score, raw=state.score.raw.clone())))
+        return t.clone()
 
     def after_change(self, t: torch.Tensor, scale: Scale) -> None:
         """A tensor has changed in place: others that share its memory are no more multiples of what they come from than it is."""
@@ -207,13 +208,21 @@ class Notes:
         self.uses += found
         return found
 
-    def multiply(self, operands: Sequence[Sequence[Use]]) -> None:
+    def multiply(self, operands: Sequence[list[Use]]) -> None:
         """Activations are multiplied entry by entry, gates and what they gate, of which these are the uses."""
-        names = [
-            {u.name for u in uses if u.kind == "weight" and all(rows.any() for rows in u.rows.values())} for uses in operands
-        ]
-        if all(len(some) == 1 for some in names) and all(u.op in ("gate", "gated") for uses in operands for u in uses):
-            self.factors.append(frozenset[str]().union(*names))
+        self._multiplied.append(operands)
+
+    @property
+    def factors(self) -> list[frozenset[str]]:
+        """Of each product of gates and what they gate, if each is one matrix' product alone: the names of these."""
+        found = []
+        for operands in self._multiplied:
+            names = [
+                {u.name for u in uses if u.kind == "weight" and all(rows.any() for rows in u.rows.values())} for uses in operands
+            ]
+            if all(len(some) == 1 for some in names) and all(u.op in ("gate", "gated") for uses in operands for u in uses):
+                found.append(frozenset[str]().union(*names))
+        return found
 
     def meet(self, state: Followed, meeting: Meeting) -> None:
         """Parameters meet activations; those that are gains or biases of others already have met these."""

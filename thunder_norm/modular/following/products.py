@@ -12,6 +12,7 @@ import torch
 from thunder_norm.modular.following.attentions import connected
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
+from thunder_norm.modular.following.sides import sum_over_keys
 from thunder_norm.modular.following.strands import (
     Followed,
     Product,
@@ -67,7 +68,7 @@ def multiply(notes: Notes, call: Call) -> None:
     elif of_a is not None and of_a.is_parameter:
         strands, scale = _product(notes, call, b, of_a, lambda t: _left(t, call)), of_a.scale
     else:
-        is_attended = _is_of_probabilities(of_a)
+        is_attended = any(_probabilities(state) is not None for state in (of_a, of_b))
         strands, score = (), score or _of_activations(notes, call, (a, of_a), (b, of_b))
     if of_a is not None and of_b is not None and is_parameter:  # a matrix made of matrices
         strands = tuple(replace(s, kind="itself") for s in strands)
@@ -175,11 +176,14 @@ def _with_added(notes: Notes, call: Call, state: Followed) -> Followed:
 def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score | None:
     """A product of activations: scores of an attention, perhaps, or probabilities times values."""
     of_a, of_b = a[1], b[1]
-    if _is_of_probabilities(of_a):
-        uses = notes.use(of_b, "value")
-        for use, strand in zip(uses, of_b.strands if of_b is not None else (), strict=True):
-            use.heads = _heads(strand, b[0], notes.shapes[strand.name])
-        return None
+    for one, (t, of_values), dim in ((of_a, b, -1), (of_b, a, -2)):
+        score = _probabilities(one)
+        if score is not None:
+            sum_over_keys(notes, score, dim)
+            uses = notes.use(of_values, "value")
+            for use, strand in zip(uses, of_values.strands if of_values is not None else (), strict=True):
+                use.heads = heads_of_values(strand, t.shape, notes.shapes[strand.name], dim == -1)
+            return None
     uses_a, uses_b = notes.use(of_a, call.name), notes.use(of_b, call.name)
     if of_a is None or of_b is None or call.name not in ("bmm", "mm", "baddbmm"):
         return None
@@ -195,17 +199,19 @@ def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score |
     return Score((product,), (ids[0] if call.name == "mm" else ids,), raw, is_raw)
 
 
-def _is_of_probabilities(state: Followed | None) -> bool:
+def _probabilities(state: Followed | None) -> Score | None:
+    """The scores of an attention after their softmax."""
     score = None if state is None else state.score
-    return score is not None and score.is_probability
+    return score if score is not None and score.is_probability else None
 
 
-def _heads(strand: Strand, t: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
-    """The heads of values [n, tokens, d], by the one axis of a parameter that has more than one index."""
+def heads_of_values(strand: Strand, values: Sequence[int], shape: Sequence[int], is_by_tokens: bool) -> torch.Tensor | None:
+    """The heads of values [n, tokens, d], or [n, d, tokens], by the one axis of a parameter that has more than one index."""
     axes = [axis for axis in strand.axes if shape[axis] != 1]
-    if t.ndim != 3 or len(axes) != 1:
+    if len(values) != 3 or len(axes) != 1:
         return None
-    return head_rows([_of_one_token(labels[axes[0]]) for labels in strand.labels if axes[0] in labels])
+    of_axis = [labels[axes[0]] for labels in strand.labels if axes[0] in labels]
+    return head_rows([_of_one_token(label if is_by_tokens else label.mT) for label in of_axis])
 
 
 def _of_one_token(label: torch.Tensor) -> torch.Tensor:

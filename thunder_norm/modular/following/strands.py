@@ -146,7 +146,7 @@ class Score:
         ids: of each term, for each entry the number of its row: ``n * tokens + token``; NOTHING where there is no such term.
         raw: their sum, times constants alone.
         is_raw: whether the tensor is that itself.
-        is_probability: whether the softmax has been.
+        attention: the number of the attention whose softmax has been; None before that.
         num_mixed: how many heads a matrix made of all that the products have (talking heads), whose numbers `ids` are then; 0 if none did.
         problem: why it is not known any more which head an entry is of, if so.
     """
@@ -155,9 +155,29 @@ class Score:
     ids: tuple[torch.Tensor, ...]
     raw: torch.Tensor
     is_raw: bool = True
-    is_probability: bool = False
+    attention: int | None = None
     num_mixed: int = 0
     problem: str = ""
+
+    @property
+    def is_probability(self) -> bool:
+        """Whether the softmax has been."""
+        return self.attention is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two activations that were multiplied entry by entry; a sum along a dimension may make scores of them, or sum values.
+
+    Attributes:
+        states: of each.
+        varies: of each whether it has more than one entry along each dimension of the product.
+        uses: of each.
+    """
+
+    states: tuple[Followed, Followed]
+    varies: tuple[tuple[bool, ...], tuple[bool, ...]]
+    uses: tuple[list[Use], list[Use]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +191,7 @@ class Followed:
         score: if it is the scores of an attention.
         is_attended: whether it is what an attention returns, its probabilities times values, or that times other numbers (gates).
         is_looked_up: whether it was made from rows of tables, parameters and constants alone: no other activation is in it.
+        pair: of what it is the product entry by entry, if it is nothing else.
     """
 
     strands: tuple[Strand, ...] = ()
@@ -179,6 +200,7 @@ class Followed:
     score: Score | None = None
     is_attended: bool = False
     is_looked_up: bool = False
+    pair: Pair | None = None
 
     def mapped(self, f: Callable[[torch.Tensor], torch.Tensor], raw: torch.Tensor | None = None) -> Followed:
         """The state of the tensor that `f` moves the entries into."""
@@ -186,7 +208,7 @@ class Followed:
         if score is not None and not score.problem:
             moved = f(score.raw) if raw is None or not score.is_raw else raw
             score = replace(score, ids=tuple(map(f, score.ids)), raw=moved)
-        return replace(self, strands=tuple(s.mapped(f) for s in self.strands), score=score)
+        return replace(self, strands=tuple(s.mapped(f) for s in self.strands), score=score, pair=None)
 
     def with_strands(self, **changes: Any) -> Followed:
         """The state with something else said of every strand."""
