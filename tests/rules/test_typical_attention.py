@@ -193,3 +193,27 @@ def test_of_what_is_infinite_functions_have_their_limit(f):
     wanted = f(torch.randn(100_000).double() * 1e30).square().mean().sqrt()
     assert found.norm_size.item() == (math.inf if wanted > 1e20 else pytest.approx(wanted.item(), rel=0.01))
     assert math.isfinite(found.perturbation_size.item())
+
+
+@pytest.mark.parametrize("n", [0.1, 1.0])
+@pytest.mark.parametrize("longest", [1.0, 1e10])
+def test_transparencies_of_long_intervals_move_as_jumps_do(n, longest):
+    """exp(-density * length), as NeRF has it: the last interval is infinite, so to say, and what moves as far as a density is large moves it by 1."""
+    generator, lengths = torch.Generator().manual_seed(seeded(6)), torch.tensor([0.5, longest], dtype=D)
+    density, moved = (n * torch.randn(20_000, 2, dtype=D, generator=generator) for _ in range(2))
+
+    def transparency(x):
+        return torch.exp(-torch.relu(x) * lengths)
+
+    sampled = (transparency(density + moved) - transparency(density)).square().mean(0).max().sqrt().item()
+    with norm_mode("typical"):
+        claim = transparency(RMSTensor(n, elem_dims=(), backing=density, perturbation_size=n)).perturbation_size.item()
+    assert sampled / 2 < claim < 4 * sampled * max(n, 1 / n) ** 0.5
+
+
+def test_a_factor_that_is_masked_does_not_make_transparencies_still():
+    """-1e9 in some entries of what is multiplied says nothing of the others."""
+    with norm_mode("typical"):
+        x = RMSTensor(1.0, elem_dims=(), backing=torch.zeros(3, 4), perturbation_size=1.0).abs()
+        masked = x.masked_fill(torch.eye(3, 4, dtype=torch.bool), 1e9)
+        assert (-(masked * torch.full((4,), 2.0))).exp().perturbation_size.item() >= 1.0
