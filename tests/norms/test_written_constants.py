@@ -340,3 +340,27 @@ def test_an_empty_leaf_that_requires_grad_gets_zeros(x):
     model = Net(program)
     found = run_eagerly(model, (RMSTensor.of(x),), {}, policy="measured", mode="bound")[0]
     torch.testing.assert_close(found.backing, model.linear(x))
+
+
+class Gated(nn.Module):
+    """Messages that are written into zeros and update a recurrent cell (GGNN), which asks how many dimensions they have."""
+
+    def __init__(self):
+        super().__init__()
+        self.message, self.cell = nn.Linear(4, 4), nn.GRUCell(4, 4)
+
+    def forward(self, x):
+        for _ in range(2):
+            sums = torch.zeros_like(x)
+            sums.index_add_(0, torch.tensor([0, 1, 1, 2]), self.message(x))
+            x = self.cell(sums, x) * (sums.dim() - 1) * float(sums.is_floating_point())
+        return x
+
+
+def test_what_was_written_into_is_asked_for_its_dimensions(x):
+    """Refused before in traces: `dim on a tensor that was changed in place before`."""
+    torch.manual_seed(seeded(0))
+    model = Gated()
+    found = normed(thunder.jit(model, transforms=[NormTransform()]))(x)
+    torch.testing.assert_close(found.backing, model(x))
+    assert type(found).of(found.backing, found.elem_dims).norm_size <= found.norm_size * (1 + 1e-5)

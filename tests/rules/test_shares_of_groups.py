@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,6 +79,64 @@ def test_sums_written_into_zeros_that_no_tensor_gave_are_sums_of_groups():
     torch.testing.assert_close(found.backing, into_zeros(x, TO))
     with pytest.raises(NormMismatchError, match="division"):
         thunder.jit(lambda x: into_zeros(x, TO, 1.0), transforms=[NormTransform()])(RMSTensor.of(x))
+
+
+def largest_of_part(x, edges, at):
+    """Of the entries less the largest ones, exponentials."""
+    largest = torch.full((NODES, 3), -1e9).scatter_reduce(0, edges[1][:, None].expand(-1, 3), x, "amax")
+    return (x - largest[edges[at]]).exp()
+
+
+def index_taken_anew(x, edges):
+    e = largest_of_part(x, edges, 1)
+    return e / (torch.zeros(NODES, 3).scatter_add(0, edges[1][:, None].expand(-1, 3), e)[edges[1]] + 1e-16)
+
+
+def test_a_part_of_an_index_is_the_same_each_time_it_is_taken():
+    """``edges[1]`` for the largest, the sums and what is chosen of either; and another part is another index."""
+    x, edges = torch.arange(24.0).view(8, 3) / 4, torch.stack([FROM, TO])
+    found = thunder.jit(index_taken_anew, transforms=[NormTransform()])(RMSTensor.of(x), edges)
+    assert isinstance(found, LinfTensor) and found.norm_size <= 1 + 1e-9
+    torch.testing.assert_close(found.backing, index_taken_anew(x, edges))
+    jitted = thunder.jit(largest_of_part, transforms=[NormTransform()])
+    assert jitted(RMSTensor.of(x), edges, 1).norm_size <= 1 + 1e-9
+    other = jitted(RMSTensor.of(x), edges, 0)
+    assert other.norm_size >= other.backing.abs().max() > 2
+
+
+class Attending(nn.Module):
+    """Sums of weights that are written into what `torch.zeros` makes."""
+
+    def __init__(self, add):
+        super().__init__()
+        self.score, self.add = nn.Linear(3, 1, bias=False), add
+
+    def forward(self, x, index):
+        score = self.score(x).squeeze(-1)
+        e, total = (score - score.max()).exp(), torch.zeros(NODES)
+        self.add(total, index, e)
+        return e / total[index]
+
+
+@pytest.mark.parametrize("name", ["index_add_", "scatter_add_", "index_put_"])
+def test_sums_written_into_zeros_are_sums_of_groups_without_a_trace(name):
+    """Of positive mass, and as far as a softmax moves: by at most half as far as scores differ."""
+
+    def add(total, index, e):
+        total.index_put_((index,), e, accumulate=True) if name == "index_put_" else getattr(total, name)(0, index, e)
+
+    torch.manual_seed(seeded(0))
+    model, x = Attending(add), torch.randn(8, 3)
+    if name == "index_put_":  # no sum that the library knows
+        with pytest.raises(NormMismatchError, match="division"):
+            ModularNorm(model, x, TO, mode="bound")
+        return
+    bound = ModularNorm(model, x, TO, mode="bound").sensitivities["score.weight"]
+    x = F.normalize(x, dim=-1) * math.sqrt(3)  # of RMS 1
+    derivative = torch.func.jacrev(lambda w: torch.func.functional_call(model, {"score.weight": w}, (x, TO)))(
+        torch.randn(1, 3, generator=torch.Generator().manual_seed(seeded(1)))
+    )
+    assert derivative.flatten(1).norm(dim=-1).max() / math.sqrt(3) <= bound * (1 + 1e-6)
 
 
 BALLS = (Ball("x", RMSTensor, (8, 3), norm_size=2.0),)

@@ -150,3 +150,23 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_no_values_exceed_what_is_said(case):
     assert case.check(seeded()).value > 0.99
+
+
+class OneStep(nn.Module):
+    """A parameter after a step along its gradient (MAML), which is a difference of tensors that have no norms."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 8))
+
+    def forward(self, x):
+        gradient = torch.func.grad(lambda w: F.linear(x, w).square().mean())(self.weight)
+        return F.linear(x, self.weight - 0.1 * gradient)
+
+
+def test_a_parameter_less_its_gradient_has_a_norm():
+    torch.manual_seed(seeded(0))
+    module, x = OneStep(), torch.randn(5, 8)
+    y = normed(thunder.jit(module, transforms=[NormTransform()]))(x)
+    torch.testing.assert_close(y.backing, module(x))
+    assert actual_norm(y) <= y.norm_size * (1 + 1e-5)

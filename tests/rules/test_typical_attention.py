@@ -68,6 +68,85 @@ def test_a_mask_does_not_make_logits_large():
         assert logits.softmax(-1).perturbation_size.item() == 1.0
 
 
+@pytest.mark.parametrize("size", [0.5, 3.0, 12.0])
+def test_scores_of_relative_positions_are_scores_along_both_axes(size):
+    """As SAM and MViT v2 have them: for rows and for columns, added to those of the contents, and all that written back."""
+    generator, width, samples = torch.Generator().manual_seed(seeded(5)), 256, 1000
+
+    def logits(q, k, rows, columns):
+        attention = q @ k.mT / 64  # small ones
+        h = torch.einsum("bqc,hc->bqh", q, rows).unsqueeze(-1)
+        w = torch.einsum("bqc,wc->bqw", q, columns).unsqueeze(-2)
+        attention[:, :] = (attention.view(-1, 1, 4, 4) + h + w).view(-1, 1, 16)
+        return attention
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=D, generator=generator)
+
+    # a table for each sample, so that sizes are those of all tables
+    q, k, rows, columns = (
+        random(samples, 1, width),
+        random(samples, 16, width),
+        random(samples, 4, width),
+        random(samples, 4, width),
+    )
+    scale = size / math.sqrt(width)
+
+    def sampled(q):
+        h, w = (torch.einsum("bqc,bhc->bqh", q, t) * scale for t in (rows, columns))
+        return (q @ k.mT / 64 + (h.unsqueeze(-1) + w.unsqueeze(-2)).flatten(-2)).softmax(-1)
+
+    move = random(samples, 1, width)
+    weights = (sampled(q + 1e-6 * move) - sampled(q - 1e-6 * move)) @ random(samples, 16, width)
+    gain, error = root_mean_square_of(weights / 2e-6)
+    with norm_mode("typical"):
+        x, y, a, b = (
+            RMSTensor(n, backing=t, perturbation_size=float(i == 0))
+            for i, (t, n) in enumerate(((q[:1], 1.0), (k[:1], 1.0), (rows[0], scale), (columns[0], scale)))
+        )
+        found = logits(x, y, a, b)
+        moved, p = found.perturbation_size.item(), found.softmax(-1).perturbation_size.item()
+    assert p > gain * (1 - 6 * error)  # of values of size 1
+    assert p < moved * 1.0001 and (size < 10 or p < 6 * gain)  # twice `softmax_gain` at most, and for each of the two axes
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        lambda t: t.view(2, 2, 3, 3).permute(1, 0, 2, 3),
+        lambda t: t.unflatten(0, (2, 2)).transpose(0, 1).float(),
+        lambda t: (t.view(2, 2, 3, 3) + torch.full((2, 1, 3, 3), -1e9)).view(-1, 3, 3),
+        lambda t: torch.cat([t[:1], t[1:]]),
+        lambda t: t.unsqueeze(0).expand(2, -1, -1, -1).clone(),
+        lambda t: t + torch.zeros(3, 1),
+    ],
+)
+def test_scores_are_scores_in_other_places(elsewhere):
+    """Views as windowed attention makes them, masked in between."""
+    with norm_mode("typical"):
+        q, k = (RMSTensor(4.0, backing=torch.zeros(4, 3, 16), perturbation_size=1.0) for _ in range(2))
+        t = q @ k.mT
+        there = elsewhere(t)
+        share = t.softmax(-1).perturbation_size / t.perturbation_size
+        assert share < 0.5
+        torch.testing.assert_close(there.softmax(-1).perturbation_size / there.perturbation_size, share)
+
+
+def test_scores_of_rows_say_nothing_of_columns():
+    """What is the same along a dimension does not tell logits apart there, and what was masked is not what was written."""
+    with norm_mode("typical"):
+        q, k = (RMSTensor(4.0, backing=torch.zeros(4, 3, 16), perturbation_size=1.0) for _ in range(2))
+        small, large = q @ k.mT / 1000, q @ k.mT
+        of_rows = small + large[:, :, :1]
+        assert of_rows.softmax(-1).perturbation_size > 0.9 * of_rows.perturbation_size
+        assert of_rows.softmax(-2).perturbation_size < 0.5 * of_rows.perturbation_size
+        flat = of_rows.flatten(1).softmax(-1)
+        assert flat.perturbation_size > 0.9 * of_rows.perturbation_size
+        written = large.clone()
+        written[:, 1:] = small[:, 1:]
+        assert written.softmax(-1).perturbation_size > 0.9 * written.perturbation_size
+
+
 def test_a_mask_does_not_make_decays_small():
     """The same of the exponential of numbers of at most 0."""
     with norm_mode("typical"):
@@ -114,3 +193,27 @@ def test_of_what_is_infinite_functions_have_their_limit(f):
     wanted = f(torch.randn(100_000).double() * 1e30).square().mean().sqrt()
     assert found.norm_size.item() == (math.inf if wanted > 1e20 else pytest.approx(wanted.item(), rel=0.01))
     assert math.isfinite(found.perturbation_size.item())
+
+
+@pytest.mark.parametrize("n", [0.1, 1.0])
+@pytest.mark.parametrize("longest", [1.0, 1e10])
+def test_transparencies_of_long_intervals_move_as_jumps_do(n, longest):
+    """exp(-density * length), as NeRF has it: the last interval is infinite, so to say, and what moves as far as a density is large moves it by 1."""
+    generator, lengths = torch.Generator().manual_seed(seeded(6)), torch.tensor([0.5, longest], dtype=D)
+    density, moved = (n * torch.randn(20_000, 2, dtype=D, generator=generator) for _ in range(2))
+
+    def transparency(x):
+        return torch.exp(-torch.relu(x) * lengths)
+
+    sampled = (transparency(density + moved) - transparency(density)).square().mean(0).max().sqrt().item()
+    with norm_mode("typical"):
+        claim = transparency(RMSTensor(n, elem_dims=(), backing=density, perturbation_size=n)).perturbation_size.item()
+    assert sampled / 2 < claim < 4 * sampled * max(n, 1 / n) ** 0.5
+
+
+def test_a_factor_that_is_masked_does_not_make_transparencies_still():
+    """-1e9 in some entries of what is multiplied says nothing of the others."""
+    with norm_mode("typical"):
+        x = RMSTensor(1.0, elem_dims=(), backing=torch.zeros(3, 4), perturbation_size=1.0).abs()
+        masked = x.masked_fill(torch.eye(3, 4, dtype=torch.bool), 1e9)
+        assert (-(masked * torch.full((4,), 2.0))).exp().perturbation_size.item() >= 1.0

@@ -15,6 +15,7 @@ from thunder_norm.rules.linear_algebra import summed_products
 from thunder_norm.rules.written_out import (
     dual_variables,
     written_out_activations,
+    stretched,
     written_out_exponentials,
     written_out_groups,
     written_out_means,
@@ -159,6 +160,7 @@ __all__ = [
     "special",
     "steps",
     "straight_through",
+    "stretched",
     "strided",
     "summed_products",
     "sums_of_exponentials",

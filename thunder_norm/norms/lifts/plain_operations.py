@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thunder_norm.core import bodies, context, dispatch, in_place, registry
 from thunder_norm.core.kinds import LinfTensor
+from thunder_norm.core.known_ranges import range_of_constant
 from thunder_norm.core.ranges import Range, range_of_values
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
@@ -165,7 +166,7 @@ class LiftingEnvironment(context.Environment):
         """What stands for a constant that normed tensors are about to be written into."""
         lifted = self.lift(t, LinfTensor, ())
         found = LinfTensor._wrap(t, lifted.norm_size, None, ())
-        found._range = lifted._range
+        found._range = lifted._range or range_of_constant(t)  # zeros that weights are added to
         return found
 
     def inside_function(self) -> contextlib.AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ Thunder's proxies of such views have no memory of their own or of others: two of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -31,8 +31,8 @@ _BY_SHAPE: dict[str, Callable] = {
 }
 
 
-def place_of(proxy: TensorProxy) -> tuple[str, torch.Tensor] | None:
-    """The name of the tensor that a tensor of integers is, or is a view of, and on the meta device what that view is; None if it may have been written."""
+def place_of(proxy: TensorProxy) -> tuple[Hashable, torch.Tensor] | None:
+    """Which tensor it is that a tensor of integers is, or is a view of, and on the meta device what that view is; None if it may have been written."""
     bound_symbols = get_tracectx().bound_symbols
     if any(map(_writes_integers, bound_symbols)):
         return None
@@ -53,7 +53,19 @@ def place_of(proxy: TensorProxy) -> tuple[str, torch.Tensor] | None:
                 view = function(view, shape)
         except RuntimeError:  # of a tensor that lies in memory in another way
             return None
-    return proxy.name, view
+    return _identity(proxy, makers), view
+
+
+def _identity(proxy: TensorProxy, makers: Mapping[str, BoundSymbol]) -> Hashable:
+    """The name of a tensor; of a part that an index of numbers names (``edges[1]``, each time anew) the whole's, and the index."""
+    maker = makers.get(proxy.name)
+    if maker is None or _name(maker) != "getitem" or len(maker.args) != 2 or not isinstance(base := maker.args[0], TensorProxy):
+        return proxy.name
+    items = maker.args[1] if isinstance(maker.args[1], tuple | list) else (maker.args[1],)
+    numbers = [i for item in items for i in ((item.start, item.stop, item.step) if isinstance(item, slice) else (item,))]
+    if base.name == proxy.name or any(type(i) is not int and i is not None and i is not Ellipsis for i in numbers):
+        return proxy.name
+    return _identity(base, makers), repr(items)
 
 
 def _name(bsym: BoundSymbol) -> str:

@@ -62,7 +62,7 @@ normed_op(torch.sub).register_fact(_subtracted)
 def _is_from_constant(args: dict[str, Any]) -> bool:
     a, b = args["input"], args["other"]
     is_plain = isinstance(a, torch.Tensor) and not isinstance(a, NormedTensor) and has_norm(a)
-    return is_plain and args["alpha"] == 1 and len(sources_of(b)) > 1 and a.shape == b.shape
+    return is_plain and isinstance(b, NormedTensor) and args["alpha"] == 1 and len(sources_of(b)) > 1 and a.shape == b.shape
 
 
 @normed_op(torch.sub).register_norm(when=_is_from_constant, allow_plain_tensors="constant")

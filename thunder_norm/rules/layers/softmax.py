@@ -40,7 +40,7 @@ def _softmax(input: RMSTensor, dim: int, of_negative: bool = False) -> L1Tensor:
     if input.ndim == 0 or input.shape[dim] <= 1:
         constant = 0.0
     elif current_mode() == "typical":
-        constant = constant * typical_softmax_gain(input, input.shape[dim])
+        constant = constant * typical_softmax_gain(input, dim)
     return L1Tensor(bounded(1.0, input.norm_size), elem_dims=(dim,) if input.ndim else (), sensitivity={"input": constant})
 
 

@@ -48,6 +48,7 @@ from thunder_norm.rules._shared import Number, dims_tuple, rms
 from thunder_norm.rules.written_out._derived import are_of_one, with_facts
 from thunder_norm.rules.written_out._forms import Form
 from thunder_norm.rules.written_out.dual_variables import largest_of  # its rules of differences go before those here
+from thunder_norm.rules.written_out.stretched import Stretched
 from thunder_norm.rules.written_out.written_out_activations import Gate, logistic_gate, polynomials, product_with_gate
 
 Dim = int | Sequence[int] | None
@@ -279,7 +280,8 @@ def exp(input: RMSTensor) -> NormedTensor:
 
     A log softmax gives the softmax: its value and sensitivity.
     Entries that are set aside (minus infinity) count as those they were before.
-    Typical:     of x of at most 0, ``sqrt(E e^(-2 n |z|))`` for both: x is half of a Gaussian; 1 where n is that of a mask
+    Typical:     of x of at most 0, ``sqrt(E e^(-2 n |z|))`` for both: x is half of a Gaussian; 1 where n is that of a mask, and no farther than
+                 in a jump where it is that of a constant x is multiplied by (`stretched`)
     Gap:         the norm of x does not count where its range does
     """
     shifted = fact(input, Shifted)
@@ -294,6 +296,8 @@ def exp(input: RMSTensor) -> NormedTensor:
     if current_mode() != "modula" and found is not None and found.high <= 0:
         if current_mode() == "typical":
             size = slope = _decay(n)
+            if (stretched := fact(input, Stretched)) is not None:
+                slope = torch.minimum(slope, stretched.slope(n))
         else:
             one = bounded(1.0, n)
             size, slope = torch.minimum(result.norm_size, one), torch.minimum((result._sensitivity or {})["input"], one)

@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.op_names import METADATA
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.fakes import num_made
 from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
@@ -19,7 +20,8 @@ from thunder_norm.subclass.crossing.boundary_passes import Traces
 from thunder_norm.subclass.recording.trace import UNFLATTEN, OperationId
 from thunder_norm.tracing.recording import declare_arguments
 from thunder.core import prims
-from thunder.core.proxies import Proxy, variableify
+from thunder.core.proxies import Proxy, TensorProxy, variableify
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import from_trace
 from thunder.core.update_aliases import _is_inplace_op
 
@@ -42,7 +44,7 @@ def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:
     position = 0
     for bsym in computation.bound_symbols[:-1]:
         before, position = position, position + num_made([bsym])
-        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id in _NO_OPERATIONS:
+        if isinstance(bsym.sym.id, OperationId) or bsym.sym.id in _NO_OPERATIONS or _asks_for_metadata(bsym):
             continue
         if bsym.sym.id == prims.PrimIDs.UPDATE_ALIASES:  # the same tensors by other names
             for old, new in zip(bsym.flat_proxy_args, bsym.flat_proxy_outs, strict=True):
@@ -84,6 +86,11 @@ def returning_current(acquisition: Acquisition, traces: Traces) -> Traces:
         epilogue.bound_symbols = [b.from_bsym_swap_proxies(swaps) for b in traces[2].bound_symbols]
         declare_arguments(epilogue, "epilogue")
     return prologue, computation, epilogue
+
+
+def _asks_for_metadata(bsym: BoundSymbol) -> bool:
+    """Whether it asks for what a write leaves as it is (``a.dim()``, as recurrent cells do)."""
+    return bsym.sym.name in METADATA and not any(isinstance(p, TensorProxy) for p in bsym.flat_proxy_outs)
 
 
 def _swapped(p: Any, swaps: dict[Any, Proxy]) -> Any:
