@@ -124,7 +124,8 @@ def test_gradients_are_eager_s(f):
 
 
 @pytest.mark.parametrize(
-    "name", ["sum", "mean", "prod", "amax", "argmin", "norm", "var", "std", "median", "logsumexp", "softmax", "log_softmax", "cumsum"]
+    "name",
+    ["sum", "mean", "prod", "amax", "argmin", "norm", "var", "std", "median", "logsumexp", "softmax", "log_softmax", "cumsum"],
 )
 def test_functions_of_torch_masked_take_masked_tensors(name: str):
     order = (2.0,) if name == "norm" else ()
@@ -135,7 +136,13 @@ def test_functions_of_torch_masked_take_masked_tensors(name: str):
     jf = jit(f)
     for x in (masked(), masked(1)):
         assert_same(jf(x), f(x))
-    if name in ("argmin", "median", "softmax", "log_softmax", "cumsum"):  # no gradient, or none that eager mode has of such results
+    if name in (
+        "argmin",
+        "median",
+        "softmax",
+        "log_softmax",
+        "cumsum",
+    ):  # no gradient, or none that eager mode has of such results
         return
     gradients = []
     for function in (f, jit(f)):
