@@ -591,3 +591,36 @@ def test_norms_in_an_object_that_a_function_is_given_are_refused():
     jf = thunder.jit(lambda x: Called.apply(HOLDING["a closure"](x * 2), x), transforms=[NormTransform()])
     with pytest.raises(UnsupportedOpError, match="holds tensors of the traced program"):
         jf(RMSTensor.of(torch.ones(2)))
+
+
+class _MadeIntoTwo(torch.autograd.Function):
+    """A wrapper of two plain tensors."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return TwoTensor(x * 1, x * 2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.a
+
+
+class _WithWrappersInItsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, is_returned):
+        ctx.is_returned = is_returned
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return (TwoTensor(g, g * 2) if ctx.is_returned else _MadeIntoTwo.apply(g).b), None
+
+
+@pytest.mark.parametrize("is_returned", [False, True])
+def test_wrappers_that_a_backward_makes_of_plain_tensors_are_refused_where_it_runs(is_returned: bool):
+    jf = thunder.jit(lambda x: _WithWrappersInItsBackward.apply(x, is_returned), transforms=[SubclassTransform()])
+    x = torch.ones(3, requires_grad=True)
+    y = jf(x)
+    assert torch.equal(y.detach(), torch.full((3,), 2.0))  # the forward is right
+    with pytest.raises(UnsupportedOpError, match="a TwoTensor where gradients of plain tensors are computed"):
+        y.sum().backward()

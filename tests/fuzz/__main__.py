@@ -30,6 +30,7 @@ PROGRAMS = {
     "changes": 5000,
     "writes": 5000,
     "wrapper_writes": 5000,
+    "made_wrappers": 5000,
     "bounds": 5000,
     "networks": 2000,
     "real": 5000,

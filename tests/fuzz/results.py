@@ -31,6 +31,8 @@ each program is drawn from its subject, the seed and its number alone.
   bounds, against eager mode.
 - **wrapper_writes**: programs that write into wrappers, into views of them and into what is inside, of inputs that may be one object or lie in
   one memory: results, what inputs hold and who sees it, histories and gradients, against eager mode.
+- **made_wrappers**: random programs with wrapper classes that are drawn too (what they keep and how, contexts, ways to dispatch, members): values, types,
+  gradients, memory that results share with inputs, and a third call with inputs or a class that are changed, against eager mode.
 - **bounds**: operations on norms: an adversary ascends in float64 to exceed the norm, and how far results move for all inputs, at the data,
   and near them.
 - **networks**: whole networks on norms (perceptrons, attention, convolutions, recurrent and graph layers, normalizations, gates): an adversary ascends

@@ -32,6 +32,7 @@ SUBJECTS = (
     "changes",
     "writes",
     "wrapper_writes",
+    "made_wrappers",
     "bounds",
     "networks",
     "real",

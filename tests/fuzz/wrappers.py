@@ -266,26 +266,42 @@ def _drawn(random: randomness.Random) -> WrapperProgram:
     values = {i.name: eval(i.expression, dict(NAMES)).requires_grad_(i.requires_grad) for i in inputs}  # noqa: S307
     statements: list[Statement] = []
     for n in range(random.randint(1, 6)):
-        statement = _statement(random, f"v{n}", values, inputs)
-        if statement is not None:
-            statements.append(statement)
+        drawn = statement(random, f"v{n}", values, inputs)
+        if drawn is not None:
+            statements.append(drawn)
     return WrapperProgram(
         tuple(inputs),
         tuple(statements),
-        _result(random, values, statements),
+        result_of(random, values, statements),
         seed,
         random.choice([1.0, 0.5, None] if has_gradients else [1.0]),
     )
 
 
-def _statement(random: randomness.Random, target: str, values: dict[str, Any], inputs: Sequence[Input]) -> Statement | None:
-    kinds = list(TEMPLATES)
+@dataclass(frozen=True)
+class Words:
+    """What statements are drawn from: names, forms of statements by kind, how often each is drawn, and inner tensors by class."""
+
+    names: dict[str, Any]
+    templates: dict[str, list[str]]
+    weights: dict[str, int]
+    inner: dict[str, tuple[str, ...]]
+
+
+WORDS = Words(NAMES, TEMPLATES, WEIGHTS, INNER)
+
+
+def statement(
+    random: randomness.Random, target: str, values: dict[str, Any], inputs: Sequence[Input], words: Words = WORDS
+) -> Statement | None:
+    """One that defines `target`, whose value goes to `values`; None where none was found."""
+    kinds = list(words.templates)
     for _ in range(40):
-        kind = random.choices(kinds, [WEIGHTS.get(k, 1) for k in kinds])[0]
+        kind = random.choices(kinds, [words.weights.get(k, 1) for k in kinds])[0]
         recent = list(values)[-3:] if random.random() < 0.6 else list(values)
         plain = [k for k, v in values.items() if type(v) is torch.Tensor and v.is_floating_point()]
-        wrappers = [k for k, v in values.items() if type(v).__name__ in INNER]
-        template = random.choice(TEMPLATES[kind])
+        wrappers = [k for k, v in values.items() if type(v).__name__ in words.inner]
+        template = random.choice(words.templates[kind])
         if ("{p}" in template and not plain) or (("{w}" in template or "{inner}" in template) and not wrappers):
             continue
         wrapper = random.choice(wrappers) if wrappers else ""
@@ -295,20 +311,20 @@ def _statement(random: randomness.Random, target: str, values: dict[str, Any], i
             x=random.choice(inputs).name,
             p=random.choice(plain) if plain else "",
             w=wrapper,
-            inner=f"{wrapper}.{random.choice(INNER[type(values[wrapper]).__name__])}" if wrapper else "",
+            inner=f"{wrapper}.{random.choice(words.inner[type(values[wrapper]).__name__])}" if wrapper else "",
             c=random.choice(["2", "0.5", "-1.5", "3"]),
             v=target,
         )
-        statement = Statement(target, text, kind)
-        names = dict(NAMES) | values
+        drawn = Statement(target, text, kind)
+        names = words.names | values
         try:
-            exec("\n".join(statement.lines()), names)  # noqa: S102
+            exec("\n".join(drawn.lines()), names)  # noqa: S102
         except Exception:  # noqa: BLE001, S112 - not for values like these
             continue
         made = names[target]
         if isinstance(made, torch.Tensor) and made.numel() <= 256 and all(_is_sane(v) for v in (made, *values.values())):
             values[target] = made
-            return statement
+            return drawn
     return None
 
 
@@ -318,7 +334,7 @@ def _is_sane(t: torch.Tensor) -> bool:
     return not t.is_floating_point() or bool((t.isfinite() & (t.abs() < 1e6)).all())
 
 
-def _result(random: randomness.Random, values: dict[str, Any], statements: Sequence[Statement]) -> str:
+def result_of(random: randomness.Random, values: dict[str, Any], statements: Sequence[Statement]) -> str:
     last = statements[-1].target if statements else next(iter(values))
     other = random.choice(list(values))
     return random.choice(

@@ -123,6 +123,36 @@ def test_gradients_are_eager_s(f):
     assert_same(found[1], found[0])
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["sum", "mean", "prod", "amax", "argmin", "norm", "var", "std", "median", "logsumexp", "softmax", "log_softmax", "cumsum"],
+)
+def test_functions_of_torch_masked_take_masked_tensors(name: str):
+    order = (2.0,) if name == "norm" else ()
+
+    def f(x):
+        return getattr(torch.masked, name)(x * 2, *order, dim=1)
+
+    jf = jit(f)
+    for x in (masked(), masked(1)):
+        assert_same(jf(x), f(x))
+    if name in (
+        "argmin",
+        "median",
+        "softmax",
+        "log_softmax",
+        "cumsum",
+    ):  # no gradient, or none that eager mode has of such results
+        return
+    gradients = []
+    for function in (f, jit(f)):
+        x = masked(requires_grad=True)
+        y = function(x)
+        (y * torch.arange(3.0) if y.dim() == 1 else y * x.detach()).sum().backward()
+        gradients.append(x.grad)
+    assert_same(*gradients)
+
+
 def test_a_gradient_that_comes_in_with_another_mask_is_refused():
     x = masked(requires_grad=True)
     y = jit(torch.sin)(x)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.functions import functions_in_backward
-from thunder_norm.functions.functions_in_backward import RanFunction, like
+from thunder_norm.functions.functions_in_backward import RanFunction, check_plain, like
 from thunder_norm.functions.interpreted import active_level
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
@@ -217,6 +217,7 @@ class FunctionCall(RanFunction):
         if not pairs or not sources:
             return
         found = torch.autograd.grad([t for t, _ in pairs], sources, [c for _, c in pairs], allow_unused=True)
+        check_plain(self.cls, found, "has as a gradient")
         of = {id(t): g for t, g in zip(sources, found, strict=True)}
         self.gradients = [of.get(id(t)) for t in self.inputs]
         self.gradients[self.num_given :] = [t.grad for t in self.inputs[self.num_given :]]

@@ -24,6 +24,7 @@ from thunder_norm.subclass.recording.record import Recorded, Recorder, Step
 from thunder_norm.subclass.recording.trace import OperationId, composite
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.trees import flat_tensors, map_tensors
+from thunder_norm.wrapper_classes import is_wrapper
 
 _DETACH = torch.ops.aten.detach.default
 _MOST_LEVELS = 2  # of functions in backwards of functions: one whose backward calls itself has no last
@@ -124,6 +125,7 @@ class _InBackward(RanFunction, Step):
                 self.result = AUTOGRAD_APPLY(cls, *args, **kwargs)
             self.forward, recorder.log = recorder.log, []
             self.outputs = list({id(t): t for t in flat_tensors(self.result)}.values())
+            check_plain(cls, self.outputs, "returns")
             with recorder.paused(), torch.no_grad():
                 self.cotangents = [like(t) for t in self.outputs]
             try:
@@ -142,6 +144,7 @@ class _InBackward(RanFunction, Step):
         if pairs and sources:
             results, cotangents = zip(*pairs, strict=True)
             found = torch.autograd.grad(results, sources, cotangents, allow_unused=True)
+            check_plain(self.cls, found, "has as a gradient")
             of = {id(t): g for t, g in zip(sources, found, strict=True)}
             self.gradients = [of.get(id(t)) for t in self.inputs]
 
@@ -162,6 +165,23 @@ class _InBackward(RanFunction, Step):
         outputs = tuple(made.values())
         recorder.log.append(Recorded(self, self.given, {}, outputs, outputs))
         return tree_map(lambda v: made.get(id(v), v), self.result)
+
+
+def check_plain(cls: type, tensors: Sequence[torch.Tensor | None], part: str) -> None:
+    """Refuse a function that makes wrappers of plain tensors where only these can be.
+
+    Raises:
+        UnsupportedOpError: says of which class one is.
+    """
+    wrapper = next((t for t in tensors if t is not None and is_wrapper(t)), None)
+    if wrapper is not None:
+        raise UnsupportedOpError(
+            with_details(
+                f"{cls.__name__} {part} a {type(wrapper).__name__} where gradients of plain tensors are computed",
+                why="the gradient of a plain tensor is a plain one in a trace",
+                instead="let the backward return plain tensors, or call the function under torch.no_grad()",
+            )
+        )
 
 
 def _too_deep(cls: type) -> UnsupportedOpError:

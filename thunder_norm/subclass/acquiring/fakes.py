@@ -323,6 +323,9 @@ class Wrappers:
             int, tuple[list, tuple[torch.Tensor, ...]]
         ] = {}  # their contexts, and what is inside after the call
         self.before: dict[int, dict[str, Any]] = {}  # and all their attributes
+        self.handed_out: dict[
+            int, tuple[Any, str]
+        ] = {}  # by their dict, objects in attributes that the program has read, and the names of these
         self.attributes: dict[
             int, dict[str, tuple[Any, Any]]
         ] = {}  # what the program has set of each wrapper; see `set_attributes`

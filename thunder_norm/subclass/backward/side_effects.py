@@ -25,7 +25,7 @@ from thunder_norm.errors import ThunderNormError
 from thunder_norm.model_state.escapes import escape
 from thunder_norm.model_state.reachable import ATOMS, Place, Reachable, described, ways_to
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.backward import changed_attributes, set_attributes
+from thunder_norm.subclass.backward import changed_attributes, set_attributes, users_attributes
 from thunder_norm.subclass.backward.changed_attributes import Attribute
 from thunder_norm.subclass.backward.kept_values import is_kept_plainly, keeping, mend_writes
 from thunder_norm.subclass.backward.looks import Look, Looks, kind_of
@@ -107,6 +107,8 @@ def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process
         process()
         return
     effects.acquisition = acquisition
+    if acquisition is not None:
+        users_attributes.check_left_alone(acquisition, ctx)
     effects.write_attributes(epilogue, changed_attributes.deleted(ctx))
     taken = [*changed_attributes.taken(ctx)]
     process()

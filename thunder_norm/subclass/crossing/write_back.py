@@ -223,6 +223,8 @@ class _View(NamedTuple):
         if computed.requires_grad or target.stride() != self.stride:
             return computed
         shape, stride, offset = self.place
+        if target.requires_grad:  # the view is one without history: ``x.detach()``
+            target = target.detach()
         return target.as_strided(shape, stride, target.storage_offset() + offset)
 
 

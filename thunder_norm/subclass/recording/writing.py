@@ -269,7 +269,7 @@ class Writing(TorchDispatchMode):
         for t in (target, *aliases):
             if self.acquisition.is_finished and self.acquisition.is_of_program(t):
                 why = "it is a tensor of the program, and the program is differentiated: this would be done in the backward"
-            elif (not isinstance(t, FakeTensor) or fakes.is_given(t)) and not self.acquisition.may_write_back(t):
+            elif (not isinstance(t, FakeTensor) or fakes.is_given(t)) and not self._may_write_back(t, target):
                 what = "it" if t is target else "it is a view of what"
                 why = f"{what} is an input of the jitted function"
                 why += ", and the program is differentiated" if id(t) in fakes.inner else ""
@@ -300,6 +300,13 @@ class Writing(TorchDispatchMode):
                     instead="use the out-of-place operation",
                 )
             )
+
+    def _may_write_back(self, t: torch.Tensor, target: torch.Tensor) -> bool:
+        """Whether what is written into `target` may be written into an input in whose memory it lies: `x`, of ``x.detach().mul_(2)``."""
+        if self.acquisition.may_write_back(t):
+            return True
+        is_detached = t is not target and id(t) not in self.acquisition.fakes.inner and self._is_detached(target, t)
+        return is_detached and self.acquisition.may_replace()
 
     def _is_read_while_written(self, t: torch.Tensor, target: torch.Tensor) -> bool:
         """Whether some elements of `target` are elements of `t`, which has them at another place; a number is read before."""
