@@ -24,8 +24,7 @@ class Case:
     `build` gives a function or module and its arguments; it is called anew for every run, under the same seed.  `roles` say
     where wrappers occur, and whether they are objects that cannot be taken apart, which is refused if nobody asks to run them.  With `backward`, eager has gradients for the tensors that require grad.  `forward_refusal` is a part of
     the message with which we refuse, None where we must agree with eager.  Without `roles` only plain tensors
-    take part.  With `keeps` the program puts a tensor where there was None:
-    its second call is traced once more.  `since` is the first torchao that has what the program uses.
+    take part.  `since` is the first torchao that has what the program uses.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Case:
     roles: tuple[str, ...]
     backward: bool = False
     forward_refusal: str | None = None
-    keeps: bool = False
     since: str = ""
 
     def __post_init__(self) -> None:

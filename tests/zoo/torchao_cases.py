@@ -128,7 +128,7 @@ def _():
     return model, (torch.randn(32, 64),)
 
 
-@case("fake-quantised int4 weights (QAT)", backward=True, keeps=True)
+@case("fake-quantised int4 weights (QAT)", backward=True)
 def _():
     from torchao.quantization.qat import IntxFakeQuantizeConfig, QATConfig
 
