@@ -132,7 +132,7 @@ def test_results_that_torch_has_no_derivative_of_do_not_require_grad() -> None:
         "linalg.lstsq",
     )  # of which a part is recorded as aten operations: flags are those of the whole
     names = [op_name(op) for op in op_db if not op_name(op).startswith(others) and has_constant_results(op)]
-    assert len(names) >= 20, names  # polynomials, histograms, permutations
+    assert len(names) >= 15, names  # polynomials, histograms, permutations
     of_name = {op_name(op): op for op in op_db}
     for name in names:
         for case in cases(of_name[name], samples=1):
