@@ -104,6 +104,96 @@ def test_operators_of_the_database(make: Callable) -> None:
             torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
+def has_constant_results(op: Any) -> bool:
+    """Whether torch has no derivative of some result, though all that is given requires grad."""
+    if (
+        not op.supports_dtype(torch.float64, "cpu")
+        or op.name.startswith(("new_", "rand", "empty", "jiterator"))
+        or op.name.endswith("_like")
+    ):
+        return False
+    for case in cases(op, samples=1):
+        given = [t.detach().clone() for t in tensors_of(case)]
+        try:
+            results = program([case])(*(t.requires_grad_() if t.is_floating_point() else t for t in given))
+        except RuntimeError:  # torch has no derivative for some argument, and says so
+            return False
+        floating = [t for t in tree_leaves(results) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+        if not all(t.requires_grad for t in floating) and any(t.is_floating_point() for t in given):
+            return True
+    return False
+
+
+def test_results_that_torch_has_no_derivative_of_do_not_require_grad() -> None:
+    others = (
+        "native_",
+        "_native",
+        "torch.ops",
+        "linalg.lstsq",
+    )  # of which a part is recorded as aten operations: flags are those of the whole
+    names = [op_name(op) for op in op_db if not op_name(op).startswith(others) and has_constant_results(op)]
+    assert len(names) >= 15, names  # polynomials, histograms, permutations
+    of_name = {op_name(op): op for op in op_db}
+    for name in names:
+        for case in cases(of_name[name], samples=1):
+            f = program([case])
+            found = presence(thunder.jit(f, transforms=[SubclassTransform()]), case.leaves, lambda t: t)
+            expected = presence(f, case.leaves, lambda t: t)
+            assert found[0] == expected[0], name
+
+
+@pytest.mark.parametrize("by", ["reshape_as", "view_as", "expand_as", "type_as"])
+def test_a_tensor_asked_for_its_shape_or_dtype_has_no_gradient(by: str) -> None:
+    def f(x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = getattr(x, by)(other)
+        return y, y * 2
+
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for x_moves, other_moves in ((True, True), (True, False), (False, True)):
+        given = torch.randn(6, requires_grad=x_moves), torch.randn(1 if by == "expand_as" else 2, 6, dtype=torch.float64)
+        given = given[0], given[1].reshape(-1, 6 if by == "expand_as" else 3)[:2].requires_grad_(other_moves)
+        found, expected = jitted(*given), f(*given)
+        assert [t.requires_grad for t in found] == [t.requires_grad for t in expected]
+        torch.testing.assert_close(found, expected)
+        if x_moves:
+            gradients = [torch.autograd.grad(sum(t.sin().sum() for t in r), given[0]) for r in (found, expected)]
+            torch.testing.assert_close(*gradients)
+
+
+BUFFER = torch.full((2,), 3.0)
+
+
+def results_without_history(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    made = torch.zeros(3)
+    made[1:] = 2.0
+    return {
+        "made": torch.ones(2),
+        "made, written into": made,
+        "computed from what is made": torch.arange(3.0).exp() + torch.tensor(0.5),
+        "drawn": torch.rand(2),
+        "given to the program otherwise": BUFFER,
+        "computed from that": BUFFER * 2,
+        "complex": torch.zeros(2, dtype=torch.complex64),
+        "of its shape": torch.full(x.shape, 2.0),
+        "of its dtype": x.new_tensor([1.0, 2.0]),
+        "detached": x.detach() * 2,
+        "a history that starts here": torch.ones(2, requires_grad=True),
+        "dependent": x * 2,
+        "dependent on both": x * made.sum(),
+    }
+
+
+@pytest.mark.parametrize(("kind", "transform"), crossed(MAKERS, [SubclassTransform, NormTransform]))
+def test_results_that_depend_on_no_input_do_not_require_grad(kind: str, transform: type) -> None:
+    x = MAKERS[kind](torch.tensor([0.3, -1.7, 2.5]))
+    jitted = thunder.jit(results_without_history, transforms=[transform()])
+    expected = {name: (t.requires_grad, t.is_leaf) for name, t in results_without_history(x).items()}
+    for _ in range(2):  # the second call is served by what the first has left
+        found = {name: (t.requires_grad, t.is_leaf) for name, t in jitted(x).items()}
+        assert found == expected
+    assert jitted(x)["given to the program otherwise"] is BUFFER
+
+
 def test_what_is_complex_inside_of_the_program_is_differentiated() -> None:
     def f(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         return torch.fft.fft(x).abs() * z.real + (z * z.conj()).imag + torch.polar(x, z.imag).angle()

@@ -142,7 +142,7 @@ def _of_leaves(tolerance: float, a: Any, b: Any) -> str:
         return "" if is_same else f"{_shown(a)}, not {_shown(b)}"
     if type(a) is not type(b) or a.dtype != b.dtype or a.shape != b.shape:
         return f"{type(a).__name__} {a.dtype} {tuple(a.shape)}, not {type(b).__name__} {b.dtype} {tuple(b.shape)}"
-    if b.requires_grad and not a.requires_grad:
+    if b.requires_grad is not a.requires_grad:
         return f"requires_grad is {a.requires_grad} for {_shown(b)}"
     if a.is_complex():
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())

@@ -14,6 +14,21 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 _composites: set[Any] = set()
 
+# What torch has no derivative of, by the ids of Thunder's symbols: results that never require grad, all or those at some places.
+_CONSTANT = frozenset(
+    [f"torch.special.{k}chebyshev_polynomial_{n}" for k in ("", "shifted_") for n in "tuvw"]
+    + [
+        f"torch.special.{n}_polynomial_{k}"
+        for n, k in (("hermite", "h"), ("hermite", "he"), ("laguerre", "l"), ("legendre", "p"))
+    ]
+    + [f"torch.special.{n}" for n in ("airy_ai", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0")]
+    + ["torch.histc"]
+)
+_CONSTANT_PLACES = {
+    "torch.linalg.lu": {0},
+    "torch.lu_unpack": {0},
+}
+
 
 def differentiated_inside(symbol_id: Any) -> None:
     """Register a composite whose gradient is that of the operations inside."""
@@ -29,6 +44,7 @@ def propagate(bsym: BoundSymbol, active: set[str]) -> None:
     if active.isdisjoint(p.name for p in bsym.flat_proxy_args):
         return
     decided = set() if _has_own_gradient(bsym) else _decided_inside(bsym)
+    decided |= _constant_results(bsym)
     for p in bsym.flat_proxy_outs:
         if (
             isinstance(p, TensorProxy)
@@ -117,7 +133,17 @@ def has_no_history(bsym: BoundSymbol) -> bool:
     """Whether what an operation returns depends differentiably on nothing: ``x.detach()``, ``torch.zeros_like(x)``, ``x.new_zeros(3)``."""
     name = bsym.sym.name
     makes_new = name.endswith("_like") or name.startswith("new_")
-    return name in ("detach", "Tensor_detach") or (makes_new and str(bsym.sym.id).startswith(("torch.", "Tensor.")))
+    return (
+        name in ("detach", "Tensor_detach")
+        or (makes_new and str(bsym.sym.id).startswith(("torch.", "Tensor.")))
+        or bsym.sym.id in _CONSTANT
+    )
+
+
+def _constant_results(bsym: BoundSymbol) -> set[str]:
+    """The names of those among the results of an operation that torch has no derivative of."""
+    places = _CONSTANT_PLACES.get(bsym.sym.id) if isinstance(bsym.sym.id, str) else None
+    return {bsym.output[k].name for k in places} if places else set()
 
 
 def _is_torchs(bsym: BoundSymbol) -> bool:

@@ -297,3 +297,19 @@ def test_many_numbers_used_for_what_they_are_are_said():
             jitted(torch.ones(1, 4))
     (said,) = [str(w.message) for w in caught if issubclass(w.category, AcquiredAnewWarning)]
     assert "(calls)" in said
+
+
+class Held(torch.nn.Module):
+    def forward(self, x):
+        held = self.held
+        if isinstance(held, dict):
+            return x + held["rate"]
+        return x * held[1] if isinstance(held, (tuple, list)) else x * len(held)
+
+
+def test_a_number_was_where_another_container_is_now():
+    model, x = Held(), torch.ones(2)
+    jitted = thunder.jit(model, transforms=[SubclassTransform()])
+    for held in ((1, 2), {"rate": 2}, (1, 3), [1, 4], {"rate": 5}, "four", [1, 2], {"rate": 7, "more": 1}, (1, 6)):
+        model.held = held
+        assert torch.equal(jitted(x), model(x)), held

@@ -175,7 +175,7 @@ def _with_fewer_gradients(traces: Traces) -> Traces:
 
 
 def detach_inactive(traces: Traces) -> Traces:
-    """Let results that depend on inputs, but not differentiably, come out without gradient: Thunder connects all that it returns.
+    """Let results that depend differentiably on no input come out without gradient: Thunder connects all that it returns.
 
     Inputs that are handed back come out as they are, be it by an operation that has nothing to do (``x.contiguous()``).
     """
@@ -185,14 +185,10 @@ def detach_inactive(traces: Traces) -> Traces:
     if epilogue is None or not any(p.requires_grad for p in inputs):
         return traces
     given = _names_of_inputs(computation, inputs)
-    dependent = {p.name for p in inputs}
-    for bsym in computation.bound_symbols:
-        if any(p.name in dependent for p in bsym.flat_proxy_args):
-            dependent.update(p.name for p in bsym.flat_proxy_outs)
     constant = [
         (p, q)
         for p, q in results_and_received(computation, epilogue)
-        if isinstance(p, TensorProxy) and p.name in dependent - active - given and dtypes.is_inexact_dtype(p.dtype)
+        if isinstance(p, TensorProxy) and p.name not in active | given and dtypes.is_inexact_dtype(p.dtype)
     ]
     if not constant:
         return traces

@@ -135,7 +135,7 @@ def _item(value: Any, key: Any) -> Any:
         return LEFT_OUT
     try:
         return stored.item(value, key_itself(key))
-    except (KeyError, IndexError):
+    except (KeyError, IndexError, TypeError):  # the last: a key of a dict, where a list or tuple is now
         return GONE
 
 

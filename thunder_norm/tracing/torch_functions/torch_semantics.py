@@ -289,6 +289,12 @@ def _view(self: Any, *shape: Any, dtype: Any = None) -> Any:
     return ltorch.view(self, *shape) if dtype is None else ltorch.view(ltorch.detach(self), dtype)
 
 
+@_instead_of(torch.Tensor.reshape_as)
+def _reshape_as(a: TensorProxy, other: TensorProxy) -> TensorProxy:
+    # Thunder has torch run it: the result would depend on `other`
+    return ltorch.reshape(a, other.shape)
+
+
 # Windows, a view: Thunder's symbol has the id of ``F.unfold``, which has the same name and is what runs, and no gradient.
 unfold = Symbol(name="unfold", meta=_unfold, id="thunder_norm.unfold", _bind_postprocess=print_without_module)
 ltorch._syms_returning_views.add(unfold)
