@@ -46,10 +46,10 @@ def gru_step(layer: Layer, near: Near | None, number: int, x: Vertex, before: tu
     of_h = None if h is None else _sum(size, [(h, Dense(new_h))])
     if near is None:
         slopes = gru_everywhere(layer, number)
+    elif number < len(near.found):
+        slopes = near.found[number]
     else:
-        slopes = near.gru(
-            number, [_reach(v, size) for v in (of_r, of_z, of_x, of_h)], _reach(h and _sum(size, [(h, None)]), size)
-        )
+        slopes = near.gru([_reach(v, size) for v in (of_r, of_z, of_x, of_h)], _reach(h and _sum(size, [(h, None)]), size))
     p: Terms = [(of_x, None), (_bend(of_r, *slopes.r), None)]
     if of_h is not None:
         p.append((_bend(of_h, *slopes.u), None))
@@ -69,8 +69,10 @@ def lstm_step(layer: Layer, near: Near | None, number: int, x: Vertex, before: t
     i, f, g, o = gates = [_affine(x, w, h, v) for w, v in zip(layer.by_input, layer.by_state, strict=True)]
     if near is None:
         slopes = lstm_everywhere(layer, number)
+    elif number < len(near.found):
+        slopes = near.found[number]
     else:
-        slopes = near.lstm(number, [_reach(v, size) for v in gates], _reach(c and _sum(size, [(c, None)]), size))
+        slopes = near.lstm([_reach(v, size) for v in gates], _reach(c and _sum(size, [(c, None)]), size))
     terms: Terms = [(_bend(i, *slopes.i), None), (_bend(f, *slopes.f), None), (_bend(g, *slopes.g), None)]
     if c is not None:
         terms.append((_bend(c, *slopes.cell), None))
@@ -104,7 +106,8 @@ def sequence(step: Step, layer: Layer, near: Near | None, inputs: Sequence[Verte
     price is that of the steps.
     """
     entries = len(inputs) * len(layer.by_input[0])
-    is_at_rest = near is not None and not inputs[0].root.size.detach().item()  # each step is one linear map, and all are exact
+    # of one sequence that does not move each step is one linear map, and all are exact
+    is_at_rest = near is not None and len(near.inputs[0]) == 1 and not inputs[0].root.size.detach().item()
     if _MOST_AT_ONCE < entries <= LARGEST and not is_at_rest and (found := one_by_one(step, layer, near, inputs)) is not None:
         return found
     states: list[Vertex] = []
@@ -148,11 +151,21 @@ def one_by_one(step: Step, layer: Layer, near: Near | None, inputs: Sequence[Ver
             return None
         states.append(left)
     of_states = [_whole(e)[: sizes[0], : sizes[0]] for e in states]
-    count = len(states)
-    weights = [2.0 * (count - 1)] * (count - 1) + [2.0 if count > 1 else 1.0]
-    all_states = torch.block_diag(*(c * w for c, w in zip(of_states, weights, strict=True)))
+    all_states = torch.block_diag(*(c * w for c, w in zip(of_states, _shares(len(states)), strict=True)))
     last = Vertex(root, sum(sizes), given=states[-1])
     return Vertex(root, len(all_states), given=Ellipsoid.of(all_states)), *_picked(last, sizes)
+
+
+def _shares(count: int) -> list[float]:
+    """By what ellipsoids of steps are larger in one of all of them: half of it is the last one's."""
+    return [2.0 * (count - 1)] * (count - 1) + [2.0 if count > 1 else 1.0]
+
+
+def each_within(size: torch.Tensor, steps: int, width: int) -> Vertex:
+    """States of some steps, each of which moves so far in RMS, as one vector."""
+    root, shares = Root(size), torch.tensor(_shares(steps), dtype=torch.float64)
+    cov = torch.diag(shares.repeat_interleave(width) * width)
+    return Vertex(root, steps * width, given=Ellipsoid.of(cov))
 
 
 def _blocks_of(inputs: Sequence[Vertex]) -> list[torch.Tensor] | None:
