@@ -165,15 +165,9 @@ def layer(name: str, scale: float):
     return lambda x: made(x)[0][..., -1, :]
 
 
-@pytest.mark.parametrize(
-    ("name", "ball", "way"), crossed([n for n in LAYERS if "both" not in n], [(0.03, 1.5), (0.3, 4.0), (1.5, 1.5)], WAYS)
-)
-def test_no_point_nearby_is_steeper(name: str, ball: tuple[float, float], way: str, monkeypatch: pytest.MonkeyPatch):
-    radius, scale = ball
-    f = layer(name, scale)
-    torch.manual_seed(seeded(3))
-    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
-    e, d = (torch.randn(12, STEPS, WIDTH, dtype=F64, requires_grad=True) for _ in range(2))
+def steepest_nearby(f, point: torch.Tensor, radius: float) -> float:
+    """What ascents find of |J u| for u of unit length, within a Euclidean radius of a point."""
+    e, d = (torch.randn(12, *point.shape[1:], dtype=F64, requires_grad=True) for _ in range(2))
     optimizer, found = torch.optim.Adam([e, d], lr=0.1), 0.0
     for _ in range(25):
         lengths = [t.flatten(1).norm(dim=1)[:, None, None] for t in (e, d)]
@@ -183,10 +177,40 @@ def test_no_point_nearby_is_steeper(name: str, ball: tuple[float, float], way: s
         optimizer.zero_grad()
         (-ratio.log().sum()).backward()
         optimizer.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "ball", "way"), crossed([n for n in LAYERS if "both" not in n], [(0.03, 1.5), (0.3, 4.0), (1.5, 1.5)], WAYS)
+)
+def test_no_point_nearby_is_steeper(name: str, ball: tuple[float, float], way: str, monkeypatch: pytest.MonkeyPatch):
+    radius, scale = ball
+    f = layer(name, scale)
+    torch.manual_seed(seeded(3))
+    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
+    found = steepest_nearby(f, point, radius)
     in_way(way, monkeypatch)
     both = (-2, -1), (-1,)
     for dims in both if LONG else both[list(LAYERS).index(name) // 2 % 2 :][:1]:
         assert found <= near(f, point, radius, dims) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "LSTM with a projection"])
+@pytest.mark.parametrize("way", WAYS)
+def test_inputs_that_move_for_two_reasons(name: str, way: str, monkeypatch: pytest.MonkeyPatch):
+    """What steps have of other ones is another root: gates are where both of them take them."""
+    of_steps = layer(name, 2.0)
+    f = lambda x: of_steps(x + 2 * x.mean(1, keepdim=True))  # noqa: E731
+    torch.manual_seed(seeded(3))
+    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
+    in_way(way, monkeypatch)
+    roots = Mock(wraps=_recurrent_vertices.sequence)
+    monkeypatch.setattr(_recurrent_vertices, "sequence", roots)
+    claims = near(f, point, 0.3, (-1,)), near(f, point, 0.0, (-1,))
+    moved = [[v[0].root.size.item() > 0 for v in call.args[3]] for call in roots.call_args_list]
+    assert [True, True] in moved
+    # of rows that move one by one as far as all of them together may
+    assert steepest_nearby(f, point, 0.3) <= claims[0] * (1 + 1e-6) and claims[1] < claims[0]
 
 
 @pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM])

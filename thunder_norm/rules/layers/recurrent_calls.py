@@ -172,18 +172,15 @@ def _by_gates(
     )
     if all(_has_roots_of(t, x) for t in inputs):
         by_root = [[v for s in order for v in s.parts if v.root is first.root] for first in order[0].parts]
-    elif len({id(v.root.size) for s in order for v in s.parts}) == 1 and all(len(s.parts) == 1 for s in order):
-        by_root = [_recurrent_vertices.at_once([s.parts[0] for s in order])]
+    elif len({tuple(id(v.root.size) for v in s.parts) for s in order}) == 1:
+        by_root = [_recurrent_vertices.at_once(parts) for parts in zip(*(s.parts for s in order), strict=True)]
     else:
         return None
     if any(len(of_root) < len(inputs) for of_root in by_root):
         return None
-    by_root.sort(key=lambda of_root: of_root[0].root.size.item(), reverse=True)
-    if is_within() and len(by_root) > 1 and by_root[1][0].root.size.item():
-        return None  # how far entries move is the sum over all of them
     near = _near(own, x, states, is_reversed, time) if is_within() else None
-    made = [m for of_root in by_root if (m := _recurrent_vertices.sequence(step, own, near, of_root)) is not None]
-    return (made, near) if len(made) == len(by_root) else None
+    made = _recurrent_vertices.sequence(step, own, near, by_root)
+    return None if made is None else (made, near)
 
 
 def _by_parameters(
