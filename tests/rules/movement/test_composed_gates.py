@@ -264,3 +264,18 @@ def test_states_before_the_first_step_count_nearby():
 
     exact = torch.linalg.matrix_norm(torch.func.jacrev(lambda x: run(x[None])[0])(point[0]).flatten(1), 2).item()
     assert near(run, point, 0.0) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("radius", [0.1, 1.0])
+def test_steps_of_a_batch_with_one_norm_are_known_in_the_norm_of_the_layer(radius: float):
+    torch.manual_seed(seeded(0))
+    rnn = torch.nn.RNN(1, 2, batch_first=True).double().requires_grad_(False)
+    f = lambda x: rnn(x.median(-1, keepdim=True).values)[0]  # noqa: E731
+    point, dims = torch.randn(3, 3, 4, dtype=F64), (-3, -2, -1)
+    x = with_perturbation(RMSTensor._wrap(point.clone(), RMSTensor.of(point, dims).norm_size + radius, None, dims), radius)
+    with norm_sensitivity("within"):
+        y = f(x)
+    assert y.elem_dims == (-1,)
+    rows = torch.autograd.functional.jacobian(f, point).reshape(9, 2, 36)
+    exact = torch.linalg.matrix_norm(rows, 2).max().item() * math.sqrt(36 / 2)
+    assert exact <= sensitivities(y, x).item() * (1 + 1e-6)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm import padded_sequences
+from thunder_norm.core import conversions
 from thunder_norm.core.composed import Spread, is_composed, is_fixed, moves, moves_as, moves_within, spread_of, values
 from thunder_norm.core.context import current_environment
 from thunder_norm.core.kinds import RMSTensor
@@ -99,8 +100,12 @@ def _move_by_steps(
         last = step[: len(states)]
     by_steps = torch.stack(hidden[::-1] if is_reversed else hidden, time), *last
     for y, same in zip(found, by_steps, strict=True):
-        if moves(y) and moves(same) and (is_within() or _has_roots_of(same, x)):
-            moves_as(y, same)
+        if not moves(y) or not moves(same) or not (is_within() or _has_roots_of(same, x)):
+            continue
+        if conversions.factor(same, type(y), y.elem_dims) is not None:  # how far it moves is said in the norm that it has
+            in_its_norm = conversions.convert(same, type(y), y.elem_dims)
+            in_its_norm._spread = same._spread
+            moves_as(y, in_its_norm)
 
 
 def _move_by_gates(
