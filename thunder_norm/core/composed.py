@@ -242,7 +242,7 @@ def moves_within(y: NormedTensor, ndim: int, parts: Sequence[Vertex]) -> None:
     """Let y, whose norm rule has said how far it moves, be known to move as these parts do, for features of its last `ndim` dimensions."""
     with _disable_current_modes():
         moved = _size(y, ndim, parts)
-        if y.perturbation_size is not None and moved.item() <= min(y.perturbation_size.item(), _HUGE):
+        if y.perturbation_size is not None and moved.item() <= _HUGE and not is_more(moved, y.perturbation_size):
             y.perturbation_size, y._spread = moved, Spread(ndim, tuple(_few(y, ndim, parts)))
 
 

@@ -195,6 +195,10 @@ class Environment:
         """Run one that is the program's own, not one that a rule asks something by."""
         return self.run_real(func, args, kwargs)
 
+    def run_body(self, body: Callable, args: tuple, kwargs: dict) -> Any:
+        """Run what an operation of ours does to plain tensors, a program of operations, which a trace takes apart."""
+        return body(*args, **kwargs)
+
     def lift(self, t: torch.Tensor, kind: type[NormedTensor], elem_dims: tuple[int, ...] | None) -> NormedTensor:
         """The normed tensor that stands for the plain tensor `t`: with its exact norm."""
         return measured(kind, t, elem_dims)
@@ -232,6 +236,13 @@ class Environment:
 
     def note(self, func: Callable, out: NormedTensor) -> None:
         """Called with each normed result of an operation."""
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        """Around operations that nobody is told of: more is found of what was noted by them."""
+        return contextlib.nullcontext()
+
+    def note_moved(self, before: torch.Tensor | None, now: torch.Tensor | None) -> None:
+        """Called when of results that were noted it is found how far they move, by another tensor than before."""
 
     def inside_function(self) -> contextlib.AbstractContextManager[Any]:
         """Around the Python body of a torch function on NormedTensors, whose calls find their rules."""

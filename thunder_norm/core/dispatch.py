@@ -274,9 +274,8 @@ def apply_rule(
             )
         ) from e
     body = func.body if isinstance(func, NormedOp) else func
-    # a custom op's body is a program, not one operation: it is run as it is
-    call = body if isinstance(func, NormedOp) else lambda *a, **k: run_operation(body, a, k)
-    real = call(*unwrap(args), **unwrap(kwargs)) if made is None else made
+    run = current_environment().run_body if isinstance(func, NormedOp) else run_operation
+    real = run(body, unwrap(args), unwrap(kwargs)) if made is None else made
     found = range_by_rule(op, args, kwargs)
     with perturbations_recorded():
         result = no_larger(op, handing_on(result, prepared, sizes, followed), found, getattr(real, "dtype", None))

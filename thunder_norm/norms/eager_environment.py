@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,7 @@ class EagerEnvironment(LiftingEnvironment):
         # norms of parameters, and of what was made from them alone: their names, and the last operation
         self._of_parameters: dict[int, tuple[tuple[str, ...], str]] = {}
         self._made: list[NormedTensor] = []
-        self._counts_uses = True
+        self._counts_uses = self._notes = True
         self._call: tuple[Callable, tuple[Argument, ...]] | None = None
 
     @property
@@ -97,6 +98,10 @@ class EagerEnvironment(LiftingEnvironment):
         result = self.arithmetic.run(self, func, args, kwargs)
         self.follow(func, args, kwargs, result)
         return result
+
+    def run_body(self, body: Callable, args: tuple, kwargs: dict) -> Any:
+        """What an operation of ours does, computed as one operation."""
+        return self.arithmetic.run(self, body, args, kwargs)
 
     def changes(self, t: Any) -> bool:
         """What is written into parameters, and into tensors made from them, is followed."""
@@ -218,6 +223,8 @@ class EagerEnvironment(LiftingEnvironment):
 
     def note(self, func: Callable, out: NormedTensor) -> None:
         """Remember the operation, its module and the user's line."""
+        if not self._notes:
+            return
         if self.lifting.perturbed and out.perturbation_size is not None:
             # an operation of sensitivity 1 hands on its argument's: a node of its own, to tell this result from the argument; one of
             # sensitivity 0 (a sign) begins anew
@@ -228,6 +235,22 @@ class EagerEnvironment(LiftingEnvironment):
         now = type(out)._wrap(out.backing, out.norm_size, out.perturbation_size, out.elem_dims)
         now._inside = out._inside
         self.noted.append(Noted(func, self.module_path[-1], user_line() or "", now, rule, arguments))
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Operations inside are no rows, and no uses of parameters."""
+        before = self._counts_uses, self._notes
+        self._counts_uses = self._notes = False
+        try:
+            yield
+        finally:
+            self._counts_uses, self._notes = before
+
+    def note_moved(self, before: torch.Tensor | None, now: torch.Tensor | None) -> None:
+        """Rows of results that moved by the one move by the other."""
+        for noted in self.noted:
+            if before is not None and noted.out.perturbation_size is before:
+                noted.out.perturbation_size = now
 
     def user_location(self) -> str | None:
         """The user's line, from the Python stack."""

@@ -165,15 +165,9 @@ def layer(name: str, scale: float):
     return lambda x: made(x)[0][..., -1, :]
 
 
-@pytest.mark.parametrize(
-    ("name", "ball", "way"), crossed([n for n in LAYERS if "both" not in n], [(0.03, 1.5), (0.3, 4.0), (1.5, 1.5)], WAYS)
-)
-def test_no_point_nearby_is_steeper(name: str, ball: tuple[float, float], way: str, monkeypatch: pytest.MonkeyPatch):
-    radius, scale = ball
-    f = layer(name, scale)
-    torch.manual_seed(seeded(3))
-    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
-    e, d = (torch.randn(12, STEPS, WIDTH, dtype=F64, requires_grad=True) for _ in range(2))
+def steepest_nearby(f, point: torch.Tensor, radius: float) -> float:
+    """What ascents find of |J u| for u of unit length, within a Euclidean radius of a point."""
+    e, d = (torch.randn(12, *point.shape[1:], dtype=F64, requires_grad=True) for _ in range(2))
     optimizer, found = torch.optim.Adam([e, d], lr=0.1), 0.0
     for _ in range(25):
         lengths = [t.flatten(1).norm(dim=1)[:, None, None] for t in (e, d)]
@@ -183,10 +177,40 @@ def test_no_point_nearby_is_steeper(name: str, ball: tuple[float, float], way: s
         optimizer.zero_grad()
         (-ratio.log().sum()).backward()
         optimizer.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "ball", "way"), crossed([n for n in LAYERS if "both" not in n], [(0.03, 1.5), (0.3, 4.0), (1.5, 1.5)], WAYS)
+)
+def test_no_point_nearby_is_steeper(name: str, ball: tuple[float, float], way: str, monkeypatch: pytest.MonkeyPatch):
+    radius, scale = ball
+    f = layer(name, scale)
+    torch.manual_seed(seeded(3))
+    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
+    found = steepest_nearby(f, point, radius)
     in_way(way, monkeypatch)
     both = (-2, -1), (-1,)
     for dims in both if LONG else both[list(LAYERS).index(name) // 2 % 2 :][:1]:
         assert found <= near(f, point, radius, dims) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "LSTM with a projection"])
+@pytest.mark.parametrize("way", WAYS)
+def test_inputs_that_move_for_two_reasons(name: str, way: str, monkeypatch: pytest.MonkeyPatch):
+    """What steps have of other ones is another root: gates are where both of them take them."""
+    of_steps = layer(name, 2.0)
+    f = lambda x: of_steps(x + 2 * x.mean(1, keepdim=True))  # noqa: E731
+    torch.manual_seed(seeded(3))
+    point = torch.randn(1, STEPS, WIDTH, dtype=F64)
+    in_way(way, monkeypatch)
+    roots = Mock(wraps=_recurrent_vertices.sequence)
+    monkeypatch.setattr(_recurrent_vertices, "sequence", roots)
+    claims = near(f, point, 0.3, (-1,)), near(f, point, 0.0, (-1,))
+    moved = [[v[0].root.size.item() > 0 for v in call.args[3]] for call in roots.call_args_list]
+    assert [True, True] in moved
+    # of rows that move one by one as far as all of them together may
+    assert steepest_nearby(f, point, 0.3) <= claims[0] * (1 + 1e-6) and claims[1] < claims[0]
 
 
 @pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM])
@@ -240,3 +264,18 @@ def test_states_before_the_first_step_count_nearby():
 
     exact = torch.linalg.matrix_norm(torch.func.jacrev(lambda x: run(x[None])[0])(point[0]).flatten(1), 2).item()
     assert near(run, point, 0.0) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("radius", [0.1, 1.0])
+def test_steps_of_a_batch_with_one_norm_are_known_in_the_norm_of_the_layer(radius: float):
+    torch.manual_seed(seeded(0))
+    rnn = torch.nn.RNN(1, 2, batch_first=True).double().requires_grad_(False)
+    f = lambda x: rnn(x.median(-1, keepdim=True).values)[0]  # noqa: E731
+    point, dims = torch.randn(3, 3, 4, dtype=F64), (-3, -2, -1)
+    x = with_perturbation(RMSTensor._wrap(point.clone(), RMSTensor.of(point, dims).norm_size + radius, None, dims), radius)
+    with norm_sensitivity("within"):
+        y = f(x)
+    assert y.elem_dims == (-1,)
+    rows = torch.autograd.functional.jacobian(f, point).reshape(9, 2, 36)
+    exact = torch.linalg.matrix_norm(rows, 2).max().item() * math.sqrt(36 / 2)
+    assert exact <= sensitivities(y, x).item() * (1 + 1e-6)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.norms.eager_environment import EagerEnvironment
 from thunder_norm.report.precision.roundings import TYPICAL, Point, Recorder
 from thunder_norm.report.rows import Rounding
@@ -80,6 +81,9 @@ def _variances(points: Sequence[Point], results: Sequence[torch.Tensor]) -> list
     """For each point the mean square, over the entries of the results, of the error that its roundings make.
 
     ``E_v sum_j (J^T v)_j^2 s_j^2`` for random signs v and standard deviations s_j of the entries' roundings (Hutchinson 1989).
+
+    Raises:
+        NormMismatchError: PyTorch's derivative of an operation fails.
     """
     results = [y for y in results if y.requires_grad]
     found = [0.0] * len(points)
@@ -88,12 +92,25 @@ def _variances(points: Sequence[Point], results: Sequence[torch.Tensor]) -> list
     generator = torch.Generator().manual_seed(0)
     for _ in range(_DIRECTIONS):
         signs = [_signs(y, generator) for y in results]
-        grads = torch.autograd.grad(results, [p.tensor for p in points], signs, retain_graph=True, allow_unused=True)
+        try:
+            grads = torch.autograd.grad(results, [p.tensor for p in points], signs, retain_graph=True, allow_unused=True)
+        except RuntimeError as e:
+            raise _without_derivatives(e) from e
         for i, (p, g) in enumerate(zip(points, grads, strict=True)):
             if g is not None:
                 parts = (g.double() * p.error * TYPICAL).square()
                 found[i] += torch.where(g == 0, 0.0, parts).sum().item() / _DIRECTIONS
     return found
+
+
+def _without_derivatives(error: RuntimeError) -> NormMismatchError:
+    return NormMismatchError(
+        with_details(
+            "precision: PyTorch has no derivatives of this program, which say how far roundings go",
+            why=str(error).partition("\n")[0],
+            instead="norm_report without precision",
+        )
+    )
 
 
 def _signs(y: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -131,6 +131,8 @@ class Recorder(_InFormats):
                 result = func(*used_args, **used_kwargs)
             except RuntimeError as e:
                 raise _without_derivative(func, environment, e) from e
+            if type(result) is tuple:  # where one is made of another, what moves it is not what moves that
+                result = tuple(y.view_as(y) if isinstance(y, torch.Tensor) and y.requires_grad else y for y in result)
             if _name(func) in _DETACHING:
                 result = used_args[0].view_as(used_args[0])
             if func is _by_statistics:

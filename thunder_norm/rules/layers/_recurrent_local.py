@@ -17,6 +17,7 @@ import torch
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.rules._local import data
+from thunder_norm.rules.layers._recurrent_slopes import GRUSlopes, LSTMSlopes, steepest
 from thunder_norm.rules.layers._recurrent_steps import Activation, each_step, elman_step, gru_step, lstm_step
 
 # The sensitivity of all states, of the last ones, by the names of arguments.
@@ -72,6 +73,41 @@ def gru(gates: NormedTensor, h: NormedTensor, weight: NormedTensor, bias: Normed
         found.append([_largest(x) for x in (s.z, a, b)] + [_longest(before)])
         before = s.h
     z, a, b, n = _columns(found)
+    a, b = math.sqrt(3) * a, math.sqrt(3) * b
+    return _of_one_state([z + b * weight.norm_size, a, b * n, b])
+
+
+def lstm_between(
+    steps: Sequence[LSTMSlopes], n: torch.Tensor, weight: NormedTensor, projection: NormedTensor | None
+) -> tuple[Moves, Moves, Moves]:
+    """As `lstm`, for all that has slopes between these, of states of RMS n at most."""
+    w = weight.norm_size
+    one, zero = torch.ones_like(w), torch.zeros_like(w)
+    r, found = one if projection is None else projection.norm_size, []
+    for step in steps:
+        cell, f, i, g, new, o = (steepest(s).to(w.device) for s in step)
+        u = f.square() + i.square() + g.square()
+        found.append([t.amax() for t in (cell, u.sqrt(), new * cell, (new.square() * u + o.square()).sqrt())])
+    f, u, e, v = _columns(found)
+    of_none, of_one = zero.expand_as(f), one.expand_as(f)
+    moved = _followed(
+        [[f, 2 * u * w, 2 * u, 2 * u * n, 2 * u, of_none], [r * e, 2 * r * v * w, 2 * r * v, 2 * r * v * n, 2 * r * v, of_one]]
+    )
+    names = ("c", "h", "gates", "weight", "bias", "projection")
+    return _named(names, moved[:, 1].amax(0)), _named(names, moved[-1, 1]), _named(names, moved[-1, 0])
+
+
+def gru_between(steps: Sequence[GRUSlopes], n: torch.Tensor, weight: NormedTensor) -> tuple[Moves, Moves]:
+    """As `gru`, for all that has slopes between these, of states of RMS n at most."""
+    found = []
+    for step in steps:
+        u, r, new, _, z = (steepest(s).to(n.device) for s in step)
+        low, high = (t.to(n.device) for t in step.apart)
+        new = new * torch.maximum((0.5 - low).abs(), (0.5 - high).abs())
+        others = (new * r).square() + z.square()
+        kept = torch.maximum((0.5 + low).abs(), (0.5 + high).abs())
+        found.append([t.amax() for t in (kept, (others + new.square()).sqrt(), (others + (new * u).square()).sqrt())])
+    z, a, b = _columns(found)
     a, b = math.sqrt(3) * a, math.sqrt(3) * b
     return _of_one_state([z + b * weight.norm_size, a, b * n, b])
 

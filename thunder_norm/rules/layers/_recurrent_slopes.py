@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -108,7 +108,8 @@ def _slope(f, a: Interval) -> Interval:
     return found
 
 
-def _largest(a: Interval) -> torch.Tensor:
+def steepest(a: Interval) -> torch.Tensor:
+    """The largest magnitude of each entry."""
     return torch.maximum(a[0].abs(), a[1].abs())
 
 
@@ -121,31 +122,33 @@ class Near:
         inputs: of each step, [rows, width of x].
         slack: what rounding may have done to them.
         states: before the next step, [rows, H] each: the state, of an LSTM the cell state too.
+        found: the slopes of the steps before that.
     """
 
     layer: Layer
     inputs: Sequence[torch.Tensor]
     slack: float
     states: list[torch.Tensor]
+    found: list[Any] = field(default_factory=list)
 
-    def _at(self, number: int, moved: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[Interval]]:
+    def _at(self, moved: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[Interval]]:
         """What gates are taken of, [rows, H] each, and between which numbers it is if it moves as far as that."""
-        x, h, layer = self.inputs[number], self.states[0], self.layer
+        x, h, layer = self.inputs[len(self.found)], self.states[0], self.layer
         parts = zip(layer.by_input, layer.by_state, layer.bias, layer.input_bias, strict=True)
         at = [(x @ w.T + b + h @ v.T + c).detach() for w, v, b, c in parts]
         slack = [self.slack * w.detach().abs().sum(1) for w in layer.by_input]
         return at, [_around(t, m + s) for t, m, s in zip(at, moved, slack, strict=True)]
 
-    def lstm(self, number: int, moved: Sequence[torch.Tensor], cell_moved: torch.Tensor) -> LSTMSlopes:
-        """Of one step, given how far what gates i, f, g and o are taken of moves, and the cell state; goes on to the next one."""
-        (i, f, g, o), (of_i, of_f, of_g, of_o) = self._at(number, moved)
+    def lstm(self, moved: Sequence[torch.Tensor], cell_moved: torch.Tensor) -> LSTMSlopes:
+        """Of the next step, given how far what gates i, f, g and o are taken of moves, and the cell state."""
+        (i, f, g, o), (of_i, of_f, of_g, of_o) = self._at(moved)
         c = self.states[1]
         by_cell = _growing(torch.sigmoid, of_f)
         by_f = _times(_around(c, cell_moved), _slope(torch.sigmoid, of_f))
         by_i = _times(_growing(torch.tanh, of_g), _slope(torch.sigmoid, of_i))
         by_g = _times(_growing(torch.sigmoid, of_i), _slope(torch.tanh, of_g))
         slopes = (by_i, by_f, by_g, by_cell)
-        new_moved = torch.stack([_largest(s) * m for s, m in zip(slopes, (*moved[:3], cell_moved), strict=True)]).sum(0)
+        new_moved = torch.stack([steepest(s) * m for s, m in zip(slopes, (*moved[:3], cell_moved), strict=True)]).sum(0)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         of_cell = _around(c, new_moved + self.slack)
         hidden = o.sigmoid() * c.tanh()
@@ -153,25 +156,27 @@ class Near:
         by_new = _times(_growing(torch.sigmoid, of_o), _slope(torch.tanh, of_cell))
         by_o = _times(_growing(torch.tanh, of_cell), _slope(torch.sigmoid, of_o))
         near = (by_cell, by_f, by_i, by_g, by_new, by_o)
-        return LSTMSlopes(*map(_both, near, lstm_everywhere(self.layer, number)))
+        self.found.append(LSTMSlopes(*map(_both, near, lstm_everywhere(self.layer, len(self.found)))))
+        return self.found[-1]
 
-    def gru(self, number: int, moved: Sequence[torch.Tensor], state_moved: torch.Tensor) -> GRUSlopes:
-        """Of one step, given how far what r, z are taken of, ``W_n x`` and u move, and the state; goes on to the next one."""
-        (r, z, _), (of_r, of_z, _) = self._at(number, [*moved[:2], moved[2]])
+    def gru(self, moved: Sequence[torch.Tensor], state_moved: torch.Tensor) -> GRUSlopes:
+        """Of the next step, given how far what r, z are taken of, ``W_n x`` and u move, and the state."""
+        (r, z, _), (of_r, of_z, _) = self._at([*moved[:2], moved[2]])
         h, layer = self.states[0], self.layer
         u = (h @ layer.by_state[2].T + layer.bias[2]).detach()
         of_u = _around(u, moved[3])
         by_u, by_r = _growing(torch.sigmoid, of_r), _times(of_u, _slope(torch.sigmoid, of_r))
-        a = (self.inputs[number] @ layer.by_input[2].T + layer.input_bias[2]).detach() + r.sigmoid() * u
+        a = (self.inputs[len(self.found)] @ layer.by_input[2].T + layer.input_bias[2]).detach() + r.sigmoid() * u
         slack = self.slack * layer.by_input[2].detach().abs().sum(1)
-        p_moved = moved[2] + _largest(by_u) * moved[3] + _largest(by_r) * moved[0] + slack
+        p_moved = moved[2] + steepest(by_u) * moved[3] + steepest(by_r) * moved[0] + slack
         by_n = _slope(torch.tanh, _around(a, p_moved))
         n = a.tanh()
-        by_z = _times(_around(h - n, state_moved + _largest(by_n) * p_moved), _slope(torch.sigmoid, of_z))
+        by_z = _times(_around(h - n, state_moved + steepest(by_n) * p_moved), _slope(torch.sigmoid, of_z))
         low, high = _growing(torch.sigmoid, of_z)
         self.states = [(1 - z.sigmoid()) * n + z.sigmoid() * h]
         near = (by_u, by_r, by_n, (low - 0.5, high - 0.5), by_z)
-        return GRUSlopes(*map(_both, near, gru_everywhere(self.layer, number)))
+        self.found.append(GRUSlopes(*map(_both, near, gru_everywhere(self.layer, len(self.found)))))
+        return self.found[-1]
 
 
 def _around(t: torch.Tensor, moved: torch.Tensor) -> Interval:

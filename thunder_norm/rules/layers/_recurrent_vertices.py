@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from thunder_norm.core.ellipsoids import Dense, Ellipsoid, LinearMap, Picked, Scaled
 from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.vertices import LARGEST, Root, Vertex
-from thunder_norm.rules.layers._recurrent_slopes import Layer, Near, gru_everywhere, lstm_everywhere
+from thunder_norm.rules.layers._recurrent_slopes import GRUSlopes, Layer, LSTMSlopes, Near, gru_everywhere, lstm_everywhere
 
 Terms = list[tuple[Vertex, LinearMap | None]]
 
@@ -33,23 +34,33 @@ _MOST_AT_ONCE = 150
 # Of lengths whose squares are numbers.
 _LEAST, _MOST = 1e-120, 1e120
 
-# One step, numbered from 0: the state and what else there is after it, from x and that before, which are None if nothing of them moves yet.
-Step = Callable[[Layer, "Near | None", int, Vertex, "tuple[Vertex, ...] | None"], tuple[Vertex, ...]]
+# What a step is given by one root: x, and the state and what else there is before it, or None if nothing of them moves yet.
+Given = tuple[Vertex, "tuple[Vertex, ...] | None"]
+# One step, numbered from 0: the state and what else there is after it, for each root.
+Step = Callable[[Layer, "Near | None", int, Sequence[Given]], list[tuple[Vertex, ...]]]
 
 
-def gru_step(layer: Layer, near: Near | None, number: int, x: Vertex, before: tuple[Vertex, ...] | None) -> tuple[Vertex, ...]:
-    """The state after it."""
+def gru_step(layer: Layer, near: Near | None, number: int, given: Sequence[Given]) -> list[tuple[Vertex, ...]]:
+    """The state after it, for each root."""
     (r, z, new), (r_h, z_h, new_h) = layer.by_input, layer.by_state
-    h = None if before is None else before[0]
-    size = len(z)
-    of_r, of_z, of_x = _affine(x, r, h, r_h), _affine(x, z, h, z_h), _sum(size, [(x, Dense(new))])
-    of_h = None if h is None else _sum(size, [(h, Dense(new_h))])
+    size, gates = len(z), []
+    for x, before in given:
+        h = None if before is None else before[0]
+        of_h = None if h is None else _sum(size, [(h, Dense(new_h))])
+        gates.append((_affine(x, r, h, r_h), _affine(x, z, h, z_h), _sum(size, [(x, Dense(new))]), of_h, h))
     if near is None:
         slopes = gru_everywhere(layer, number)
+    elif number < len(near.found):
+        slopes = near.found[number]
     else:
-        slopes = near.gru(
-            number, [_reach(v, size) for v in (of_r, of_z, of_x, of_h)], _reach(h and _sum(size, [(h, None)]), size)
-        )
+        *of_gates, states = zip(*gates, strict=True)
+        slopes = near.gru([_reached(parts, size) for parts in of_gates], _reached(_as_sums(states), size))
+    return [_gru_state(size, slopes, *parts) for parts in gates]
+
+
+def _gru_state(
+    size: int, slopes: GRUSlopes, of_r: Vertex, of_z: Vertex, of_x: Vertex, of_h: Vertex | None, h: Vertex | None
+) -> tuple[Vertex, ...]:
     p: Terms = [(of_x, None), (_bend(of_r, *slopes.r), None)]
     if of_h is not None:
         p.append((_bend(of_h, *slopes.u), None))
@@ -62,15 +73,26 @@ def gru_step(layer: Layer, near: Near | None, number: int, x: Vertex, before: tu
     return (_sum(size, terms),)
 
 
-def lstm_step(layer: Layer, near: Near | None, number: int, x: Vertex, before: tuple[Vertex, ...] | None) -> tuple[Vertex, ...]:
-    """The state and the cell state after it."""
-    h, c = before or (None, None)
-    size = len(layer.by_input[0])
-    i, f, g, o = gates = [_affine(x, w, h, v) for w, v in zip(layer.by_input, layer.by_state, strict=True)]
+def lstm_step(layer: Layer, near: Near | None, number: int, given: Sequence[Given]) -> list[tuple[Vertex, ...]]:
+    """The state and the cell state after it, for each root."""
+    size, gates = len(layer.by_input[0]), []
+    for x, before in given:
+        h, c = before or (None, None)
+        gates.append((*(_affine(x, w, h, v) for w, v in zip(layer.by_input, layer.by_state, strict=True)), c))
     if near is None:
         slopes = lstm_everywhere(layer, number)
+    elif number < len(near.found):
+        slopes = near.found[number]
     else:
-        slopes = near.lstm(number, [_reach(v, size) for v in gates], _reach(c and _sum(size, [(c, None)]), size))
+        *of_gates, cells = zip(*gates, strict=True)
+        slopes = near.lstm([_reached(parts, size) for parts in of_gates], _reached(_as_sums(cells), size))
+    return [_lstm_state(layer, slopes, *parts) for parts in gates]
+
+
+def _lstm_state(
+    layer: Layer, slopes: LSTMSlopes, i: Vertex, f: Vertex, g: Vertex, o: Vertex, c: Vertex | None
+) -> tuple[Vertex, ...]:
+    size = len(layer.by_input[0])
     terms: Terms = [(_bend(i, *slopes.i), None), (_bend(f, *slopes.f), None), (_bend(g, *slopes.g), None)]
     if c is not None:
         terms.append((_bend(c, *slopes.cell), None))
@@ -79,6 +101,15 @@ def lstm_step(layer: Layer, near: Near | None, number: int, x: Vertex, before: t
     if layer.projection is not None:
         state = _sum(len(layer.projection), [(state, Dense(layer.projection))])
     return state, cell
+
+
+def _reached(parts: Sequence[Vertex | None], size: int) -> torch.Tensor:
+    """How far each entry moves by all roots together."""
+    return torch.stack([_reach(v, size) for v in parts]).sum(0)
+
+
+def _as_sums(parts: Sequence[Vertex | None]) -> list[Vertex | None]:
+    return [v and _sum(v.size, [(v, None)]) for v in parts]
 
 
 def _reach(v: Vertex | None, size: int) -> torch.Tensor:
@@ -96,34 +127,56 @@ def _reach(v: Vertex | None, size: int) -> torch.Tensor:
     return e.scale * size_of_root * squares.clamp(min=0).sqrt() * (1 + 1e-9)
 
 
-def sequence(step: Step, layer: Layer, near: Near | None, inputs: Sequence[Vertex]) -> tuple[Vertex, ...] | None:
-    """All states as one vector, in the order of the steps, and what the last step leaves, given how inputs move with one root.
+def sequence(step: Step, layer: Layer, near: Near | None, by_root: Sequence[Sequence[Vertex]]) -> list[tuple[Vertex, ...]] | None:
+    """For each root all states as one vector, in the order of the steps, and what the last step leaves, given how the inputs move with it.
 
     The states so far, what else the last step has left and the inputs still to come are one vertex, so that a step is the way from one
     to the next, with one ellipsoid of all of it together.  None if that is more entries than a row may have.  Long ones go `one_by_one`, whose
     price is that of the steps.
     """
-    entries = len(inputs) * len(layer.by_input[0])
-    is_at_rest = near is not None and not inputs[0].root.size.detach().item()  # each step is one linear map, and all are exact
-    if _MOST_AT_ONCE < entries <= LARGEST and not is_at_rest and (found := one_by_one(step, layer, near, inputs)) is not None:
+    count = len(by_root[0])
+    entries = count * len(layer.by_input[0])
+    # of one sequence that does not move each step is one linear map, and all are exact
+    is_at_rest = near is not None and len(near.inputs[0]) == 1 and not any(v[0].root.size.detach().item() for v in by_root)
+    if _MOST_AT_ONCE < entries <= LARGEST and not is_at_rest and (found := one_by_one(step, layer, near, by_root)) is not None:
         return found
-    states: list[Vertex] = []
-    besides: list[Vertex] = []
-    left = list(inputs)
-    for number in range(len(inputs)):
-        if sum(v.size for v in (*states, *besides, *left)) > LARGEST:
+    so_far = [_SoFar([], [], list(inputs)) for inputs in by_root]
+    for number in range(count):
+        if any(s.size > LARGEST for s in so_far):
             return None
-        parts = _parts_of_one([*states, *besides, *left])
-        states, besides, left = parts[:number], parts[number : -len(left)], parts[-len(left) :]
-        state, *besides = step(layer, near, number, left.pop(0), (states[-1], *besides) if states else None)
-        states.append(state)
-    if sum(v.size for v in (*states, *besides)) > LARGEST:
+        so_far = [s.of_one(number) for s in so_far]
+        given = [(s.left.pop(0), (s.states[-1], *s.besides) if s.states else None) for s in so_far]
+        for s, (state, *besides) in zip(so_far, step(layer, near, number, given), strict=True):
+            s.states.append(state)
+            s.besides[:] = besides
+    if any(s.size > LARGEST for s in so_far):
         return None
-    whole = _parts_of_one([*states, *besides])
-    return _joined(whole[: len(states)]), *whole[len(states) - 1 :]
+    wholes = [s.of_one(count) for s in so_far]
+    return [(_joined(s.states), s.states[-1], *s.besides) for s in wholes]
 
 
-def one_by_one(step: Step, layer: Layer, near: Near | None, inputs: Sequence[Vertex]) -> tuple[Vertex, ...] | None:
+@dataclass(frozen=True)
+class _SoFar:
+    """The states so far, what else the last step has left, and the inputs still to come."""
+
+    states: list[Vertex]
+    besides: list[Vertex]
+    left: list[Vertex]
+
+    @property
+    def size(self) -> int:
+        return sum(v.size for v in (*self.states, *self.besides, *self.left))
+
+    def of_one(self, number: int) -> _SoFar:
+        """The same as parts of one vertex, after so many steps."""
+        parts = _parts_of_one([*self.states, *self.besides, *self.left])
+        end = len(parts) - len(self.left)
+        return _SoFar(parts[:number], parts[number:end], parts[end:])
+
+
+def one_by_one(
+    step: Step, layer: Layer, near: Near | None, by_root: Sequence[Sequence[Vertex]]
+) -> list[tuple[Vertex, ...]] | None:
     """As `sequence`, with no more of the past than the last state: as many small ellipsoids as there are steps.
 
     Let inputs be in an ellipsoid of blocks Q_t, one for each step, and what is left by a step, h_t, within P_t given those so far:
@@ -132,27 +185,42 @@ def one_by_one(step: Step, layer: Layer, near: Near | None, inputs: Sequence[Ver
     All states together are in that of the blocks ``P_t / c_t`` for numbers c_t that add up to 1; half of it is the last one's, which is what
     most programs go on with.  None if the blocks of the inputs are not apart, or numbers are too large or small.
     """
-    blocks = _blocks_of(inputs)
-    if blocks is None:
-        return None
-    root, left, states = inputs[0].root, None, []
+    blocks = [_blocks_of(inputs) for inputs in by_root]
+    states: list[list[Ellipsoid]] = [[] for _ in by_root]
     sizes: list[int] = []
-    for number, block in enumerate(blocks):
-        cov = block if left is None else torch.block_diag(_whole(left), block)
-        whole = Vertex(root, len(cov), given=Ellipsoid.of(cov))
-        *before, x = _picked(whole, [*sizes, len(block)])
-        after = step(layer, near, number, x, tuple(before) or None)
-        sizes = [v.size for v in after]
-        left = _joined(after).ellipsoid
-        if not _LEAST < left.scale < _MOST:
-            return None
-        states.append(left)
-    of_states = [_whole(e)[: sizes[0], : sizes[0]] for e in states]
-    count = len(states)
-    weights = [2.0 * (count - 1)] * (count - 1) + [2.0 if count > 1 else 1.0]
-    all_states = torch.block_diag(*(c * w for c, w in zip(of_states, weights, strict=True)))
-    last = Vertex(root, sum(sizes), given=states[-1])
-    return Vertex(root, len(all_states), given=Ellipsoid.of(all_states)), *_picked(last, sizes)
+    for number in range(len(by_root[0])):
+        given = []
+        for inputs, of_root, so_far in zip(by_root, blocks, states, strict=True):
+            if of_root is None:
+                return None
+            block = of_root[number]
+            whole = Ellipsoid.of(torch.block_diag(_whole(so_far[-1]), block) if so_far else block)
+            *before, x = _picked(Vertex(inputs[0].root, len(whole.cov), given=whole), [*sizes, len(block)])
+            given.append((x, tuple(before) or None))
+        for after, so_far in zip(step(layer, near, number, given), states, strict=True):
+            sizes = [v.size for v in after]
+            so_far.append(_joined(after).ellipsoid)
+            if not _LEAST < so_far[-1].scale < _MOST:
+                return None
+    found = []
+    for inputs, of_root in zip(by_root, states, strict=True):
+        of_states = [_whole(e)[: sizes[0], : sizes[0]] for e in of_root]
+        all_states = torch.block_diag(*(c * w for c, w in zip(of_states, _shares(len(of_states)), strict=True)))
+        root, last = inputs[0].root, Vertex(inputs[0].root, sum(sizes), given=of_root[-1])
+        found.append((Vertex(root, len(all_states), given=Ellipsoid.of(all_states)), *_picked(last, sizes)))
+    return found
+
+
+def _shares(count: int) -> list[float]:
+    """By what ellipsoids of steps are larger in one of all of them: half of it is the last one's."""
+    return [2.0 * (count - 1)] * (count - 1) + [2.0 if count > 1 else 1.0]
+
+
+def each_within(size: torch.Tensor, steps: int, width: int) -> Vertex:
+    """States of some steps, each of which moves so far in RMS, as one vector."""
+    root, shares = Root(size), torch.tensor(_shares(steps), dtype=torch.float64)
+    cov = torch.diag(shares.repeat_interleave(width) * width)
+    return Vertex(root, steps * width, given=Ellipsoid.of(cov))
 
 
 def _blocks_of(inputs: Sequence[Vertex]) -> list[torch.Tensor] | None:

@@ -21,6 +21,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._shared import as_kind, root_sum_squares, scalar
 from thunder_norm.rules.layers import _recurrent_local
+from thunder_norm.rules.layers._recurrent_slopes import Near
 from thunder_norm.rules.layers._recurrent_steps import Activation, each_step, elman_step, gru_step, lstm_step
 
 Tensors = tuple[torch.Tensor, ...]
@@ -78,6 +79,7 @@ def lstm_layer(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     projection: torch.Tensor | None = None,
+    near: Near | None = None,
 ) -> Tensors:
     """One direction of an LSTM over a sequence, from the input's part of the gates.
 
@@ -88,6 +90,7 @@ def lstm_layer(
         weight: W_hh, [4 H, width of h].
         bias: b_hh, [4 H].
         projection: W_hr, [width of h, H].
+        near: where the steps are known to be: sensitivities are for that.
 
     Returns:
         All states [T, batch, width of h], the last state, the last cell state.
@@ -104,6 +107,7 @@ def _lstm_layer(
     weight: RMSToRMSTensor,
     bias: RMSTensor | None = None,
     projection: RMSToRMSTensor | None = None,
+    near: Near | None = None,
 ) -> tuple:
     """c <- s(f) c + s(i) tanh(g), h <- P s(o) tanh(c), with s the sigmoid and P a projection of norm r, else r = 1.
 
@@ -111,7 +115,7 @@ def _lstm_layer(
     Sensitivity: m_T of ``m_t = m_(t-1) + k_t (d_a + w r m_(t-1))``, k_t = 2 sqrt(1 + 2/16 + C_t^2 / 16), C_t = C_0 + t - 1 the largest
                  entry of c; times r for h
     Gap:         the slopes of the four gates and the growth of c cannot all be largest at once, and at every step
-    Local:       the gates' own slopes, step by step (`_recurrent_local.lstm`)
+    Local:       the gates' own slopes, step by step (`_recurrent_local.lstm`); or those between which they are (`lstm_between`)
     Source:      ``|d c'| <= |d c| + C/4 |d f| + 1/4 |d i| + |d g|``, ``|d h'| <= |d c'| + 1/4 |d o|``, Cauchy-Schwarz over the gates
     """
     (g, c_g), (n_h, c_h), (n_c, c_c) = (per_step(x) for x in (gates, h, c))
@@ -121,8 +125,11 @@ def _lstm_layer(
     size = n_c + steps * torch.tanh(2 * (g + w * n + b))
     given = {"gates": gates, "h": h, "c": c, "weight": weight, "bias": bias, "projection": projection}
     costs = {"gates": c_g, "h": c_h, "c": c_c, "bias": c_b}
-    if _is_at_data(given):
-        found = _recurrent_local.lstm(gates, h, c, weight, bias, projection)
+    if near is not None or _is_at_data(given):
+        if near is None:
+            found = _recurrent_local.lstm(gates, h, c, weight, bias, projection)
+        else:
+            found = _recurrent_local.lstm_between(near.found, n, weight, projection)
         sizes = (r * torch.tanh(size), r * torch.tanh(size), size)
         return tuple(outcome(n, _times(moves, costs), given) for n, moves in zip(sizes, found, strict=True))
     largest = _largest(c)
@@ -163,7 +170,13 @@ def _blocks(steps: int) -> list[tuple[int, int]]:
 
 
 @normed_op
-def gru_layer(gates: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Tensors:
+def gru_layer(
+    gates: torch.Tensor,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    near: Near | None = None,
+) -> Tensors:
     """One direction of a GRU over a sequence, from the input's part of the gates.
 
     Args:
@@ -171,6 +184,7 @@ def gru_layer(gates: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: 
         h: the first state, [batch, H].
         weight: W_hh, [3 H, H].
         bias: b_hh, [3 H].
+        near: where the steps are known to be: sensitivities are for that.
 
     Returns:
         All states [T, batch, H], and the last.
@@ -180,13 +194,19 @@ def gru_layer(gates: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: 
 
 
 @gru_layer.register_norm
-def _gru_layer(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RMSTensor | None = None) -> tuple:
+def _gru_layer(
+    gates: RMSTensor,
+    h: RMSTensor,
+    weight: RMSToRMSTensor,
+    bias: RMSTensor | None = None,
+    near: Near | None = None,
+) -> tuple:
     """h <- (1 - z) tanh(a_n + r u_n) + z h, with r = s(a_r + u_r), z = s(a_z + u_z), u = W h + b.
 
     Value:       min(M, sqrt(1 + n^2), n + T tanh(sqrt 3 (g + w n' + b))), M = max(1, largest entry of h), n' = min(M, sqrt(1 + n^2))
     Sensitivity: m_T of ``m_t = m_(t-1) + q (d_a + w m_(t-1))``, q = sqrt 3 sqrt(1 + (U^2 + (M + 1)^2) / 16), U the largest entry of u_n
     Gap:         the slopes of the three gates cannot all be largest at once, and at every step
-    Local:       the gates' own slopes, step by step (`_recurrent_local.gru`)
+    Local:       the gates' own slopes, step by step (`_recurrent_local.gru`); or those between which they are (`gru_between`)
     Source:      ``|d h'| <= |d h| + |d a_n| + |d u_n| + U/4 |d r| + (M + 1)/4 |d z|``, Cauchy-Schwarz over the gates
     """
     (g, c_g), (n_h, c_h) = per_step(gates), per_step(h)
@@ -196,8 +216,11 @@ def _gru_layer(gates: RMSTensor, h: RMSTensor, weight: RMSToRMSTensor, bias: RMS
     size = torch.minimum(n, n_h + steps * torch.tanh(math.sqrt(3) * (g + w * n + b)))
     given = {"gates": gates, "h": h, "weight": weight, "bias": bias}
     costs = {"gates": c_g, "h": c_h, "bias": c_b}
-    if _is_at_data(given):
-        found = _recurrent_local.gru(gates, h, weight, bias)
+    if near is not None or _is_at_data(given):
+        if near is None:
+            found = _recurrent_local.gru(gates, h, weight, bias)
+        else:
+            found = _recurrent_local.gru_between(near.found, n, weight)
         return tuple(outcome(size, _times(moves, costs), given) for moves in found)
     entry = math.sqrt(3 * h.shape[-1]) * (w * n + b)
     q = math.sqrt(3) * (1 + (entry.square() + (bound + 1).square()) / 16).sqrt()

@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm import padded_sequences
-from thunder_norm.core.composed import is_composed, is_fixed, moves, moves_as, moves_within, spread_of, values
+from thunder_norm.core import conversions
+from thunder_norm.core.composed import Spread, is_composed, is_fixed, moves, moves_as, moves_within, spread_of, values
 from thunder_norm.core.context import current_environment
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_within
 from thunder_norm.core.programs import written_as
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, unwatched
+from thunder_norm.core.vertices import Vertex
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.rules.layers import _recurrent_vertices
 from thunder_norm.rules.layers._recurrent_slopes import Layer, Near
@@ -49,13 +53,19 @@ def _direction(layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequ
     gates = F.linear(x.transpose(0, time) if time else x, w_ih, b_ih)
     _check_batch(gates, states)
     out, *after = layer(gates.flip(0) if is_reversed else gates, *states, w_hh, b_hh, *projection)
-    out = out.flip(0) if is_reversed else out
-    found = out.transpose(0, time) if time else out, *after
+    turned = out.flip(0) if is_reversed else out
+    found = turned.transpose(0, time) if time else turned, *after
     if not is_composed():
         return found
-    is_moved = layer in _OF_GATES and _move_by_gates(found, layer, x, states, weights, is_reversed, time)
-    if layer in _OF_ONE_SLOPE or is_within() and not is_moved:
-        _move_by_steps(found, layer, x, states, weights, is_reversed, time)
+    environment = current_environment()
+    same = zip((out, turned, *found), (found[0], found[0], *found), strict=True)
+    before = [(y.perturbation_size, now) for y, now in same if moves(y)]
+    with environment.aside():
+        is_moved = layer in _OF_GATES and _move_by_gates(found, layer, x, states, weights, is_reversed, time)
+        if layer in _OF_ONE_SLOPE or is_within() and not is_moved:
+            _move_by_steps(found, layer, x, states, weights, is_reversed, time)
+    for size, now in before:
+        environment.note_moved(size, now.perturbation_size)
     return found
 
 
@@ -90,26 +100,72 @@ def _move_by_steps(
         last = step[: len(states)]
     by_steps = torch.stack(hidden[::-1] if is_reversed else hidden, time), *last
     for y, same in zip(found, by_steps, strict=True):
-        if moves(y) and moves(same) and (is_within() or _has_roots_of(same, x)):
-            moves_as(y, same)
+        if not moves(y) or not moves(same) or not (is_within() or _has_roots_of(same, x)):
+            continue
+        if conversions.factor(same, type(y), y.elem_dims) is not None:  # how far it moves is said in the norm that it has
+            in_its_norm = conversions.convert(same, type(y), y.elem_dims)
+            in_its_norm._spread = same._spread
+            moves_as(y, in_its_norm)
 
 
 def _move_by_gates(
     found: Tensors, layer: Callable, x: torch.Tensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int
 ) -> bool:
-    """What `_direction` has found moves as the gates at each step do, if only x moves, the features of its rows in time; whether that is so."""
-    w_ih, w_hh, b_ih, b_hh, *projection = weights
+    """What `_direction` has found moves as the gates at each step do, by x, the features of its rows in time, and by parameters; whether that is so."""
     results = [y for y in found if moves(y)]
     given = [t for t in (*states, *weights) if t is not None]
     if not moves(x) or not x.numel() or time != x.ndim - 2 or not all(map(is_fixed, given)) or len(results) < len(found):
         return False
+    if not all(isinstance(y, RMSTensor) and y.elem_dims == (-1,) for y in results):
+        return False
     inputs = x.unbind(time)
-    last = results[1]
-    if not _has_roots_of(F.linear(inputs[0], w_ih, b_ih), inputs[0]) or not _has_roots_of(F.linear(last, w_hh, b_hh), last):
-        return False  # parameters move too
     spreads = [s for t in inputs if moves(t) and (s := spread_of(t)) is not None and s.ndim == 1]
     if len(spreads) < len(inputs) or not spreads:
         return False
+    with (
+        unwatched(),
+        _disable_current_modes(),
+    ):  # they are about the program, and this is thousands of operations on matrices of ours
+        found_by_gates = _by_gates(
+            layer, x, inputs, spreads[::-1] if is_reversed else spreads, states, weights, is_reversed, time
+        )
+    if found_by_gates is None:
+        return False
+    made, near = found_by_gates
+    left = _by_parameters(layer, x, states, weights, is_reversed, time, near)
+    with unwatched():
+        for i, (y, size) in enumerate(zip(results, left, strict=True)):
+            parts = [m[i] for m in made]
+            if size is not None:
+                parts.append(_recurrent_vertices.each_within(size, 1 if i else len(inputs), y.shape[-1]))
+            turned = i == 0 and is_reversed
+            moves_within(y, 1 if i else 2, [_recurrent_vertices.in_reverse(v, len(inputs)) for v in parts] if turned else parts)
+    return True
+
+
+def _by_gates(
+    layer: Callable,
+    x: NormedTensor,
+    inputs: Sequence[torch.Tensor],
+    order: Sequence[Spread],
+    states: Sequence,
+    weights: Sequence,
+    is_reversed: bool,
+    time: int,
+) -> tuple[list[tuple[Vertex, ...]], Near | None] | None:
+    """The vertices of all states and of the last ones for each root that x moves with, and what was known near the data; None if that is too much.
+
+    Args:
+        layer: the layer.
+        x: the sequences.
+        inputs: of each step.
+        order: how these move, the first step's first.
+        states: the first states.
+        weights: those of the layer.
+        is_reversed: whether it begins at the end.
+        time: the dimension of the steps.
+    """
+    w_ih, w_hh, b_ih, b_hh, *projection = weights
     step, gates = _OF_GATES[layer]
     own = Layer(
         by_input=values(w_ih).chunk(gates),
@@ -119,26 +175,28 @@ def _move_by_gates(
         projection=values(projection[0]) if projection else None,
         largest=values(states[-1]).detach().abs().amax().item(),
     )
-    order = spreads[::-1] if is_reversed else spreads
     if all(_has_roots_of(t, x) for t in inputs):
         by_root = [[v for s in order for v in s.parts if v.root is first.root] for first in order[0].parts]
-    elif len({id(v.root.size) for s in order for v in s.parts}) == 1 and all(len(s.parts) == 1 for s in order):
-        by_root = [_recurrent_vertices.at_once([s.parts[0] for s in order])]
+    elif len({tuple(id(v.root.size) for v in s.parts) for s in order}) == 1:
+        by_root = [_recurrent_vertices.at_once(parts) for parts in zip(*(s.parts for s in order), strict=True)]
     else:
-        return False
+        return None
     if any(len(of_root) < len(inputs) for of_root in by_root):
-        return False
-    if is_within() and len(by_root) > 1:
-        return False  # how far entries move is the sum over all of them
+        return None
     near = _near(own, x, states, is_reversed, time) if is_within() else None
-    made = [m for of_root in by_root if (m := _recurrent_vertices.sequence(step, own, near, of_root)) is not None]
-    if len(made) < len(by_root):
-        return False
-    for i, y in enumerate(results):
-        parts = [m[i] for m in made]
-        turned = i == 0 and is_reversed
-        moves_within(y, 1 if i else 2, [_recurrent_vertices.in_reverse(v, len(inputs)) for v in parts] if turned else parts)
-    return True
+    made = _recurrent_vertices.sequence(step, own, near, by_root)
+    return None if made is None else (made, near)
+
+
+def _by_parameters(
+    layer: Callable, x: NormedTensor, states: Sequence, weights: Sequence, is_reversed: bool, time: int, near: Near | None
+) -> list[torch.Tensor | None]:
+    """How far what `_direction` has found moves by the parameters, by the norm rule, near the data if that is asked for."""
+    w_ih, w_hh, b_ih, b_hh, *projection = weights
+    still = type(x)._wrap(x.backing, x.norm_size, None, x.elem_dims)
+    gates = F.linear(still.transpose(0, time), w_ih, b_ih)
+    found = layer(gates.flip(0) if is_reversed else gates, *states, w_hh, b_hh, *projection, near=near)
+    return [y.perturbation_size for y in found]
 
 
 def _near(layer: Layer, x: NormedTensor, states: Sequence[torch.Tensor], is_reversed: bool, time: int) -> Near:
