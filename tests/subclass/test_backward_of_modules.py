@@ -156,7 +156,22 @@ def test_programs_ask_for_nodes(transform):
 
     jitted = thunder.jit(program, transforms=[transform()])
     x = torch.randn(3, generator=torch.Generator().manual_seed(seeded()))
-    for w in (torch.ones(3, requires_grad=True), torch.ones(3)):
+    leaf = torch.ones(3, requires_grad=True)
+    for w in (leaf, torch.ones(3), leaf):
         torch.testing.assert_close(jitted(x, w), program(x, w))
+    with pytest.raises(UnsupportedOpError, match=r"\.grad_fn of a plain tensor"):  # whose graph the program does not see
+        jitted(x, leaf * 1)
     with torch.no_grad():
-        torch.testing.assert_close(jitted(x, w), program(x, w))
+        torch.testing.assert_close(jitted(x, leaf), program(x, leaf))
+
+
+def test_the_node_of_an_input_that_was_written_into():
+    def program(x, w):
+        x.mul_(w)
+        return x * (1 if x.grad_fn is None else 2)
+
+    x, w = torch.full((3,), 3.0), torch.ones(3, requires_grad=True)
+    jitted = thunder.jit(program, transforms=[NormTransform()])
+    with pytest.raises(UnsupportedOpError, match=r"\.grad_fn of a plain tensor"):  # where eager mode has one
+        jitted(x, w)
+    torch.testing.assert_close(jitted(x.clone(), w.detach()), program(x.clone(), w.detach()))

@@ -271,6 +271,8 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
     method = getattr(torch.Tensor, name.value)
     if not callable(method):
         if name.value == "grad_fn" and _has_known_node(acquisition, obj.value, real):
+            if real is not None and real.requires_grad:
+                attribute_of_input(real, obj, "is_leaf")  # in other calls too
             return wrapped_result(_node_of(acquisition, obj.value, real), [obj.provenance, name.provenance])
         return do_raise(
             UnsupportedOpError(
@@ -294,7 +296,7 @@ def _has_known_node(acquisition: Acquisition, proxy: TensorProxy, real: torch.Te
     Of what is computed, torch's autograd knows it where it follows the program on fakes, as it does from the second acquisition on.
     """
     if real is not None:
-        return real.is_leaf
+        return real.is_leaf and acquisition.autograd.requires_grad(proxy) == real.requires_grad  # and not written into
     if acquisition.num_levels or acquisition.is_transformed or len(get_jit_ctx().computation_trace.scopes) > 1:
         return False
     if not acquisition.autograd.requires_grad(proxy):
