@@ -148,6 +148,8 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
         Sampled(lambda x, y: torch.index_add(x, 1, torch.tensor([3, 0, 2]), y, alpha=-2), ((4, 2), (3, 2)), slots=(0, 1)),
         Sampled(lambda x, y: torch.scatter_add(x, -1, _onto(x, [0, 2, 2, 1]), y), ((3,), (5,)), slots=(0, 1)),
     ],
+    # constants of one magnitude: its size is that of the largest product
+    "stretched._product": [Sampled(lambda x: x * torch.tensor([2.0, -2.0, 2.0, -2.0], dtype=D))],
     "reductions.vector_norm": [Sampled(lambda x: x.norm(dim=-1), ((8,),))],
     "_least_moduli.smallest": [
         Sampled(lambda x, y: x / (y.norm(dim=-1, keepdim=True) + 1e-9), ((4,), (16,)), sizes=((1.0, 2.0), (0.5, 0.5))),
