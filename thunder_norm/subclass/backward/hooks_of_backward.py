@@ -93,9 +93,9 @@ def watching(hook: Callable, at: str | None, refusal: Callable[[str, str | None]
         before = Reachable((hook, getattr(hook, "__self__", None), *of_modules(hook)))
         try:
             found = hook(*gradients, **named)
-        except ThunderNormError:
-            raise
         except Exception as e:
+            if isinstance(e, ThunderNormError) or refusal is not None:  # it is a function that the program calls
+                raise
             raise _raises(e, at) from e
         changed = [place for place in before.places if place.is_changed]
         for place in changed:
