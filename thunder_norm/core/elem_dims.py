@@ -36,6 +36,8 @@ def canonical(dims: int | Iterable[int], ndim: int) -> Dims:
 
 def canonical_ordered(dims: int | Iterable[int], ndim: int) -> Dims:
     """As `canonical`, in the order given: operator kinds name (output dim, input dim)."""
+    if type(dims) is tuple and len(dims) == 1 and type(dims[0]) is int and -ndim <= dims[0] < 0:
+        return dims  # as most are, in each operation
     dims = (dims,) if isinstance(dims, int) else tuple(dims)
     for d in dims:
         if not isinstance(d, int) or not -ndim <= d < ndim:
