@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -27,6 +28,7 @@ from thunder_norm import (
 from thunder_norm.audit import norm
 from thunder_norm.core import by_data
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError, ThunderNormError
+from thunder_norm.rules.entrywise.polynomials import FAMILIES
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -307,6 +309,32 @@ def test_no_operation_has_or_moves_more_than_is_claimed(op):
         except ThunderNormError:
             continue
         check_movement(f, sample.input, given, normed, [y for y in tree_leaves(out) if isinstance(y, NormedTensor)])
+
+
+@pytest.mark.parametrize("x", [-3.7, -0.4, 0.3, 1.7])
+def test_what_torch_has_no_derivative_of_moves_all_the_same(x):
+    degree = torch.tensor(3.0, dtype=D)
+    functions = [
+        *(functools.partial(f, n=n) for f in FAMILIES for n in (3, degree)),
+        torch.special.airy_ai,
+        torch.special.spherical_bessel_j0,
+    ]
+    for f in functions:
+        at = torch.tensor(x, dtype=D)
+        try:
+            with norm_sensitivity("local"):
+                moving = with_perturbation(RMSTensor.of(at))
+                allowed = sensitivities(f(moving), moving).item()
+        except ThunderNormError:  # of a degree that is a tensor
+            continue
+        slope = ((f(at + STEP) - f(at - STEP)) / (2 * STEP)).abs().item()
+        assert slope <= allowed * (1 + 1e-3) + 1e-3
+
+
+def test_what_counts_entries_does_not_move():
+    with norm_sensitivity("local"):
+        x = with_perturbation(RMSTensor.of(torch.tensor([0.1, 0.3, 0.6, 0.8], dtype=D)))
+        assert sensitivities(torch.histc(x, 2, 0.0, 1.0), x).item() == 0
 
 
 def check_movement(f, tree, given, normed, results):

@@ -427,7 +427,7 @@ class Net(torch.nn.Module):
         self.a, self.f, self.b = torch.nn.Linear(8, 8), f, torch.nn.Linear(8, 8)
 
     def forward(self, x):
-        return self.b(self.f(self.a(x)))
+        return self.b(self.f(self.a(x)).to(x.dtype))  # a part of some is in double
 
 
 @pytest.mark.parametrize("program", [Program(200 + i) for i in range(3)], ids=repr)

@@ -184,6 +184,8 @@ def _of_entries(given: Any, body: Callable, moving: Sequence[NormedTensor], dims
     (args, kwargs), leaves = _leaves(given, moving, shape)
     with torch.enable_grad():
         (y,) = flat_tensors(body(*args, **kwargs))
+        if _move_without_derivative([y], (args, kwargs), body, leaves):
+            return None
         slopes = torch.autograd.grad(y.sum(), leaves, allow_unused=True) if y.requires_grad else [None] * len(leaves)
     constants = []
     for x, slope in zip(moving, slopes, strict=True):
@@ -204,6 +206,8 @@ def _jacobians(given: Any, body: Callable, moving: Sequence[NormedTensor], dims:
     (args, kwargs), leaves = _leaves(given, moving, None)
     with torch.enable_grad():
         results = [y for y in flat_tensors(body(*args, **kwargs)) if y.is_floating_point()]
+    if _move_without_derivative(results, (args, kwargs), body, leaves):
+        return None
     found = []
     for y, over in zip(results, dims, strict=True):
         rows = _rows(y, leaves) if y.requires_grad and y.numel() else [None] * len(moving)
@@ -213,6 +217,18 @@ def _jacobians(given: Any, body: Callable, moving: Sequence[NormedTensor], dims:
         ]
         found.append([c.to(NORM_DTYPE) for c in constants])
     return found
+
+
+def _move_without_derivative(results: Sequence[torch.Tensor], given: Any, body: Callable, leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether results that torch has no derivative of move with the arguments: those of an orthogonal polynomial, not of a histogram."""
+    if all(y.requires_grad for y in results):
+        return False
+    near = {id(x): x.detach() * (1 + 1e-6) + 1e-6 for x in leaves}
+    with torch.no_grad():
+        args, kwargs = map_tensors(lambda t: near.get(id(t), t), given)
+        now = [y for y in flat_tensors(body(*args, **kwargs)) if y.is_floating_point()]
+    pairs = zip(results, now, strict=True)
+    return any(not y.requires_grad and not torch.equal(y.nan_to_num(), z.nan_to_num()) for y, z in pairs)
 
 
 # Of what is drawn: the function that has the derivatives of the same draw at other parameters, as torch's own backward has.
