@@ -163,7 +163,7 @@ def test_second_derivatives():
         (g,) = torch.autograd.grad(run(IDS).square().sum(), model.table.weight, create_graph=True)
         return torch.autograd.grad(g.square().sum(), model.table.weight)[0]
 
-    model = Tied()
+    model = Tied().double()
     torch.testing.assert_close(penalty(jit(model, []), model), penalty(model, model))
 
 

@@ -106,7 +106,7 @@ class Opacity(nn.Module):
 
     def forward(self, points):
         r = self.net(points)
-        alpha = 1 - torch.exp(-F.relu(r[..., 3]) * 0.3)
+        alpha = 1 - torch.exp(-F.relu(r[..., 3] + 1) * 0.3)  # 1: whatever is drawn, there is something to see
         left = torch.cumprod(torch.cat([torch.ones(len(points), 1), 1 - alpha + 1e-10], -1), -1)[:, :-1]
         return ((alpha * left)[..., None] * torch.sigmoid(r[..., :3])).sum(1)
 
