@@ -250,11 +250,13 @@ def entries():
 
 @pytest.mark.parametrize("seed", range(300 if LONG else 16))
 def test_drawn_programs_are_acquired_the_same(seed):
-    ours, thunders = both(lambda: [SubclassTransform()], native_drawn.drawn(seed), torch.ones(2, 3))
+    program, x = native_drawn.drawn(seed), torch.ones(2, 3)
+    ours, thunders = both(lambda: [SubclassTransform()], program, x)
     assert ours[:3] == thunders[:3]
     if ours[3] is not None:
-        assert ours[3][1] == thunders[3][1]
-        assert torch.equal(ours[3][0], thunders[3][0])
+        assert torch.equal(ours[3][0], program(x))
+        if torch.equal(thunders[3][0], program(x)):  # its interpreter has another error where a method returns NotImplemented
+            assert ours[3][1] == thunders[3][1]
 
 
 class Config:
