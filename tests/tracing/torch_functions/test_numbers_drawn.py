@@ -164,7 +164,7 @@ class Noisy(torch.nn.Module):
 def _from_all(x, g):
     y = x.detach().exp()
     integers = torch.randint(0, 9, (3,), generator=g) + torch.randperm(3, generator=g) + torch.multinomial(y[0], 3, generator=g)
-    like = torch.bernoulli(y / 9, generator=g) + torch.normal(y, 1.0, generator=g) + torch.poisson(y, g)
+    like = torch.bernoulli(y / y.max(), generator=g) + torch.normal(y, 1.0, generator=g) + torch.poisson(y, g)
     into = torch.empty_like(y.t()).uniform_(-1, 1, generator=g).t() + y.clone().exponential_(generator=g)
     return x * integers * (like + into + torch.nn.init.normal_(y.clone(), generator=g)) + torch.rand(3)
 
