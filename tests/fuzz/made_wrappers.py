@@ -21,7 +21,7 @@ from . import made_classes
 from .program import Outcome, outcome_of
 from .wrapper_runs import Ran, differences, ran
 from .wrapper_statements import TEMPLATES, WEIGHTS
-from .wrappers import NAMES, Input, Statement, Words, WrapperProgram, result_of, statement
+from .wrappers import NAMES, Input, Words, WrapperProgram, result_of, some_statements
 
 OWN = {
     "made": "Made.of({p}) | Made.of({p} * 2, notes=Notes(names=('inside',))) | {w}.like({p}) | type({w}).of({p}) | Made.of({p}.sum(0, keepdim=True).expand(4, 4))",
@@ -208,11 +208,7 @@ def _drawn(random: randomness.Random) -> MadeProgram:
         MADE_WEIGHTS,
         {"Made": ("inner", *(p for p in form.parts if p != "mask")), "Other": ("inner",), "TwoTensor": ("a", "b")},
     )
-    statements: list[Statement] = []
-    for n in range(random.randint(1, 5)):
-        s = statement(random, f"v{n}", values, inputs, words)
-        if s is not None:
-            statements.append(s)
+    statements = some_statements(random, 5, values, inputs, words)
     return MadeProgram(
         tuple(inputs),
         tuple(statements),

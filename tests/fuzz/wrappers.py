@@ -264,11 +264,7 @@ def _drawn(random: randomness.Random) -> WrapperProgram:
     seed = random.randrange(10**6)
     torch.manual_seed(seed)
     values = {i.name: eval(i.expression, dict(NAMES)).requires_grad_(i.requires_grad) for i in inputs}  # noqa: S307
-    statements: list[Statement] = []
-    for n in range(random.randint(1, 6)):
-        drawn = statement(random, f"v{n}", values, inputs)
-        if drawn is not None:
-            statements.append(drawn)
+    statements = some_statements(random, 6, values, inputs)
     return WrapperProgram(
         tuple(inputs),
         tuple(statements),
@@ -289,6 +285,14 @@ class Words:
 
 
 WORDS = Words(NAMES, TEMPLATES, WEIGHTS, INNER)
+
+
+def some_statements(
+    random: randomness.Random, most: int, values: dict[str, Any], inputs: Sequence[Input], words: Words = WORDS
+) -> list[Statement]:
+    """One after the other, each of what those before it have made."""
+    drawn = [statement(random, f"v{n}", values, inputs, words) for n in range(random.randint(1, most))]
+    return [s for s in drawn if s is not None]
 
 
 def statement(

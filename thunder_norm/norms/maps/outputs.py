@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.model_state.escapes import check_results
 from thunder_norm.norms.maps.norm_map_trace import OutputShape, sizes_of_call
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
@@ -108,6 +109,7 @@ def finishing(epilogue: Any, shapes: Sequence[OutputShape], num_results: int) ->
     wrap, shape, size, perturbation, dims = found.kind._wrap, shapes[found.shape], found.size, found.perturbation, found.elem_dims
 
     def of_one_norm(*results: torch.Tensor) -> NormedTensor:
+        check_results(*results)
         return wrap(shape.backing(), results[size], None if perturbation is None else results[perturbation], dims)
 
     return of_one_norm
