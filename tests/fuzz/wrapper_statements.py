@@ -101,6 +101,14 @@ STATEMENTS = {
         torch.func.jvp(torch.sin, ({a},), ({a},))[1] | torch.func.vmap(lambda r: r * 2)({a}) | torch.func.vmap(lambda r: r * {b})({a})
         torch.func.vmap(torch.func.grad(lambda r: (r * r).sum()))({a}) | torch.func.vmap(torch.func.grad(lambda r: (r * {b}).sum()))({a})
     """,
+    "torch.autograd.grad": """
+        torch.autograd.grad({a}, {x}, {a}.detach(), create_graph=True)[0] | torch.autograd.grad({a}.sum(), {x}, create_graph=True)[0] * {b}
+        torch.autograd.grad({a}, {x}, torch.ones_like({a}), retain_graph=True)[0] | torch.autograd.grad(({a} * {a}).sum(), {a}, create_graph=True)[0]
+        torch.autograd.grad(({a} * {b}).sum(), [{a}, {b}], create_graph=True)[1] | torch.autograd.grad({a}.sin().sum(), {b}, create_graph=True)[0]
+        torch.autograd.grad({a}, [{x}, {b}], {a}, allow_unused=True, create_graph=True)[0]
+        {v} = {a}.detach().requires_grad_(); {v} = torch.autograd.grad(({v} * {v} * {b}).sum(), {v}, create_graph=True)[0]
+        {v} = {a} * 2; {v}.mul_({b}); {v} = torch.autograd.grad({v}, {a}, {v}, create_graph=True)[0]
+    """,
     "hooks": """
         {v} = {a} * 2; {v}.register_hook(lambda g: g * 3) if {v}.requires_grad else None | {v} = {a} * 1; {v}.retain_grad() if {v}.requires_grad else None
     """,

@@ -5,7 +5,8 @@ Torch walks back the graph of what has run.  While a trace is acquired nothing h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from thunder_norm.functions.calls import write_operations
 from thunder_norm.functions.interpreted import active_level, as_it_is, value_of
 from thunder_norm.functions.programs import described, detach, is_complex, is_differentiable
 from thunder_norm.functions.reverse import pullback_of
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.interpreting.interception import current_acquisition
+from thunder_norm.subclass.interpreting.operations import operation_of
 from thunder_norm.subclass.interpreting.refusals import refuse_derivative
 from thunder_norm.subclass.recording.trace import UNFLATTEN
 from thunder_norm.tracing import lookasides
@@ -41,16 +44,38 @@ def _grad(outputs: WrappedValue, inputs: WrappedValue, *args: WrappedValue, **kw
     values = {name: value_of(v, as_it_is) for name, v in (("outputs", outputs), ("inputs", inputs), *given.items())}
     of = {name: _listed(values.get(name)) for name in ("outputs", "inputs", "grad_outputs")}
     acquisition = current_acquisition()
-    meets_wrapper = any(isinstance(v, SubclassProxy) for listed in of.values() for v in listed)
-    if meets_wrapper or acquisition is None or acquisition.autograd.is_running or active_level() is not None:
+    if acquisition is None or active_level() is not None:
         return refuse_derivative(acquisition)
+    meets_wrapper = any(isinstance(v, SubclassProxy) for listed in of.values() for v in listed)
+    if meets_wrapper and (acquisition.has_own_formulas or not torch.is_grad_enabled()):  # then nobody knows which of them require grad
+        return refuse_derivative(acquisition)
+    if acquisition.autograd.is_running:
+        return _of_followed(acquisition)(outputs, inputs, *args, **kwargs)
     options = {name: values.get(name, _DEFAULTS.get(name)) for name in _OPTIONS}
     try:
         cotangents = _checked(of, options, acquisition)
     except (RuntimeError, ValueError, UnsupportedOpError) as e:
         return do_raise(e)
+    scopes = get_jit_ctx().computation_trace.scopes
+    is_replaced = bool(acquisition.fakes.replaced)  # some names of the program mean what was written into them
+    if meets_wrapper or is_replaced or _goes_another_way(itertools.chain(*scopes), of["inputs"]):  # a cotangent may be a wrapper
+        return _from_the_first(acquisition)
     options["create_graph"] = options["create_graph"] and is_grad_enabled()
     return write_operations(lambda: _written(of["outputs"], of["inputs"], cotangents, options), inputs)
+
+
+def _of_followed(acquisition: Acquisition) -> Callable:
+    """What to call where torch's autograd follows the program on fakes, as there are wrappers: it is one more operation of theirs."""
+    if any(not acquisition.is_input(t) for t in acquisition.autograd.sources.values()):
+        return lambda *_, **__: _from_the_first(acquisition)
+    return operation_of(acquisition, torch.autograd.grad)
+
+
+def _from_the_first(acquisition: Acquisition) -> Any:
+    """Have the program acquired again, with torch's autograd from its first operation on, unless a region of it is at hand."""
+    is_whole = not (acquisition.num_levels or acquisition.is_transformed) and len(get_jit_ctx().computation_trace.scopes) == 1
+    acquisition.autograd.starts_late = acquisition.autograd.starts_late or is_whole
+    return refuse_derivative(acquisition)
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -93,9 +118,7 @@ def _checked(of: dict[str, Sequence[Any]], options: dict[str, Any], acquisition:
 def _written(
     outputs: Sequence[TensorProxy], inputs: Sequence[TensorProxy], given: Sequence[TensorProxy | None], options: dict[str, Any]
 ) -> tuple[TensorProxy | None, ...]:
-    scopes = get_jit_ctx().computation_trace.scopes[:-1]
-    _check([b for scope in scopes for b in scope], inputs)
-    pullback = pullback_of(scopes, inputs, outputs)
+    pullback = pullback_of(get_jit_ctx().computation_trace.scopes[:-1], inputs, outputs)
     cotangents = [
         ltorch.ones_like(v) if ct is None else ltorch.to(ct, dtypes.to_torch_dtype(v.dtype))
         for v, ct in zip(outputs, given, strict=False)
@@ -116,17 +139,15 @@ def _written(
     return tuple(found)
 
 
-def _check(operations: Iterable[BoundSymbol], inputs: Sequence[TensorProxy]) -> None:
-    """Refuse what has written into a tensor on the way: the program's tensors are known by what they were made as."""
+def _goes_another_way(operations: Iterable[BoundSymbol], inputs: Sequence[TensorProxy]) -> bool:
+    """Whether wrappers, or writes into tensors, are on the way from the inputs: the program's tensors are known by what they were made as."""
     reached = {v.name for v in inputs}
     for bsym in operations:
-        if not any(p.name in reached for p in bsym.flat_proxy_args):
-            continue
-        if bsym.sym.id == UNFLATTEN.id:
-            raise _refused("torch.autograd.grad through a wrapper subclass", "the plain tensors inside of it")
-        if _is_inplace_op(bsym):
-            raise _refused("torch.autograd.grad through an operation in place", "the operation that returns a new tensor")
-        reached.update(p.name for p in bsym.flat_proxy_outs if is_differentiable(p))
+        if any(p.name in reached for p in bsym.flat_proxy_args):
+            if bsym.sym.id == UNFLATTEN.id or _is_inplace_op(bsym):
+                return True
+            reached.update(p.name for p in bsym.flat_proxy_outs if is_differentiable(p))
+    return False
 
 
 def _refused(what: str, instead: str) -> UnsupportedOpError:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_flatten
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.fakes import Fakes
 from thunder_norm.subclass.classes.protocol import WrapperSpec, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
@@ -20,6 +22,7 @@ from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
 
 
 class _Computed(torch.autograd.Function):
@@ -59,6 +62,15 @@ class _Start(NamedTuple):
         return cls(GradientEdge(*read.grad_fn.next_functions[0]), read)
 
 
+class Intermediate(NamedTuple):
+    """What a composite makes: a fake and its proxy in there, and what the composite returns, which may become more."""
+
+    fake: torch.Tensor
+    proxy: TensorProxy
+    composite: Symbol
+    returned: list[torch.Tensor]
+
+
 class Autograd:
     """Torch's autograd on the fakes of one acquisition: it runs as soon as there is a wrapper that requires grad."""
 
@@ -67,10 +79,10 @@ class Autograd:
         self.starts_late = False  # what was computed before it ran should have gone through it
         self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
         self._starts: dict[int, _Start] = {}  # where gradients arrive that are for these as they were given
-        self.intermediates: dict[int, tuple[torch.Tensor, TensorProxy]] = {}  # fakes inside composites
+        self.intermediates: dict[int, Intermediate] = {}  # fakes inside composites, by identity
         self.outdated: dict[int, torch.Tensor] = {}  # of these, what is not known any more: something in their memory was changed
         # the recorded operation that made a fake, and the proxies of its arguments then, see `trace.emit_composite`
-        self.made_by: dict[int, tuple[Any, dict[int, TensorProxy | None]]] = {}
+        self.made_by: dict[int, tuple[Any, dict[int, Any]]] = {}
         self.started: dict[str, TensorProxy] = {}  # plain tensors that the program made, and said that they require grad
         self._fakes = fakes
         self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
@@ -143,6 +155,21 @@ class Autograd:
         self.requires_grad(proxy)  # what came before does not depend on it
         self.started[proxy.name] = proxy
         self._active.add(proxy.name)
+
+    def check_known(self, used: Iterable[torch.Tensor]) -> None:
+        """Refuse a backward that needs a tensor of which nobody knows what it is since something was written into its memory.
+
+        Raises:
+            UnsupportedOpError: it does.
+        """
+        if any(id(t) in self.outdated for t in used):
+            raise UnsupportedOpError(
+                with_details(
+                    "a backward that computes with what was written into a tensor that it keeps",
+                    why="what the tensor is since is not known: several lie in its memory, of other dtypes or of parts of it",
+                    instead="write into a clone",
+                )
+            )
 
     def detached(self, proxy: TensorProxy) -> None:
         """Note that the program has detached a plain tensor in place."""

@@ -37,7 +37,7 @@ from thunder_norm.subclass.backward.joint_operations import (
 )
 from thunder_norm.subclass.backward.made_leaves import reached_leaves
 from thunder_norm.subclass.backward.mutations import check_newest
-from thunder_norm.subclass.backward.refused_backward import check_known, refused_backward, untraceable_backward
+from thunder_norm.subclass.backward.refused_backward import refused_backward, untraceable_backward
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording.aten import captured
 from thunder_norm.subclass.recording.record import Recorder, recording
@@ -99,7 +99,7 @@ class Joint:
 
     def _proxy(self, t: torch.Tensor) -> TensorProxy | None:
         found = self.acquisition.autograd.intermediates.get(id(t))
-        return found[1] if found is not None else self.acquisition.fakes.proxy_of(t)
+        return found.proxy if found is not None else self.acquisition.fakes.proxy_of(t)
 
     def anchor_sources(self, arguments: Sequence[Any], trace: TraceCtx) -> tuple[TensorProxy, ...]:
         """Decide what stands for each input in Thunder's autograd; returns the carriers, which `trace` is to take.
@@ -321,7 +321,7 @@ def differentiate(acquisition: Acquisition, trace: TraceCtx) -> Joint | None:
     try:
         check_hooks(acquisition, outputs)
         found, segments = _backward(acquisition, outputs, sources, structures)
-        check_known(acquisition, segments)
+        acquisition.autograd.check_known(t for s in segments for r in s.log for t in r.inputs)
     except Exception as e:
         if acquisition.lengths.is_on:  # for which it is, perhaps
             raise
@@ -352,6 +352,8 @@ def _backward(
                 {"allow_unused": True, "retain_graph": False},
             )
         except Exception as e:
+            if "backward through the graph a second time" in str(e):  # torch's own error, in each backward: the program has freed it
+                raise
             raise untraceable_backward(segments[-1].name, recorder.last_on_wrappers, e) from e
         segments[-1:] = _closed(segments[-1:], recorder)
         segments.append(Segment("gradients"))

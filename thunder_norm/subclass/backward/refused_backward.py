@@ -69,15 +69,3 @@ def refused_backward(
     cotangents = tuple(t for s in structures for t in s.carried)
     recorded = Recorded(Refuse(error, gradients), cotangents, {}, gradients, gradients)
     return found, [Segment("refused", [recorded])]
-
-
-def check_known(acquisition: Acquisition, segments: Sequence[Segment]) -> None:
-    """Refuse a backward that needs a tensor of which nobody knows what it is since something was written into its memory."""
-    if any(id(t) in acquisition.autograd.outdated for s in segments for r in s.log for t in r.inputs):
-        raise UnsupportedOpError(
-            with_details(
-                "a backward that computes with what was written into a tensor that it keeps",
-                why="what the tensor is since is not known: several lie in its memory, of other dtypes or of parts of it",
-                instead="write into a clone",
-            )
-        )

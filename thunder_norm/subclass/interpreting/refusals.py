@@ -99,10 +99,10 @@ def refuse_derivative(acquisition: Acquisition | None, *args: WrappedValue, **kw
     """Called for torch's autograd in a program."""
     error = InnerDerivativeError(
         with_details(
-            "torch.autograd.grad of more than plain tensors, or .backward(), inside a traced program",
+            "torch.autograd.grad where nobody follows what it is of, or .backward(), inside a traced program",
             at=location_of_user(),
-            why="there is no graph while a trace is acquired, and derivatives of wrappers are their classes' affair",
-            instead="thunder_norm.transforms.grad or vjp inside of it, or take the derivative outside",
+            why="there is no graph while a trace is acquired but with SubclassTransform or NormTransform, outside of functions under transforms",
+            instead="torch.autograd.grad there, thunder_norm.transforms.grad or vjp, or take the derivative outside",
         )
     )
     return do_raise(error if acquisition is None else acquisition.refuse(error))

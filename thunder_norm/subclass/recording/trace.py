@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.op_names import op_key
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
+from thunder_norm.subclass.acquiring.autograd import Intermediate, is_grad_enabled
 from thunder_norm.subclass.acquiring.effects import is_effect
 from thunder_norm.subclass.acquiring.fallback import is_kept
 from thunder_norm.subclass.acquiring.functional_forms import is_view, rewritten, without_history
@@ -195,9 +195,12 @@ def emit_composite(
 
     It takes what the operations use of `arguments` in this order, then what else they use.  So are those of `may_change` that the
     operations made.  Outputs the log did not produce (an
-    input returned as it is) keep their proxies.  What an earlier operation computed on the way and a wrapper kept, although it is
-    none of its leaves (a norm that a later rule asks for, or hands on as it is), is computed again.
+    input returned as it is) keep their proxies.  What an earlier operation computed on the way and torch's autograd kept, or a wrapper,
+    although it is none of its leaves (a norm that a later rule asks for, or hands on as it is), is returned by that operation too, or
+    computed again.
     """
+    if acquisition.autograd.is_running:
+        _return_too(acquisition, log, outputs)
     earlier = _made_before(acquisition, log, outputs)
     everything = log = [*earlier, *log]
     produced = {id(t) for r in log for t in r.outputs}
@@ -223,10 +226,33 @@ def emit_composite(
         acquisition.fakes.bind(t, p)
     _note_bound(acquisition, earlier, outputs)
     for t in (t for r in log for t in r.outputs if acquisition.autograd.is_running):
-        acquisition.autograd.intermediates[id(t)] = (t, made[id(t)])
-    for recorded in everything:
-        used_now = {id(t): acquisition.fakes.proxy_of(t) for t in recorded.inputs}
-        acquisition.autograd.made_by |= {id(t): (recorded, used_now) for t in recorded.outputs}
+        acquisition.autograd.intermediates[id(t)] = Intermediate(t, made[id(t)], symbol, outputs)
+    written: set[int] = set()
+    for recorded in reversed(everything):
+        used_now = {id(t): _OVERWRITTEN if id(t) in written else acquisition.fakes.proxy_of(t) for t in recorded.inputs}
+        acquisition.autograd.made_by |= {id(t): (recorded, used_now) for t in recorded.outputs if id(t) not in written}
+        given_back = set() if recorded.is_in_place else {id(t) for t in recorded.inputs}
+        written.update(id(t) for t in recorded.outputs if id(t) not in given_back)
+
+
+_OVERWRITTEN = object()  # what stood for an input of an operation that one after it, of the same composite, wrote into
+
+
+def _return_too(acquisition: Acquisition, log: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> None:
+    """Have composites that are written already return what they made on the way and `log` uses, or `outputs` has."""
+    autograd, produced = acquisition.autograd, {id(t) for r in log for t in r.outputs}
+    for t in _unique([*(t for r in log for t in r.inputs), *outputs]):
+        found = autograd.intermediates.get(id(t))
+        if found is None or id(t) in produced or acquisition.fakes.proxy_of(t) is not None:
+            continue
+        autograd.check_known((t,))
+        for scope in get_jit_ctx().computation_trace.scopes:
+            for i in (i for i, bsym in enumerate(scope) if bsym.sym is found.composite):
+                if all(p is not found.proxy for p in scope[i].flat_args):
+                    found.returned.append(t)
+                    found.proxy.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
+                    scope[i] = scope[i].from_bsym(output=(*scope[i].output, found.proxy))
+                acquisition.fakes.bind(t, found.proxy)
 
 
 def _note_bound(acquisition: Acquisition, earlier: Sequence[Recorded], outputs: Sequence[torch.Tensor]) -> None:

@@ -330,7 +330,7 @@ class Writing(TorchDispatchMode):
         """
         autograd, named = self.acquisition.autograd, {id(t) for t in (target, *aliases)}
         base = aliasing.whole((target, *aliases))
-        for t in _in_memory_of(target, (fake for fake, _ in autograd.intermediates.values())):
+        for t in _in_memory_of(target, (made.fake for made in autograd.intermediates.values())):
             if id(t) in named:
                 continue
             autograd.outdated.pop(id(t), None)
