@@ -284,7 +284,7 @@ class Acquisition:
         with torch.no_grad(), self.fakes.mode:
             fake = spec.build(self.integers.fakes_of(x, spec.leaves(x)))
         if self.autograd.is_running and spec.requires_grad:
-            self.autograd.note_wrapper(fake, is_leaf=not may_have_history(x))
+            self.autograd.note_given(fake, is_leaf=not may_have_history(x))
         return fake
 
     # -- differentiation, changes in place, refusals ------------------------------------------------------------------

@@ -92,11 +92,13 @@ class Autograd:
     def start(self) -> None:
         """Run from now on, from the plain tensors as well that Thunder would differentiate."""
         self.is_running = True
+        # operations on a wrapper by now were differentiated through to what is inside
+        self.starts_late = self.starts_late or any(self._fakes.inner.values())
         for fake, proxy in self._fakes.pairs():
             self.note_plain(fake, proxy)
 
-    def note_wrapper(self, fake: torch.Tensor, is_leaf: bool) -> None:
-        """An input wrapper requires grad."""
+    def note_given(self, fake: torch.Tensor, is_leaf: bool) -> None:
+        """An input wrapper requires grad, or what is inside of one, which operations on the wrapper do not see."""
         self._start_from(fake, is_leaf)
 
     def _start_from(self, fake: torch.Tensor, is_leaf: bool) -> None:

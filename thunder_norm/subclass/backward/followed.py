@@ -29,7 +29,7 @@ def check_followed(acquisition: Acquisition, trace: TraceCtx, fakes: Mapping[str
     Raises:
         UnsupportedOpError: something of the program does not go through torch's autograd.
     """
-    for proxy in acquisition.wrappers.proxies():
+    for proxy in acquisition.wrappers.proxies() if acquisition.has_own_formulas else ():
         spec = acquisition.wrappers.specs.get(id(proxy.fake))
         if spec is not None and not spec.requires_grad and any(acquisition.fakes.inner.get(id(t)) for t in leaves_of(proxy.fake)):
             raise UnsupportedOpError(

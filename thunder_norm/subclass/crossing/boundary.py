@@ -151,6 +151,7 @@ def _lower_computation(
     new = from_trace(trace)
     new.bound_symbols = []
     given = [p for bsym in leaves for p in bsym.output]
+    opened = _opened(trace)
     for bsym in trace.bound_symbols:
         if bsym.sym.id in (LEAF.id, GIVEN_AGAIN.id):
             continue
@@ -164,8 +165,8 @@ def _lower_computation(
             continue
         elif bsym.sym.id == prims.PrimIDs.RETURN:
             (returned,) = bsym.args
-            carriers = () if joint is None else joint.anchor_sources(trace.args, new)
-            arguments = tuple(_unique(_flat((*trace.args, *given, *carriers), inner | _opened(trace))))
+            carriers = () if joint is None else joint.anchor_sources(list(_flat(trace.args, opened)), new)
+            arguments = tuple(_unique(_flat((*trace.args, *given, *carriers), inner | opened)))
             # one tensor in two wrappers is returned once: autograd would keep the derivatives of its last place only
             outputs = tuple(_unique(itertools.chain(_flat(returned["output"], inner), (w.value for w in written))))
             if joint is not None:
@@ -247,11 +248,7 @@ def _lower_prologue(
         new.bound_symbols.append(bsym)
         if isinstance(bsym.output, SubclassProxy) and bsym.output.name in inner and bsym.output.name in specs:
             spec = specs.pop(bsym.output.name)
-            fakes = spec.leaves(bsym.output.fake)
-            # autograd stops at a wrapper that requires grad itself
-            is_source = id(bsym.output.fake) in acquisition.autograd.sources
-            is_detached = tuple(is_source and acquisition.fakes.inner.get(id(t), False) for t in fakes)
-            checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name], is_detached, acquisition.lengths))
+            checked.extend(_open(new, spec, bsym.output, inner[bsym.output.name], acquisition.lengths))
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new
 
@@ -274,12 +271,11 @@ def _open(
     spec: WrapperSpec,
     wrapper: SubclassProxy,
     leaves: tuple[TensorProxy, ...],
-    is_detached: tuple[bool, ...],
     lengths: Lengths,
 ) -> tuple[TensorProxy, ...]:
     """Guard, unpack and check one wrapper in the prologue, but for lengths that `lengths` checks; returns the inner proxies."""
     with tracectx(trace):
-        trace.bound_symbols.append(flatten_operator(spec, is_detached)(wrapper, output=leaves))
+        trace.bound_symbols.append(flatten_operator(spec)(wrapper, output=leaves))
         fakes = spec.leaves(wrapper.fake)
         _check_metadata(p for p, fake in zip(leaves, fakes, strict=True) if not lengths.checks(fake))
         for p, fake in zip(leaves, fakes, strict=True):

@@ -53,15 +53,13 @@ def check_results(*results: TensorProxy) -> BoundSymbol:
     return _check_results(*results, output=None)
 
 
-def flatten_operator(spec: WrapperSpec, is_detached: tuple[bool, ...]) -> Callable:
+def flatten_operator(spec: WrapperSpec) -> Callable:
     """``(x_a, x_b) = flatten_TwoTensor_0(x)``: the guard on everything static about x, then its inner tensors."""
-    detaches = any(is_detached)
 
     def flatten(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if not spec.matches(x):
             raise GuardError(f"expected {spec}, got {type(x).__name__}")
-        leaves = spec.leaves(x)
-        return tuple(t.detach() if d else t for t, d in zip(leaves, is_detached, strict=True)) if detaches else leaves
+        return spec.leaves(x)
 
     return bindable(f"flatten_{spec.cls.__name__}", flatten)
 

@@ -242,14 +242,6 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
         proxy = acquisition.fakes.proxy_of(value)
         if proxy is None:
             raise UnsupportedOpError("an attribute holds a tensor that is none of those the wrapper is taken apart into")
-        if acquisition.autograd.is_running and acquisition.fakes.inner.get(id(value)):
-            raise UnsupportedOpError(
-                with_details(
-                    "an inner tensor that requires grad is used beside wrappers that require grad",
-                    at=location_of_user(),
-                    instead="give it to the function as an argument of its own",
-                )
-            )
         acquisition.fakes.hold(value)
         return proxy
     if type(value) in (list, tuple):

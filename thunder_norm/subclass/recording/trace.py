@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.op_names import op_key
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.acquiring.autograd import Intermediate, is_grad_enabled
+from thunder_norm.subclass.acquiring.autograd import Intermediate, is_grad_enabled, may_have_history
 from thunder_norm.subclass.acquiring.effects import is_effect
 from thunder_norm.subclass.acquiring.fallback import is_kept
 from thunder_norm.subclass.acquiring.functional_forms import is_view, rewritten, without_history
@@ -71,10 +71,12 @@ def open_input(acquisition: Acquisition, proxy: SubclassProxy, x: torch.Tensor) 
     for fake, real in zip(spec.leaves(proxy.fake), spec.leaves(x), strict=True):
         if acquisition.fakes.proxy_of(fake) is None:
             acquisition.fakes.inner[id(fake)] = real.requires_grad
-            leaf = proxy_like(fake, requires_grad=real.requires_grad and id(proxy.fake) not in acquisition.autograd.sources)
+            leaf = proxy_like(fake, requires_grad=real.requires_grad)
             acquisition.fakes.bind(fake, leaf, is_input=True)
             acquisition.integers.note_source(fake, real, leaf)
             acquisition.sizes.note_input(fake, real, leaf)
+            if acquisition.autograd.is_running and real.requires_grad:
+                acquisition.autograd.note_given(fake, is_leaf=not may_have_history(real))
         leaves.append(acquisition.fakes.proxy_of(fake))
     acquisition.wrappers.specs[id(proxy.fake)] = spec
     acquisition.wrappers.given[id(proxy.fake)] = spec.leaves(proxy.fake)
