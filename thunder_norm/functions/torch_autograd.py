@@ -47,8 +47,10 @@ def _grad(outputs: WrappedValue, inputs: WrappedValue, *args: WrappedValue, **kw
     if acquisition is None or active_level() is not None:
         return refuse_derivative(acquisition)
     meets_wrapper = any(isinstance(v, SubclassProxy) for listed in of.values() for v in listed)
-    if meets_wrapper and (acquisition.has_own_formulas or not torch.is_grad_enabled()):  # then nobody knows which of them require grad
+    if meets_wrapper and acquisition.has_own_formulas:
         return refuse_derivative(acquisition)
+    if meets_wrapper and not (torch.is_grad_enabled() or acquisition.autograd.is_from_the_first):
+        return _from_the_first(acquisition)  # in a call without autograd it is not known which of them require grad
     if acquisition.autograd.is_running:
         return _of_followed(acquisition)(outputs, inputs, *args, **kwargs)
     options = {name: values.get(name, _DEFAULTS.get(name)) for name in _OPTIONS}
@@ -73,8 +75,9 @@ def _of_followed(acquisition: Acquisition) -> Callable:
 
 def _from_the_first(acquisition: Acquisition) -> Any:
     """Have the program acquired again, with torch's autograd from its first operation on, unless a region of it is at hand."""
-    is_whole = not (acquisition.num_levels or acquisition.is_transformed) and len(get_jit_ctx().computation_trace.scopes) == 1
-    acquisition.autograd.starts_late = acquisition.autograd.starts_late or is_whole
+    autograd = acquisition.autograd
+    is_region = acquisition.num_levels or acquisition.is_transformed or len(get_jit_ctx().computation_trace.scopes) > 1
+    autograd.starts_late = autograd.starts_late or not (is_region or autograd.is_from_the_first)
     return refuse_derivative(acquisition)
 
 

@@ -76,6 +76,7 @@ class Autograd:
 
     def __init__(self, fakes: Fakes) -> None:
         self.is_running = False
+        self.is_from_the_first = False  # it runs, and did before the program met any tensor
         self.starts_late = False  # what was computed before it ran should have gone through it
         self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
         self._starts: dict[int, _Start] = {}  # where gradients arrive that are for these as they were given
@@ -91,7 +92,7 @@ class Autograd:
 
     def start(self) -> None:
         """Run from now on, from the plain tensors as well that Thunder would differentiate."""
-        self.is_running = True
+        self.is_running, self.is_from_the_first = True, not self._fakes.pairs()
         # operations on a wrapper by now were differentiated through to what is inside
         self.starts_late = self.starts_late or any(self._fakes.inner.values())
         for fake, proxy in self._fakes.pairs():

@@ -128,13 +128,13 @@ class Interpreting(Watching):
         acquisition = finished_acquisition()
         if acquisition is None:
             return False
-        late, misses = False, acquisition.fakes.misses_memory
+        late, misses = acquisition.autograd.starts_late, acquisition.fakes.misses_memory
         if torch.is_grad_enabled():
             is_written = found is not None and acquisition.has_wrappers
             fakes = acquisition.fakes
             followed = [fakes.current(p) for _, p in fakes.pairs()] if acquisition.autograd.is_running else []
             misses = misses or (is_written and is_missed(found.computation_trace, followed))
-            late = acquisition.autograd.starts_late or (misses and acquisition.autograd.is_running)
+            late = late or (misses and acquisition.autograd.is_running)
             late = late or (found is not None and starts_late(acquisition, found.computation_trace))
         due = {_FROM_THE_FIRST: late, _ALL_MEMORY: misses}
         vars(get_compile_data()).update({name: True for name, is_due in due.items() if is_due})
@@ -303,7 +303,7 @@ def _begin(acquisition: Acquisition, entry: Callable, args: tuple[WrappedValue, 
     guards.tell_numbers(functools.partial(item_numbers.known_or_refused, acquisition))
     acquisition.fakes.follows_memory = vars(get_compile_data()).pop(_ALL_MEMORY, False)
     is_due = vars(get_compile_data()).pop(_FROM_THE_FIRST, False)
-    if torch.is_grad_enabled() and (is_due or any(outer_metadata(x)[2] for x in wrappers)):
+    if is_due or (torch.is_grad_enabled() and any(outer_metadata(x)[2] for x in wrappers)):
         acquisition.differentiate()
     given = [a.value for a in args]
     if [type(v) for v in given] != [tuple, dict]:
