@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.fuzz.wrapper_classes import Dual
 from tests.seeds import part, seeded
+from tests.subclasses import assert_same
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -50,23 +51,15 @@ def made(flags: bool | tuple[bool, bool, bool]) -> tuple[torch.Tensor, list[torc
     return x, [x, a, b]
 
 
-def parts(value: Any) -> list[Any]:
-    found: list[Any] = []
-    for t in tree_leaves(value):
-        names = t.__tensor_flatten__()[0] if hasattr(t, "__tensor_flatten__") else ()
-        flag = t.requires_grad if isinstance(t, torch.Tensor) else None
-        found += [(type(t), flag), *([getattr(t, name).detach() for name in names] or [t])]
-    return found
-
-
-def outcome(f: Callable, flags: tuple[bool, bool, bool], other: bool | tuple[bool, bool, bool]) -> list[Any]:
+def outcome(f: Callable, flags: tuple[bool, bool, bool], other: bool | tuple[bool, bool, bool]) -> tuple[Any, ...]:
+    """Results, which of them require grad, and all gradients."""
     torch.manual_seed(seeded(0))
     (x, of_x), (y, of_y) = made(flags), made(other)
     results = f(x, y)
     differentiable = [t for t in tree_leaves(results) if t.requires_grad]
     if differentiable:
         torch.autograd.backward(differentiable, [torch.ones_like(t) for t in differentiable])
-    return parts((results, [t.grad for t in (*of_x, *of_y)]))
+    return results, [t.requires_grad for t in tree_leaves(results)], [t.grad for t in (*of_x, *of_y)]
 
 
 # where no wrapper requires grad itself, what is inside is differentiated through
@@ -82,11 +75,5 @@ def test_gradients_are_those_of_eager_mode(case: str):
     name, flags, other = CASES[case]
     jitted = thunder.jit(PROGRAMS[name], transforms=[SubclassTransform()])
     for _ in range(2):
-        found, expected = outcome(jitted, flags, OTHERS[other]), outcome(PROGRAMS[name], flags, OTHERS[other])
-        assert len(found) == len(expected)
-        for a, b in zip(found, expected, strict=True):
-            if isinstance(b, torch.Tensor):
-                torch.testing.assert_close(a, b)
-            else:
-                assert a == b
+        assert_same(outcome(jitted, flags, OTHERS[other]), outcome(PROGRAMS[name], flags, OTHERS[other]))
     assert thunder.cache_misses(jitted) == 1

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.fuzz import wrappers
 from tests.seeds import crossed, seeded
+from tests.subclasses import assert_same
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -181,30 +182,21 @@ def drawn(kind: str, requires_grad: tuple[bool, bool] = (True, True)) -> list[to
     return [make(4, 4).requires_grad_(flag) for make, flag in zip(MAKERS[kind], requires_grad, strict=True)]
 
 
-def parts(value: Any) -> list[Any]:
-    """What is inside of a result, with types and flags."""
-    found: list[Any] = []
-    for t in tree_leaves(value):
-        names = t.__tensor_flatten__()[0] if hasattr(t, "__tensor_flatten__") else ()
-        flag = t.requires_grad if isinstance(t, torch.Tensor) else None
-        found += [(type(t), flag), *([getattr(t, name).detach() for name in names] or [t])]
-    return found
-
-
 def outcome(f: Callable, given: list[torch.Tensor]) -> list[Any]:
-    """Results, `.grad` of the inputs, and the gradients of all results together; what is raised, by its message."""
+    """Results, which require grad, `.grad` of the inputs, and the gradients of all results together; what is raised, by its message."""
     torch.manual_seed(seeded(4))
     try:
         results = f(*given)
     except RuntimeError as e:
         return [str(e)[:60]]
-    found = parts((results, [t.grad for t in given]))
-    differentiable = [t for t in tree_leaves(results) if t.requires_grad]
+    tensors = tree_leaves(results)
+    found = [results, [t.requires_grad for t in tensors], [t.grad for t in given]]
+    differentiable = [t for t in tensors if t.requires_grad]
     leaves = [t for t in given if t.requires_grad]
     if differentiable and leaves:
         try:
             cotangents = [torch.ones_like(t) for t in differentiable]
-            found += parts(grad(differentiable, leaves, cotangents, allow_unused=True))
+            found.append(grad(differentiable, leaves, cotangents, allow_unused=True))
         except RuntimeError as e:
             found.append(str(e)[:60])
     return found
@@ -213,13 +205,7 @@ def outcome(f: Callable, given: list[torch.Tensor]) -> list[Any]:
 def check(f: Callable, given: Callable[[], list[torch.Tensor]]) -> None:
     jitted = thunder.jit(f, transforms=[SubclassTransform()])
     for _ in range(2):
-        found, expected = outcome(jitted, given()), outcome(f, given())
-        assert len(found) == len(expected)
-        for a, b in zip(found, expected, strict=True):
-            if isinstance(b, torch.Tensor):
-                torch.testing.assert_close(a, b)
-            else:
-                assert a == b
+        assert_same(outcome(jitted, given()), outcome(f, given()))
 
 
 @pytest.mark.parametrize(("name", "kind"), crossed(PROGRAMS, MAKERS))
@@ -253,10 +239,7 @@ def test_in_a_call_without_gradients():
     jitted = thunder.jit(f, transforms=[SubclassTransform()])
     for mode in (torch.no_grad, torch.no_grad, torch.enable_grad):
         with mode():
-            found, expected = (parts(g(*drawn("a pair and a plain one"))) for g in (jitted, f))
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b) if isinstance(b, torch.Tensor) else None
-            assert isinstance(b, torch.Tensor) or a == b or mode is torch.no_grad  # results of the call require none
+            assert_same(jitted(*drawn("a pair and a plain one")), f(*drawn("a pair and a plain one")))
 
 
 def asks(drawn: wrappers.WrapperProgram) -> bool:
