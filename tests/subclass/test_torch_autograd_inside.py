@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SplitBiasTransform, SubclassTransform
 import thunder
 
 CASES: dict[str, Callable] = {}
@@ -184,7 +184,7 @@ def outcome(f: Callable, net: nn.Module, x: torch.Tensor) -> Any:
     return [t.detach() for t in found], [t.requires_grad for t in found], gradients
 
 
-@pytest.mark.parametrize(("name", "transform"), crossed(CASES, [SubclassTransform, NormTransform]))
+@pytest.mark.parametrize(("name", "transform"), crossed(CASES, [SubclassTransform, NormTransform, CheckpointTransform, SplitBiasTransform]))
 def test_programs_are_those_of_eager_mode(name, transform):
     net, x = drawn()
     program = CASES[name]

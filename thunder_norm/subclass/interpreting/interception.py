@@ -74,7 +74,8 @@ class Watching(Participant):
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
-        if fn is getattr and (asked := _asked_of_history(args)) is not None:
+        asked = _asked_of_history(args) if fn is getattr else "requires_grad" if fn is torch.autograd.grad else None
+        if asked is not None:
             vars(get_compile_data()).setdefault(_ASKS_FOR_HISTORY, set()).add(asked)
         found = (
             selections.lookaside(fn, args, kwargs)
