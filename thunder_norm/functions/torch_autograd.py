@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.functions.batching import evaluate_vmap, with_batch
 from thunder_norm.functions.calls import write_operations
 from thunder_norm.functions.interpreted import active_level, as_it_is, value_of
-from thunder_norm.functions.programs import described, detach, is_complex, is_differentiable
+from thunder_norm.functions.programs import anew, described, detach, is_complex, is_differentiable, program_of
 from thunder_norm.functions.reverse import pullback_of
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
@@ -63,7 +64,13 @@ def _grad(outputs: WrappedValue, inputs: WrappedValue, *args: WrappedValue, **kw
     if meets_wrapper or is_replaced or _goes_another_way(itertools.chain(*scopes), of["inputs"]):  # a cotangent may be a wrapper
         return _from_the_first(acquisition)
     options["create_graph"] = options["create_graph"] and is_grad_enabled()
-    return write_operations(lambda: _written(of["outputs"], of["inputs"], cotangents, options), inputs)
+    names = tuple(values["inputs"]) if isinstance(values["inputs"], dict) else None
+
+    def written() -> Any:
+        found = _written(of["outputs"], of["inputs"], cotangents, options)
+        return found if names is None else dict(zip(names, found, strict=True))
+
+    return write_operations(written, inputs)
 
 
 def _of_followed(acquisition: Acquisition) -> Callable:
@@ -82,19 +89,22 @@ def _from_the_first(acquisition: Acquisition) -> Any:
 
 
 def _listed(value: Any) -> Sequence[Any]:
+    """Tensors, of a dict its values, as torch takes them since 2.15."""
+    if isinstance(value, dict):
+        value = value.values()
     return () if value is None else (value,) if isinstance(value, TensorProxy) else tuple(value)
 
 
 def _checked(of: dict[str, Sequence[Any]], options: dict[str, Any], acquisition: Any) -> list[TensorProxy | None]:
     """The cotangents of the outputs, None for those of one entry, with the errors of torch."""
-    if options["is_grads_batched"]:
-        raise _refused("torch.autograd.grad with is_grads_batched", "vmap of a function that calls it for one")
     if not options["only_inputs"]:
         raise ValueError("only_inputs argument is deprecated and is ignored now (defaults to True)")
     if options["allow_unused"] is False and options["materialize_grads"]:
         raise ValueError(
             "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
         )
+    if not of["inputs"]:
+        raise RuntimeError("`inputs` argument to `grad()` cannot be empty.")
     if not all(isinstance(v, TensorProxy) for v in (*of["outputs"], *of["inputs"])):
         raise _refused("torch.autograd.grad of what is no tensor", "tensors, or tuples and lists of them")
     cotangents = list(of["grad_outputs"]) or [None] * len(of["outputs"])
@@ -107,10 +117,13 @@ def _checked(of: dict[str, Sequence[Any]], options: dict[str, Any], acquisition:
             raise RuntimeError("grad can be implicitly created only for scalar outputs")
         if ct is None and is_complex(out):
             raise RuntimeError("grad can be implicitly created only for real scalar outputs but got " + described(out))
-        if ct is not None and tuple(ct.shape) != tuple(out.shape):
-            raise RuntimeError(
-                f"Mismatch in shape: grad_output[{i}] has a shape of {tuple(ct.shape)} and output[{i}] has a shape of {tuple(out.shape)}."
-            )
+        if ct is None and options["is_grads_batched"]:
+            raise ValueError("is_grads_batched=True with an output that has no grad_output: there is no batch of it")
+        given = () if ct is None else tuple(ct.shape)[1:] if options["is_grads_batched"] else tuple(ct.shape)
+        if ct is not None and (given != tuple(out.shape) or (options["is_grads_batched"] and not ct.ndim)):
+            said = f"grad_output[{i}] has a shape of {tuple(ct.shape)} and output[{i}] has a shape of {tuple(out.shape)}."
+            of_batch = "If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the batch dimension: "
+            raise RuntimeError(of_batch + said if options["is_grads_batched"] else "Mismatch in shape: " + said)
         if ct is not None and is_complex(ct) != is_complex(out):
             raise RuntimeError("For complex Tensors, both grad_output and output are required to have the same dtype.")
     if not all(acquisition.autograd.requires_grad(v) for v in of["inputs"]):
@@ -126,7 +139,7 @@ def _written(
         ltorch.ones_like(v) if ct is None else ltorch.to(ct, dtypes.to_torch_dtype(v.dtype))
         for v, ct in zip(outputs, given, strict=False)
     ]
-    found = list(pullback(cotangents))
+    found = _pulled_back_in_batch(pullback, outputs, cotangents) if options["is_grads_batched"] else list(pullback(cotangents))
     for i, (gradient, v) in enumerate(zip(found, inputs, strict=True)):
         if gradient is not None:
             continue
@@ -140,6 +153,24 @@ def _written(
     if not options["create_graph"]:
         detach(found)
     return tuple(found)
+
+
+def _pulled_back_in_batch(
+    pullback: Callable, outputs: Sequence[TensorProxy], cotangents: Sequence[TensorProxy]
+) -> list[TensorProxy | None]:
+    is_found: list[bool] = []
+
+    def back(*of_one: TensorProxy) -> list[TensorProxy]:
+        gradients = pullback(of_one)
+        is_found[:] = [g is not None for g in gradients]
+        return [g for g in gradients if g is not None]
+
+    program = program_of(back, anew(outputs))
+    size, given = cotangents[0].shape[0], [*cotangents, *program.args[len(outputs) :]]
+    in_dims = [0] * len(outputs) + [None] * (len(given) - len(outputs))
+    found, out_dims = evaluate_vmap(program, given, in_dims, size, "same")
+    batches = iter([with_batch(size, g, d) for g, d in zip(found, out_dims, strict=True)])
+    return [next(batches) if is_there else None for is_there in is_found]
 
 
 def _goes_another_way(operations: Iterable[BoundSymbol], inputs: Sequence[TensorProxy]) -> bool:
