@@ -146,3 +146,15 @@ def unflattened(cls: type, inner: dict[str, torch.Tensor], ctx: Any, shape: torc
     found = _registered.get(cls)
     unflatten = cls.__tensor_unflatten__ if found is None else found.unflatten  # pyright: ignore[reportAttributeAccessIssue]
     return unflatten(inner, ctx, shape, stride)
+
+
+def is_of_users(cls: type) -> bool:
+    """Whether it is a class of tensors, and none of torch's own."""
+    return cls.__module__.partition(".")[0] != "torch" and issubclass(cls, torch.Tensor)
+
+
+def gives_its_class(cls: type) -> bool:
+    """Whether it is a class of a user's that does not dispatch, which results of torch's functions may be of: a tensor of it times two is one."""
+    if not is_of_users(cls) or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return False
+    return cls.__torch_function__ is not torch._C._disabled_torch_function_impl

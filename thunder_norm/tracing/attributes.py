@@ -58,8 +58,10 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
             return tensor_attributes.data_of
         if tensor_attributes.is_unknown_gradient(*args[:2]):
             return tensor_attributes.gradient_of
-        if type(args[0].value) is TensorProxy and (of_class := tensor_classes.method(args[0], args[1].value)) is not None:
-            return of_class
+        if type(args[0].value) is TensorProxy and not tensor_attributes.is_users(*args[:2]):
+            of_class = tensor_classes.method(args[0], args[1].value)
+            if of_class is not None:
+                return of_class
         if args[1].value == "__dict__" and not is_simple(args[0].value) and not is_new(args[0]):
             return _own_dict
         if type(args[1].value) is str and not isinstance(args[0].value, _HOLDS_NO_CODE):

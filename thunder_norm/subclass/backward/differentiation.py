@@ -352,7 +352,9 @@ def _backward(
                 {"allow_unused": True, "retain_graph": False},
             )
         except Exception as e:
-            if "backward through the graph a second time" in str(e):  # torch's own error, in each backward: the program has freed it
+            if "backward through the graph a second time" in str(
+                e
+            ):  # torch's own error, in each backward: the program has freed it
                 raise
             raise untraceable_backward(segments[-1].name, recorder.last_on_wrappers, e) from e
         segments[-1:] = _closed(segments[-1:], recorder)

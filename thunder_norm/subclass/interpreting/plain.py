@@ -22,11 +22,13 @@ from thunder_norm.subclass.backward.given_attributes import attribute_of_input
 from thunder_norm.subclass.interpreting import agreement
 from thunder_norm.subclass.interpreting.attributes import address_refused, from_user
 from thunder_norm.subclass.interpreting.operations import torch_callable
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.guarding.layouts import guard_layout, guard_put_off
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
+from thunder_norm.tracing.torch_functions import result_classes
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -158,7 +160,8 @@ def _type(acquisition: Acquisition | None, obj: WrappedValue) -> Any:
     real = _real(acquisition, obj)
     if real is not None:
         _guard_type(obj, real)
-    return wrapped_result(torch.Tensor if real is None else type(real), [obj.provenance])
+    example = result_classes.example_of(obj.value) if real is None else real
+    return wrapped_result(torch.Tensor if example is None else type(example), [obj.provenance])
 
 
 def _is_instance(acquisition: Acquisition | None, obj: WrappedValue, cls: WrappedValue) -> Any:
@@ -166,7 +169,8 @@ def _is_instance(acquisition: Acquisition | None, obj: WrappedValue, cls: Wrappe
     real, expected = _real(acquisition, obj), unwrap(cls)
     if real is not None:
         _guard_type(obj, real)
-    result = isinstance(_like(obj.value) if real is None else real, expected)
+    example = result_classes.example_of(obj.value) if real is None else real
+    result = isinstance(_like(obj.value) if example is None else example, expected)
     return wrapped_result(result, [obj.provenance, cls.provenance])
 
 
@@ -179,7 +183,11 @@ def _like(proxy: TensorProxy) -> torch.Tensor:
 def _has_attribute(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue) -> Any:
     """Called for ``hasattr(t, name)``."""
     real = _real(acquisition, obj)
-    return wrapped_result(hasattr(torch.Tensor if real is None else real, unwrap(name)), [obj.provenance, name.provenance])
+    example = result_classes.example_of(obj.value) if real is None else real
+    found = hasattr(torch.Tensor if example is None else example, unwrap(name))
+    if real is not None and type(real) not in (torch.Tensor, torch.nn.Parameter):
+        guards.note(obj, "has", unwrap(name), found)
+    return wrapped_result(found, [obj.provenance, name.provenance])
 
 
 def _real(acquisition: Acquisition | None, obj: WrappedValue) -> torch.Tensor | None:

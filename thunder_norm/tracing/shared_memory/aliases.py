@@ -19,11 +19,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.shared_memory.views import makes_view
 from thunder_norm.tracing.shared_memory.writes import targets
+from thunder_norm.wrapper_classes import gives_its_class, is_of_users
 from thunder.core import dtypes, prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import TensorProxy, Variable, variableify
@@ -45,6 +47,9 @@ class _Aliases:
     inputs: dict[int, tuple[Any, torch.Tensor]] = field(
         default_factory=dict
     )  # by the id of what their proxies have as history, and with it
+    of_classes: dict[int, torch.Tensor] = field(
+        default_factory=dict
+    )  # of these, what is of a class derived from torch.Tensor that gives results its class
     groups: list[list[str]] = field(default_factory=list)  # the names of those that stand for each other
     refused: UnsupportedOpError | None = None  # where one that is written shares some of its elements, or a memory and no history
 
@@ -63,6 +68,7 @@ def noted() -> Iterator[None]:
         yield
     finally:
         found.inputs.clear()
+        found.of_classes.clear()
         _current.reset(token)
 
 
@@ -71,12 +77,29 @@ def note(x: torch.Tensor, history: Any) -> None:
     aliases = _current.get()
     if aliases is not None:
         aliases.inputs[id(history)] = history, x
+        if is_of_users(type(x)):
+            guards.note_at(history, "type", None, type(x))
+        if gives_its_class(type(x)):
+            aliases.of_classes[id(history)] = x
 
 
 def noted_tensors() -> list[torch.Tensor]:
     """The input tensors that were met so far."""
     aliases = _current.get()
     return [] if aliases is None else [x for _, x in aliases.inputs.values()]
+
+
+def noted_of_classes() -> dict[int, torch.Tensor]:
+    """Of the inputs met so far those of a class that does not dispatch and gives results its class, by the id of what their proxies have as history."""
+    aliases = _current.get()
+    return {} if aliases is None else aliases.of_classes
+
+
+def way_to(key: int) -> Any:
+    """What the proxy of an input has as history, by its id."""
+    aliases = _current.get()
+    assert aliases is not None
+    return aliases.inputs[key][0]
 
 
 def storage_of(proxy: TensorProxy) -> int:

@@ -8,7 +8,8 @@ reach the dispatcher are compared.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -56,8 +57,8 @@ def check(trace: TraceCtx, inputs: Iterable[torch.Tensor]) -> None:
         for function in _ASKED:
             _compare(x, function, (like,), {})
         for bsym in trace.bound_symbols:
-            args, kwargs = _on_meta((bsym.args, bsym.kwargs))
-            for function in _functions_of(bsym):
+            args, kwargs = on_meta((bsym.args, bsym.kwargs))
+            for function in functions_of(bsym):
                 if function.__name__.startswith("__"):  # an operator, with its operands alone, or reflected
                     _compare(x, function, args, {})
                     _compare(x, function, args[::-1], {})
@@ -80,40 +81,44 @@ def _says_itself(cls: type) -> bool:
     return not is_wrapper and overrides_torch_function(cls) and cls.__torch_function__.__module__.partition(".")[0] != "torch"
 
 
-def _functions_of(bsym: BoundSymbol) -> list[Callable]:
-    """What a program may have called for an operation of its trace: a function, a method, an operator."""
-    name = bsym.sym.name.rpartition(".")[2]
+def functions_of(bsym: BoundSymbol) -> list[Callable]:
+    """What a program may have called for an operation of its trace, and what may run for it: a function, a method, an operator, in place or not."""
+    name = bsym.sym.name.rpartition(".")[2].rstrip("_")
     names = (name, f"{name}_", *(f"__{kind}{base}__" for base in _OPERATORS.get(name, (name,)) for kind in ("", "r", "i")))
     found = [getattr(place, n, None) for n in names for place in _PLACES]
     return list({id(f): f for f in found if callable(f)}.values())
 
 
-def _on_meta(tree: Any) -> Any:
+def on_meta(tree: Any, examples: Mapping[str, torch.Tensor] = MappingProxyType({})) -> Any:
+    """Arguments for torch's functions: for proxies the `examples` that have their names, or plain tensors on the meta device."""
+
     def made(v: Any) -> Any:
         if isinstance(v, TensorProxy):
+            if v.name in examples:
+                return examples[v.name]
             return torch.empty(tuple(map(int, v.shape)), dtype=for_torch(v.dtype), device="meta")
         return torch.device("meta") if isinstance(v, devices.Device) else for_torch(v)
 
     return map_leaves(made, tree)
 
 
+def of_class(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor like a plain one that is of the class of `x`, with its attributes."""
+    with torch._C.DisableTorchFunctionSubclass():
+        made = torch.Tensor._make_subclass(type(x), like)
+    made.__dict__.update(vars(x))
+    return made
+
+
 def _compare(x: torch.Tensor, function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
     """Refuse where a class does something else than torch with a function."""
-
-    def of_class(v: Any) -> Any:
-        if not isinstance(v, torch.Tensor):
-            return v
-        made = v.detach().as_subclass(type(x))
-        made.__dict__.update(vars(x))
-        return made
-
     with _disable_current_modes(), torch.no_grad():
         try:
             wanted = _logged(function, *tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) else v, (args, kwargs)))
         except Exception:  # noqa: BLE001 - not what stands behind the operation
             return
         try:
-            found = _logged(function, *tree_map(of_class, (args, kwargs)))
+            found = _logged(function, *tree_map(lambda v: of_class(x, v) if isinstance(v, torch.Tensor) else v, (args, kwargs)))
         except Exception as e:
             raise _refused(type(x), function, f"it raises {type(e).__name__}: {e}") from e
     if found != wanted:

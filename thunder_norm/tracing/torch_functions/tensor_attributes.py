@@ -39,8 +39,10 @@ def is_users(obj: WrappedValue, name: WrappedValue) -> bool:
     tensor = obj.original_value
     if type(obj.value) is TensorProxy and _set_of(obj, name) is not MISSING:
         return True
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or type(name.value) is not str:
+    if not isinstance(tensor, torch.Tensor) or type(name.value) is not str:
         return False
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return name.value in vars(tensor) and guards.is_guarded(obj)
     return name.value not in obj.attribute_wrappers and not hasattr(type(tensor), name.value) and guards.is_guarded(obj)
 
 

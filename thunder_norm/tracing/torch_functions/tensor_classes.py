@@ -14,10 +14,17 @@ import torch
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
 from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding.bindable import executor
 from thunder_norm.tracing.guarding.classes import MISSING, in_classes
+from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.shared_memory import aliases
+from thunder_norm.tracing.torch_functions import result_classes
+from thunder_norm.wrapper_classes import is_of_users
+from thunder.core import prims
 from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, populate_attribute_wrapper, wrap_const
 from thunder.core.proxies import TensorProxy
+from thunder.core.trace import TraceCtx
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _OF_TENSORS = frozenset(torch.Tensor.__mro__) | _PLAIN
@@ -30,15 +37,46 @@ def method(obj: WrappedValue, name: Any) -> Callable | None:
     """What to call for `getattr` of an input whose class has a method or property of its own under `name`; None otherwise."""
     if name == "as_subclass" and type(obj.value) is TensorProxy:
         return refused
-    cls = type(obj.original_value)
-    if cls in _PLAIN or type(obj.value) is not TensorProxy or not _is_plain_class(cls) or name in _AS_TORCHS:
+    cls, example = type(obj.original_value), None
+    if cls in _PLAIN or type(obj.value) is not TensorProxy or name in _AS_TORCHS:
         return None
+    if not issubclass(cls, torch.Tensor) and aliases.noted_of_classes():
+        example = result_classes.example_of(obj.value)
+        cls = type(example)
+    if not _is_plain_class(cls):
+        return None
+    if example is not None and name in vars(example):
+        return lambda *_: wrap_const(vars(example)[name])
     found = in_classes(_own(cls), name)
     if isinstance(found, FunctionType):
         return functools.partial(_bound, found)
     if isinstance(found, property) and found.fget is not None:
         return functools.partial(_computed, found.fget)
     return None if found is MISSING else functools.partial(_of_class, cls)
+
+
+def check_classes_of_plain_tensors(*tensors: torch.Tensor) -> None:
+    """Guard: inputs traced as tensors of torch's own classes are of such."""
+    if not _PLAIN.issuperset(map(type, tensors)):
+        other = next((type(t) for t in tensors if is_of_users(type(t))), None)
+        if other is not None:
+            raise GuardError(f"expected a plain tensor, got {other.__name__}")
+
+
+_check = executor.register_operator(
+    "check_classes_of_plain_tensors",
+    meta=lambda *tensors: None,
+    fn=check_classes_of_plain_tensors,
+    tags=(prims.OpTags.DONT_DCE,),
+)
+
+
+def guard(prologue: TraceCtx) -> None:
+    """Have a prologue tell plain tensors from those of a user's class: Thunder's own check accepts any."""
+    checks = [b for b in prologue.bound_symbols if b.sym.id == prims.PrimIDs.CHECK_TENSOR_SHAPE_AND_METADATA]
+    tensors = [p for b in checks if type(p := b.args[0]) is TensorProxy and not is_of_users(type(aliases.given_as(p)))]
+    if tensors:
+        prologue.bound_symbols.insert(len(prologue.bound_symbols) - 1, _check.bind(*tensors, output=None))
 
 
 def makes_one(fn: Callable, args: Sequence[WrappedValue]) -> bool:
@@ -79,24 +117,26 @@ def refused(*_: WrappedValue, **__: WrappedValue) -> Any:
     )
 
 
-def _noted(obj: WrappedValue) -> None:
-    guards.note(obj, "type", None, type(obj.original_value))
+def _noted(obj: WrappedValue, name: str) -> None:
+    if isinstance(obj.original_value, torch.Tensor):
+        guards.note(obj, "type", None, type(obj.original_value))
+        guards.note(obj, "not own", name, None)
 
 
-def _bound(function: FunctionType, obj: WrappedValue, *_: WrappedValue) -> WrappedValue:
-    _noted(obj)
+def _bound(function: FunctionType, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> WrappedValue:
+    _noted(obj, name.value)
     bound = wrap_const(MethodType(function, obj.value))
     populate_attribute_wrapper(bound, "__self__", obj)
     return bound
 
 
-def _computed(getter: Callable, obj: WrappedValue, *_: WrappedValue) -> Any:
-    _noted(obj)
+def _computed(getter: Callable, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    _noted(obj, name.value)
     return _interpret_call(getter, obj)
 
 
 def _of_class(cls: type, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
-    _noted(obj)
+    _noted(obj, name.value)
     return _interpret_call(getattr, wrap_const(cls), name)
 
 
