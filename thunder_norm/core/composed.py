@@ -30,7 +30,7 @@ from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
 from thunder_norm.core.vertices import LARGEST, Root, Vertex
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.trees import flat_tensors
+from thunder_norm.trees import flat_tensors, map_tensors
 
 # Slopes and movements beyond it are of no use to anyone, and products of a few are no numbers.
 _HUGE = 1e100
@@ -108,6 +108,13 @@ class Call:
         with unwatched():
             return self.body(*args, **kwargs)
 
+    def with_parameters_fixed(self) -> Call:
+        """The same where what is made of parameters is as it is, if anything else moves: of their own movements the norm rule says the rest."""
+        if all(x._is_of_parameters for x in self.moving) or not any(x._is_of_parameters for x in self.moving):
+            return self
+        args, kwargs, given = map_tensors(_as_it_is, (self.args, self.kwargs, self.given))
+        return Call(args, kwargs, given, self.results, self.body)
+
     @functools.cached_property
     def moving(self) -> list[NormedTensor]:
         """The arguments that move, each once."""
@@ -134,6 +141,10 @@ def is_composed() -> bool:
 def moves(x: Any) -> TypeGuard[NormedTensor]:
     """Whether a value is a normed tensor that carries a perturbation."""
     return isinstance(x, NormedTensor) and x.perturbation_size is not None
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x.backing.detach() if isinstance(x, NormedTensor) and x._is_of_parameters else x
 
 
 def is_fixed(x: Any) -> bool:
@@ -183,6 +194,7 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
     if rule is None or not call.moving or not call.results or not all(_has_rows(y) for y in call.results):
         return
     with _disable_current_modes():  # they are about the program, and this is thousands of operations on matrices of ours
+        call = call.with_parameters_fixed()
         made = rule(call)
         if made is None:
             return
