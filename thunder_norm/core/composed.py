@@ -25,7 +25,7 @@ from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.lengths import length
 from thunder_norm.core.nonfinite import settled
-from thunder_norm.core.perturbations import Rest, is_more
+from thunder_norm.core.perturbations import Rest, lesser
 from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
 from thunder_norm.core.vertices import LARGEST, Root, Vertex
@@ -38,6 +38,8 @@ _HUGE = 1e100
 _FAR = 1.5
 # Roots a tensor's movement is made of.
 _MOST_ROOTS = 4
+# The same of those that do not move, beside others that do.
+_MOST_AT_REST = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,12 +228,13 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
     if not moved.item() <= _HUGE:
         return
     by_rule = y.perturbation_size
-    if is_limited := by_rule is not None and _may_be_less(y, made) and is_more(moved, by_rule):
-        if (made.besides or made.parts) and isinstance(y, RMSTensor | L2Tensor) and moved.item() > _FAR * by_rule.item():
+    # of products, say, a norm rule may say less; what is made of this may still move less by what is known of entries
+    least = lesser(moved, by_rule) if by_rule is not None and _may_be_less(y, made) else moved
+    if by_rule is not None and least is not moved and (made.besides or made.parts) and isinstance(y, RMSTensor | L2Tensor):
+        if moved.item() > _FAR * by_rule.item():
             return  # the norm rule has one constant for all points, which is less this far from the data
-        moved = by_rule  # of products, say; what is made of this may still move less by what is known of entries
-    y.perturbation_size = moved
-    y._spread = Spread(made.ndim, tuple(_few(y, made.ndim, parts)), is_limited)
+    y.perturbation_size = least
+    y._spread = Spread(made.ndim, tuple(_few(parts)), least is not moved)
 
 
 def _may_be_less(y: NormedTensor, made: Made) -> bool:
@@ -254,8 +257,11 @@ def moves_within(y: NormedTensor, ndim: int, parts: Sequence[Vertex]) -> None:
     """Let y, whose norm rule has said how far it moves, be known to move as these parts do, for features of its last `ndim` dimensions."""
     with _disable_current_modes():
         moved = _size(y, ndim, parts)
-        if y.perturbation_size is not None and moved.item() <= _HUGE and not is_more(moved, y.perturbation_size):
-            y.perturbation_size, y._spread = moved, Spread(ndim, tuple(_few(y, ndim, parts)))
+        if y.perturbation_size is None or not moved.item() <= _HUGE:
+            return
+        least = lesser(moved, y.perturbation_size)
+        if least is not y.perturbation_size:
+            y.perturbation_size, y._spread = least, Spread(ndim, tuple(_few(parts)), least is not moved)
 
 
 def _row_of(y: NormedTensor, ndim: int, size: int) -> float:
@@ -300,12 +306,24 @@ def _times(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
     return settled(length.to(size.device) * size, (length, size), 0.0)
 
 
-def _few(y: NormedTensor, ndim: int, parts: Sequence[Vertex]) -> Iterator[Vertex]:
-    """Not too many parts: the last ones become one, which moves as far as they do together, in any direction."""
-    if len(parts) <= _MOST_ROOTS:
+def _few(parts: Sequence[Vertex]) -> Iterator[Vertex]:
+    """Not too many parts: the last ones become one, which moves as far as they do together, in any direction.
+
+    What does not move but might (parameters of a report) takes no place of what moves.
+    """
+    moving = [v for v in parts if v.root.size.item() > 0]
+    if not moving:
+        yield from _first_of(parts, _MOST_ROOTS)
+        return
+    yield from _first_of(moving, _MOST_ROOTS)
+    yield from _first_of([v for v in parts if not v.root.size.item() > 0], _MOST_AT_REST)
+
+
+def _first_of(parts: Sequence[Vertex], most: int) -> Iterator[Vertex]:
+    if len(parts) <= most:
         yield from parts
         return
-    yield from parts[: _MOST_ROOTS - 1]
-    rest = parts[_MOST_ROOTS - 1 :]
+    yield from parts[: most - 1]
+    rest = parts[most - 1 :]
     total = functools.reduce(torch.add, (_times(v.ellipsoid.length, v.root.size) for v in rest))
     yield Vertex(Root(total), rest[0].size, given=Ellipsoid.ball(rest[0].size, 1.0))
