@@ -85,15 +85,15 @@ def lesser(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     leaves = list(dict.fromkeys((*by_a, *by_b)))
     if len(leaves) < 2 and (a.item() or b.item()):
         return a if a.item() <= b.item() else b
-    rates = [_rates(t, leaves) for t in (a, b)]
-    if rates[0] is None or rates[1] is None:
+    of_a, of_b = _rates(a, leaves), _rates(b, leaves)
+    if of_a is None or of_b is None:
         return a if a.item() <= b.item() else b
-    is_less = [r.item() <= s.item() * (1 + 1e-9) for r, s in zip(*rates, strict=True)]
-    if all(is_less):
+    pairs = list(zip(of_a, of_b, strict=True))
+    if all(r.item() <= s.item() * (1 + 1e-9) for r, s in pairs):
         return a
-    if all(s.item() <= r.item() for r, s in zip(*rates, strict=True)):
+    if all(s.item() <= r.item() for r, s in pairs):
         return b
-    chosen = (r if of_a else s for of_a, r, s in zip(is_less, *rates, strict=True))
+    chosen = (r if r.item() <= s.item() else s for r, s in pairs)
     return functools.reduce(torch.add, (leaf * rate for leaf, rate in zip(leaves, chosen, strict=True)))
 
 
