@@ -173,6 +173,14 @@ def test_what_becomes_infinite_and_makes_a_difference_is_infinite():
         assert bound_of(program, torch.randn(3, 4), torch.bfloat16) == math.inf
 
 
+def test_infinity_that_is_not_a_number_later_is_typical_too():
+    """A softmax of logits far apart has no derivative, and of two that are infinite it is NaN: predicted was no error at all."""
+    x = torch.tensor([[1.0, 2.0, -3.0]])
+    jm = thunder.jit(lambda x: torch.softmax(x * 1e5, -1), transforms=[NormTransform()])
+    found = norm_report(jm, RMSTensor.of(x), precision=torch.float16).precision
+    assert math.isnan(found.measured) and found.bound == found.typical == math.inf
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_output_is_sensitive_to_what_is_inside_of_what_one_rule_knows(name):
     """A report had 0 there: the whole moves with its input."""

@@ -25,12 +25,12 @@ from thunder_norm.core.ellipsoids import Ellipsoid, LinearMap
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.lengths import length
 from thunder_norm.core.nonfinite import settled
-from thunder_norm.core.perturbations import Rest, is_more
+from thunder_norm.core.perturbations import Rest, lesser
 from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
 from thunder_norm.core.vertices import LARGEST, Root, Vertex
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.trees import flat_tensors
+from thunder_norm.trees import flat_tensors, map_tensors
 
 # Slopes and movements beyond it are of no use to anyone, and products of a few are no numbers.
 _HUGE = 1e100
@@ -38,6 +38,8 @@ _HUGE = 1e100
 _FAR = 1.5
 # Roots a tensor's movement is made of.
 _MOST_ROOTS = 4
+# The same of those that do not move, beside others that do.
+_MOST_AT_REST = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +110,13 @@ class Call:
         with unwatched():
             return self.body(*args, **kwargs)
 
+    def with_parameters_fixed(self) -> Call:
+        """The same where what is made of parameters is as it is, if anything else moves: of their own movements the norm rule says the rest."""
+        if all(x._is_of_parameters for x in self.moving) or not any(x._is_of_parameters for x in self.moving):
+            return self
+        args, kwargs, given = map_tensors(_as_it_is, (self.args, self.kwargs, self.given))
+        return Call(args, kwargs, given, self.results, self.body)
+
     @functools.cached_property
     def moving(self) -> list[NormedTensor]:
         """The arguments that move, each once."""
@@ -134,6 +143,10 @@ def is_composed() -> bool:
 def moves(x: Any) -> TypeGuard[NormedTensor]:
     """Whether a value is a normed tensor that carries a perturbation."""
     return isinstance(x, NormedTensor) and x.perturbation_size is not None
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x.backing.detach() if isinstance(x, NormedTensor) and x._is_of_parameters else x
 
 
 def is_fixed(x: Any) -> bool:
@@ -183,6 +196,7 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
     if rule is None or not call.moving or not call.results or not all(_has_rows(y) for y in call.results):
         return
     with _disable_current_modes():  # they are about the program, and this is thousands of operations on matrices of ours
+        call = call.with_parameters_fixed()
         made = rule(call)
         if made is None:
             return
@@ -214,12 +228,13 @@ def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
     if not moved.item() <= _HUGE:
         return
     by_rule = y.perturbation_size
-    if is_limited := by_rule is not None and _may_be_less(y, made) and is_more(moved, by_rule):
-        if (made.besides or made.parts) and isinstance(y, RMSTensor | L2Tensor) and moved.item() > _FAR * by_rule.item():
+    # of products, say, a norm rule may say less; what is made of this may still move less by what is known of entries
+    least = lesser(moved, by_rule) if by_rule is not None and _may_be_less(y, made) else moved
+    if by_rule is not None and least is not moved and (made.besides or made.parts) and isinstance(y, RMSTensor | L2Tensor):
+        if moved.item() > _FAR * by_rule.item():
             return  # the norm rule has one constant for all points, which is less this far from the data
-        moved = by_rule  # of products, say; what is made of this may still move less by what is known of entries
-    y.perturbation_size = moved
-    y._spread = Spread(made.ndim, tuple(_few(y, made.ndim, parts)), is_limited)
+    y.perturbation_size = least
+    y._spread = Spread(made.ndim, tuple(_few(parts)), least is not moved)
 
 
 def _may_be_less(y: NormedTensor, made: Made) -> bool:
@@ -242,8 +257,11 @@ def moves_within(y: NormedTensor, ndim: int, parts: Sequence[Vertex]) -> None:
     """Let y, whose norm rule has said how far it moves, be known to move as these parts do, for features of its last `ndim` dimensions."""
     with _disable_current_modes():
         moved = _size(y, ndim, parts)
-        if y.perturbation_size is not None and moved.item() <= _HUGE and not is_more(moved, y.perturbation_size):
-            y.perturbation_size, y._spread = moved, Spread(ndim, tuple(_few(y, ndim, parts)))
+        if y.perturbation_size is None or not moved.item() <= _HUGE:
+            return
+        least = lesser(moved, y.perturbation_size)
+        if least is not y.perturbation_size:
+            y.perturbation_size, y._spread = least, Spread(ndim, tuple(_few(parts)), least is not moved)
 
 
 def _row_of(y: NormedTensor, ndim: int, size: int) -> float:
@@ -288,12 +306,24 @@ def _times(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
     return settled(length.to(size.device) * size, (length, size), 0.0)
 
 
-def _few(y: NormedTensor, ndim: int, parts: Sequence[Vertex]) -> Iterator[Vertex]:
-    """Not too many parts: the last ones become one, which moves as far as they do together, in any direction."""
-    if len(parts) <= _MOST_ROOTS:
+def _few(parts: Sequence[Vertex]) -> Iterator[Vertex]:
+    """Not too many parts: the last ones become one, which moves as far as they do together, in any direction.
+
+    What does not move but might (parameters of a report) takes no place of what moves.
+    """
+    moving = [v for v in parts if v.root.size.item() > 0]
+    if not moving:
+        yield from _first_of(parts, _MOST_ROOTS)
+        return
+    yield from _first_of(moving, _MOST_ROOTS)
+    yield from _first_of([v for v in parts if not v.root.size.item() > 0], _MOST_AT_REST)
+
+
+def _first_of(parts: Sequence[Vertex], most: int) -> Iterator[Vertex]:
+    if len(parts) <= most:
         yield from parts
         return
-    yield from parts[: _MOST_ROOTS - 1]
-    rest = parts[_MOST_ROOTS - 1 :]
+    yield from parts[: most - 1]
+    rest = parts[most - 1 :]
     total = functools.reduce(torch.add, (_times(v.ellipsoid.length, v.root.size) for v in rest))
     yield Vertex(Root(total), rest[0].size, given=Ellipsoid.ball(rest[0].size, 1.0))

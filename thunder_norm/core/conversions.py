@@ -145,7 +145,7 @@ def convert(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims | None
     perturbation = x.perturbation_size if c == 1 or x.perturbation_size is None else x.perturbation_size * c
     out = kind._wrap(x.backing, size, perturbation, dims)
     out._range, out._facts = x._range, fact_of_entries(x._facts)
-    out._spread = x._spread
+    out._spread, out._is_of_parameters = x._spread, x._is_of_parameters
     out._inside = x._inside if c == 1 or x._inside is None else x._inside * c
     out._away = None if x._away is None else convert(x._away, kind, dims)
     return out

@@ -283,6 +283,9 @@ def apply_rule(
         out = attach(op, rule, prepared, result, real, args, kwargs)
         if op.fact_rule is not None and isinstance(out, NormedTensor):
             out._facts = of_floats(op.fact_rule, prepared.args, prepared.kwargs, out)
+        of_parameters = all(x._is_of_parameters for x in normed_in((args, kwargs)))
+        for x in normed_in(out):
+            x._is_of_parameters = of_parameters and x.perturbation_size is not None
         if is_composed():
             compose(op.movement_rule, Call(args, kwargs, given, normed_in(out), body), Rest(op, rule, prepared, stated))
     if op.range_rule is not None:

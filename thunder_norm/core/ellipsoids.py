@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from thunder_norm.core.spectral import largest_eigenvalue
+
 EPSILON = 2.0**-52
 # Relative to the largest entry of 1: below it squares of entries vanish.
 FLOOR = 1e-280
@@ -54,7 +56,14 @@ class Ellipsoid:
         """The length of its longest vector, differentiable in `cov`: at the vector's direction."""
         if self.scale == 0:
             return torch.zeros((), dtype=torch.float64)
-        return self._length_of(self.cov, self.eigenvalues[-1])
+        return self._length_of(self.cov, self._largest)
+
+    @cached_property
+    def _largest(self) -> torch.Tensor:
+        """The largest eigenvalue, at most a little more: where all are not known it takes a fraction of their time."""
+        if "eigenvalues" in self.__dict__:
+            return self.eigenvalues[-1]
+        return self.cov.new_tensor(largest_eigenvalue(self.cov.detach()))
 
     def _length_of(self, block: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
         """Of a block of `cov` and its largest eigenvalue, a constant."""
@@ -103,8 +112,9 @@ class Ellipsoid:
     def _turned(self, cov: torch.Tensor, scale: float) -> Ellipsoid:
         """Of a covariance that has the same eigenvalues: where they are known they are not looked for again."""
         out = Ellipsoid(cov, max(scale, 1e-300) if scale else 0.0)
-        if "eigenvalues" in self.__dict__:
-            out.__dict__["eigenvalues"] = self.eigenvalues
+        for name in ("eigenvalues", "_largest"):
+            if name in self.__dict__:
+                out.__dict__[name] = getattr(self, name)
         return out
 
     def image(self, c: LinearMap) -> Ellipsoid:
@@ -225,6 +235,28 @@ class Dense(LinearMap):
     @cached_property
     def _absolute(self) -> torch.Tensor:
         return self._matrix.detach().abs()
+
+
+class Repeated(LinearMap):
+    """A matrix [out, in] of each of so many parts of a vector, one after the other: of tokens, say."""
+
+    def __init__(self, matrix: torch.Tensor, count: int):
+        self._one, self._count = Dense(matrix), count
+        self.scale, self.size, self.tensors = self._one.scale, self._one.size * count, self._one.tensors
+
+    def times(self, t: torch.Tensor) -> torch.Tensor:
+        """``C t``."""
+        (matrix,) = self.tensors
+        return (matrix @ t.reshape(self._count, -1, t.shape[1])).reshape(self.size, t.shape[1])
+
+    def columns(self, factors: torch.Tensor) -> torch.Tensor:
+        """``C diag(factors)``."""
+        (matrix,) = self.tensors
+        return torch.block_diag(*(matrix * factors.reshape(self._count, 1, -1)))
+
+    def magnitudes(self, sizes: torch.Tensor) -> torch.Tensor:
+        """``|C| sizes``."""
+        return self._one.magnitudes(sizes.reshape(self._count, -1).mT).mT.reshape(-1)
 
 
 class Scaled(LinearMap):

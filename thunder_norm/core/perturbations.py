@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,33 +76,53 @@ def moving_sizes(bound: inspect.BoundArguments) -> Iterator[torch.Tensor]:
     return (perturbation for _, perturbation in _moving(bound))
 
 
-def is_more(moved: torch.Tensor, by_rule: torch.Tensor) -> bool:
-    """Whether one size is more than another; where both are 0, whether it grows faster with a leaf that the other is made of."""
-    if moved.item() or by_rule.item():
-        return moved.item() > by_rule.item()
-    leaf = _leaf_of(by_rule)
-    if leaf is None or not moved.requires_grad:
-        return False
-    found = (torch.autograd.grad(t, leaf, retain_graph=True, allow_unused=True)[0] for t in (moved, by_rule))
-    faster, slower = (0.0 if r is None else r.item() for r in found)
-    return faster > slower * (1 + 1e-9)
+def lesser(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The lesser of two bounds on how far something moves: a or b itself, or of each leaf that moves what one of them says of it.
+
+    As these move one after the other, what is true of each alone may be taken from either.  Of bounds of 0 it is the one that grows less.
+    """
+    by_a, by_b = _parts_of(a), _parts_of(b)
+    leaves = list(dict.fromkeys((*by_a, *by_b)))
+    if len(leaves) < 2 and (a.item() or b.item()):
+        return a if a.item() <= b.item() else b
+    of_a, of_b = _rates(a, leaves), _rates(b, leaves)
+    if of_a is None or of_b is None:
+        return a if a.item() <= b.item() else b
+    pairs = list(zip(of_a, of_b, strict=True))
+    if all(r.item() <= s.item() * (1 + 1e-9) for r, s in pairs):
+        return a
+    if all(s.item() <= r.item() for r, s in pairs):
+        return b
+    chosen = (r if r.item() <= s.item() else s for r, s in pairs)
+    return functools.reduce(torch.add, (leaf * rate for leaf, rate in zip(leaves, chosen, strict=True)))
 
 
-def _leaf_of(size: torch.Tensor) -> torch.Tensor | None:
-    """A perturbation_size of 0 that a size is made of: of ``perturbation * constant`` it is looked for in the perturbation first."""
+def _rates(size: torch.Tensor, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """How fast a size grows with each leaf that it is a sum of multiples of; None if it is not."""
+    if not leaves or not size.requires_grad:
+        rates = [torch.zeros_like(size) for _ in leaves]
+    else:
+        found = torch.autograd.grad(size, leaves, create_graph=True, allow_unused=True)
+        rates = [torch.zeros_like(size) if r is None else r for r in found]
+    total = sum(leaf.item() * r.item() for leaf, r in zip(leaves, rates, strict=True))
+    return rates if abs(total - size.item()) <= 1e-6 * size.item() else None
+
+
+def _parts_of(size: torch.Tensor) -> list[torch.Tensor]:
+    """The perturbation_sizes that a size is made of."""
     if size.is_leaf:
-        return size if size.requires_grad else None
-    left, seen = [size.grad_fn], set()
+        return [size] if size.requires_grad else []
+    left, seen, found = [size.grad_fn], set(), {}
     while left:
         node = left.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if isinstance(leaf, torch.Tensor) and leaf.ndim == 0 and leaf.item() == 0:  # matrices are leaves too
-            return leaf
-        left += [n for n, _ in reversed(node.next_functions)]
-    return None
+        if isinstance(leaf, torch.Tensor) and leaf.ndim == 0:  # matrices are leaves too
+            found[leaf] = None
+        left += [n for n, _ in node.next_functions]
+    return [*found]
 
 
 @dataclass(frozen=True, eq=False)

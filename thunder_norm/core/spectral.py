@@ -81,6 +81,21 @@ def _smallest_eigenvalue(gram: torch.Tensor) -> float:
     return max(0.0, torch.linalg.eigvalsh(gram)[0].item())
 
 
+# The same of a matrix in float64, whose eigenvalue is wanted to less: what rounding does to the factorization, up to 1024 rows, is a quarter of it.
+_TIGHT = 2.0**-31
+
+
+def largest_eigenvalue(gram: torch.Tensor) -> float:
+    """A number that no eigenvalue of a positive semidefinite float64 matrix [n, n], of at most 1024 rows, is above, and one is next to."""
+    if len(gram) > _LEAF:
+        theta, _ = _top_eigenpair(gram, None)
+        shifted = gram.neg()
+        shifted.diagonal().add_(theta * (1 + _TIGHT))
+        if not torch.linalg.cholesky_ex(shifted)[1].item():
+            return theta * (1 + 1.25 * _TIGHT)
+    return max(0.0, torch.linalg.eigvalsh(gram)[-1].item())
+
+
 def other_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     """``vector @ matrix`` in float64 for a coarser matrix [m, n], whose copy in float64 is not made at once."""
     return torch.cat([vector @ part for part in _doubled(matrix, 1)])

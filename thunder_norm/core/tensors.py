@@ -71,6 +71,7 @@ class NormedTensor(torch.Tensor):
     _away: NormedTensor | None
     _whole: NormedTensor | None
     _inside: torch.Tensor | None
+    _is_of_parameters: bool
 
     norm_formula: ClassVar[str] = ""
     _undifferentiated: ClassVar[str] = "backing"  # derivatives have norms of their own, which those of norms are not
@@ -152,6 +153,7 @@ class NormedTensor(torch.Tensor):
         self._away = None  # it as it moves away from the data alone, inside `norm_sensitivity("within")`
         self._whole = None  # it as one row, there
         self._inside = None  # how far it moves by what happened since the tensors that it is known as a function of
+        self._is_of_parameters = False  # made by an operation from parameters alone, which move
         return self
 
     @classmethod
@@ -255,7 +257,7 @@ class NormedTensor(torch.Tensor):
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
         self._facts, self._range, self._spread = result._facts, result._range, result._spread
         self._least, self._sums, self._away, self._whole = result._least, result._sums, result._away, result._whole
-        self._inside = result._inside
+        self._inside, self._is_of_parameters = result._inside, result._is_of_parameters
         return self
 
     def requires_grad_(self, requires_grad: bool = True):

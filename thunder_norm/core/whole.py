@@ -17,7 +17,7 @@ from thunder_norm.core.composed import moves, spread_of
 from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.lengths import length
 from thunder_norm.core.local import is_within
-from thunder_norm.core.perturbations import is_more
+from thunder_norm.core.perturbations import lesser
 from thunder_norm.core.tensors import NormedTensor, is_complex
 
 # Entries of a tensor that this begins with, and of those that are made of it: the price is their cube.
@@ -57,8 +57,9 @@ def moves_as_one(y: NormedTensor, other: NormedTensor) -> None:
     if found is None or y.perturbation_size is None or other.perturbation_size is None:
         return
     y._whole = other
-    if not is_more(found, y.perturbation_size):
-        y.perturbation_size = found
+    least = lesser(found, y.perturbation_size)
+    if least is not y.perturbation_size:
+        y.perturbation_size = least
         if y._spread is not None:
             y._spread = replace(y._spread, is_limited=True)
 
@@ -72,4 +73,4 @@ def _moved(y: NormedTensor, other: NormedTensor) -> torch.Tensor | None:
     if spread is not None:
         moved = (length(v.ellipsoid, spread.ndim, y).to(v.root.size.device) * v.root.size for v in spread.parts)
         found.append(functools.reduce(torch.add, moved))
-    return functools.reduce(lambda a, b: b if is_more(a, b) else a, found) if found else None
+    return functools.reduce(lesser, found) if found else None

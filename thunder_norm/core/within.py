@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import linear_bounds
 from thunder_norm.core.composed import Spread, is_composed, spread_of, values
@@ -88,6 +89,11 @@ def keep_near(y: NormedTensor) -> None:
     """Give the result of an operation the norm and the range that it has near the data, where they are smaller than those of its rules."""
     if not is_composed() or not is_within() or is_complex(y):
         return
+    with _disable_current_modes():  # they are about the program
+        _keep_near(y)
+
+
+def _keep_near(y: NormedTensor) -> None:
     found = distances(y)
     if found is None:
         return

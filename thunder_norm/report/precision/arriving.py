@@ -51,11 +51,12 @@ def shares(
         results: of the program, in the graph of derivatives.
         place_of: whose rounding one is.
     """
-    variances = _variances(recorder.points, results)
+    absorbed = [recorder.is_absorbed(p, results) for p in recorder.points]
+    variances = _variances(recorder.points, absorbed, results)
     found: dict[object, list[tuple[str, float, float, float, float]]] = {}
-    for point, tensors, sensitivities, variance in zip(recorder.points, moved, gains, variances, strict=True):
+    rows = zip(recorder.points, absorbed, moved, gains, variances, strict=True)
+    for point, is_absorbed, tensors, sensitivities, variance in rows:
         added = max((_size(x, error) for x, error in tensors), default=math.nan)
-        is_absorbed = recorder.is_absorbed(point, results)
         sizes = [_size(x, torch.where(error.isinf(), 0.0, error) if is_absorbed else error) for x, error in tensors]
         # beyond the largest number nothing is of first order
         arriving = sum((s * g if g or math.isfinite(s) else s for s, g in zip(sizes, sensitivities, strict=True)), start=0.0)
@@ -77,10 +78,11 @@ def _together(parts: list[tuple[str, float, float, float, float]]) -> Rounding:
     return Rounding(tuple(dict.fromkeys(names)), sum(added), math.hypot(*typical), sum(arriving), math.sqrt(sum(variances)))
 
 
-def _variances(points: Sequence[Point], results: Sequence[torch.Tensor]) -> list[float]:
+def _variances(points: Sequence[Point], absorbed: Sequence[bool], results: Sequence[torch.Tensor]) -> list[float]:
     """For each point the mean square, over the entries of the results, of the error that its roundings make.
 
-    ``E_v sum_j (J^T v)_j^2 s_j^2`` for random signs v and standard deviations s_j of the entries' roundings (Hutchinson 1989).
+    ``E_v sum_j (J^T v)_j^2 s_j^2`` for random signs v and standard deviations s_j of the entries' roundings (Hutchinson 1989).  Infinity that makes
+    a difference, as that in a softmax of others, does so whatever the derivative is.
 
     Raises:
         NormMismatchError: PyTorch's derivative of an operation fails.
@@ -96,10 +98,11 @@ def _variances(points: Sequence[Point], results: Sequence[torch.Tensor]) -> list
             grads = torch.autograd.grad(results, [p.tensor for p in points], signs, retain_graph=True, allow_unused=True)
         except RuntimeError as e:
             raise _without_derivatives(e) from e
-        for i, (p, g) in enumerate(zip(points, grads, strict=True)):
+        for i, (p, is_absorbed, g) in enumerate(zip(points, absorbed, grads, strict=True)):
             if g is not None:
                 parts = (g.double() * p.error * TYPICAL).square()
-                found[i] += torch.where(g == 0, 0.0, parts).sum().item() / _DIRECTIONS
+                is_none = (g == 0) & (p.error.isfinite() | is_absorbed)
+                found[i] += torch.where(is_none, 0.0, parts.nan_to_num(nan=math.inf)).sum().item() / _DIRECTIONS
     return found
 
 

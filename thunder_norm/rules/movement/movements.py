@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.composed import Call, Made, Term, is_fixed, moves, parts_of, spread_of, values
-from thunder_norm.core.ellipsoids import Dense, Multiple, Picked, Scaled
+from thunder_norm.core.composed import Call, Made, Spread, Term, is_fixed, moves, parts_of, spread_of, values
+from thunder_norm.core.ellipsoids import Dense, Multiple, Picked, Repeated, Scaled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.slopes import Slopes, between
 from thunder_norm.core.tensors import NormedTensor, has_norm
@@ -227,10 +227,18 @@ def linear(call: Call) -> Found:
         return None
     spread = spread_of(x) if moves(x) else None
     others_are_fixed = is_fixed(weight) and is_fixed(call.given.get("bias"))
-    if spread is None or spread.ndim != 1 or not others_are_fixed or not 0 < len(weight) <= LARGEST:
+    if spread is None or not others_are_fixed:
         return _of_samples(call, x)
-    matrix = Dense(values(weight))
-    return [Made(1, (Term(x, matrix),))] if math.isfinite(matrix.scale) else None
+    return _by_matrix(x, spread, values(weight))
+
+
+def _by_matrix(x: NormedTensor, spread: Spread, weight: torch.Tensor) -> Found:
+    """``x W^T`` of the last dimension of x, whatever others its features have."""
+    count = spread.parts[0].size // x.shape[-1] if spread.ndim and x.shape[-1] else 0
+    if not 0 < count * len(weight) <= LARGEST:
+        return None
+    matrix = Dense(weight) if count == 1 else Repeated(weight, count)
+    return [Made(spread.ndim, (Term(x, matrix),))] if math.isfinite(matrix.scale) else None
 
 
 def matmul(call: Call, *, has_batch: bool = False) -> Found:
@@ -240,6 +248,8 @@ def matmul(call: Call, *, has_batch: bool = False) -> Found:
         return None
     if moves(x) and moves(other):
         return movements_nearby.matrix_product(call, x, other)
+    if moves(x) and is_fixed(other) and other.ndim == 2 and not has_batch and (spread := spread_of(x)) is not None:
+        return _by_matrix(x, spread, values(other).mT)
     if moves(x) and x.ndim >= 1 and other.ndim == 2:
         return _of_samples(call, x, has_batch=has_batch)
     if moves(x) and is_fixed(other) and other.ndim > 2:
