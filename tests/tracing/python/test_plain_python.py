@@ -90,6 +90,7 @@ _MISUSED = {
     "an instance of nothing": lambda x: isinstance(x),
     "the next of nothing": lambda x: next(),
     "the type of nothing": lambda x: type(),
+    "an attribute without a name": lambda x: getattr(x),
     "an attribute without a value": lambda x: setattr(x),
     "an attribute of a number": lambda x: hasattr(x, 5),
     "a number enumerated": lambda x: enumerate(5),

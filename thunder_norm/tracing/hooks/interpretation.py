@@ -96,7 +96,8 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     if fn is getattr and asked is not None:  # more than half of all calls, of which most below have nothing to say
         guards.note_call(fn, args)
         autocast.note_call()
-        return attributes.lookaside(fn, args) or asked.lookaside(fn, args, kwargs)
+        found = attributes.lookaside(fn, args) or asked.lookaside(fn, args, kwargs)
+        return found if len(args) > 1 else misused.refusing(fn, found)
     if special_methods.is_compared_by_own_method(fn):
         return None  # its ``__call__`` is interpreted
     if asked is not None:

@@ -74,7 +74,7 @@ def not_callable(fn: Any) -> TypeError | None:
 
 # Functions that Thunder, or we, have something to call instead of, and whether that fails as they do where it is given as many arguments.
 _REFUSING = {
-    **dict.fromkeys((len, next, setattr, type, enumerate, globals, locals, operator.concat, operator.iconcat), False),
+    **dict.fromkeys((len, next, getattr, setattr, type, enumerate, globals, locals, operator.concat, operator.iconcat), False),
     **dict.fromkeys((isinstance, issubclass, hasattr, exec, eval), True),
 }
 _RUNNING = (exec, eval)
