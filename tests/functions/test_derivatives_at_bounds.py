@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.seeds import seeded
 from thunder_norm.transforms import NormTransform, SubclassTransform, grad, jacrev, jvp, vjp, vmap
 import thunder
 
@@ -58,3 +59,57 @@ def test_derivatives_at_bounds_are_those_of_the_installed_torch(clamped: Callabl
         torch.testing.assert_close(gradient(x), expected, rtol=0, atol=0, equal_nan=True)
     moved = torch.func.jvp(clamped, (numbers,), (torch.ones(6),))[1]
     torch.testing.assert_close(jvp(clamped, (numbers,), (torch.ones(6),))[1], moved, rtol=0, atol=0)
+
+
+INDEX = torch.tensor([[0, 1, 1], [1, 2, 0]])
+SCATTERED = {
+    "add": lambda x, source: torch.scatter_add(x, 1, INDEX, source),
+    "in place": lambda x, source: (x * 1).scatter_add_(0, INDEX, source),
+    "copied": lambda x, source: x.scatter(0, INDEX[:, 1:], source),
+    "sum": lambda x, source: x.scatter_reduce(1, INDEX, source, "sum"),
+    "largest": lambda x, source: torch.scatter_reduce(x, 0, INDEX, source, "amax", include_self=False),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERED)
+def test_a_source_may_be_larger_than_its_index(name: str):
+    """Torch's backward refuses its gradient, which is that of what the index reads."""
+    torch.manual_seed(seeded())
+    scattered, size = SCATTERED[name], INDEX[:, 1:].shape if name == "copied" else INDEX.shape
+    given = [torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+
+    def expected(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return scattered(x, source[: size[0], : size[1]])
+
+    y = expected(*given)
+    cotangent = torch.randn_like(y)
+    for found in (scattered, expected):
+        z = thunder.jit(found, transforms=[NormTransform()])(*given)
+        torch.testing.assert_close(z, y)
+        for a, b in zip(
+            torch.autograd.grad(z, given, cotangent), torch.autograd.grad(expected(*given), given, cotangent), strict=True
+        ):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("n", [2.0, 0.0, 1.0])
+@pytest.mark.parametrize("power", [torch.pow, lambda n, y: n**y, torch.float_power])
+def test_a_number_of_a_tensor_to_the_power_of_a_tensor(power: Callable, n: float):
+    torch.manual_seed(seeded())
+    y = torch.rand(3, requires_grad=True)
+    for transform in (NormTransform(), SubclassTransform()):
+        found = thunder.jit(lambda n, y: power(n.item(), y), transforms=[transform])(torch.tensor(n), y)
+        expected = power(n, y)
+        torch.testing.assert_close(found, expected)
+        (a,), (b,) = (torch.autograd.grad(t.sum(), y) for t in (found, expected))
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(("rows", "columns", "out"), [((3,), 0, 5), ((3,), 4, 0), ((2, 3), 0, 0), ((), 0, 2), ((0,), 4, 5)])
+def test_a_linear_map_of_nothing(rows: tuple, columns: int, out: int):
+    given = [torch.ones(shape, requires_grad=True) for shape in ((*rows, columns), (out, columns), (out,))]
+    found = thunder.jit(F.linear, transforms=[SubclassTransform()])(*given)
+    expected = F.linear(*given)
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given), strict=True):
+        torch.testing.assert_close(a, b)

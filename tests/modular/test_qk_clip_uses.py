@@ -39,8 +39,10 @@ def test_what_is_added_to_logits_or_done_with_them_does_not_count():
         before = model(x)[0].tril() + torch.full((5, 5), -math.inf).triu(1)
     clip = QKClip(model, x, tau=before.amax().item() / 2)
     torch.testing.assert_close(clip.largest_logits(x), before.amax((0, 2, 3)))
-    assert clip.step_(x) and not clip.step_(x)
+    assert len(clip.step_(x)) == (before.amax((0, 2, 3)) > clip.tau).sum()
     torch.testing.assert_close(clip.largest_logits(x).amax().item(), clip.tau)
+    # what rounding left above tau is clipped by no more than that
+    assert all(c.gamma == pytest.approx(1, rel=1e-12) for c in clip.step_(x))
 
 
 def test_heads_of_a_window_and_of_global_tokens_are_clipped_apart():
@@ -67,7 +69,7 @@ def test_heads_of_a_window_and_of_global_tokens_are_clipped_apart():
     torch.testing.assert_close(clip.largest_logits(ids, **is_global), largest)
     clip.tau = largest.sort().values[3:5].mean().item()
     clip.step_(ids, **is_global)
-    gammas = (clip.tau / largest).clamp(max=1)
+    gammas = clip.tau / largest.clamp(min=clip.tau)
     for a, b, gamma in zip(logits(), before, gammas.tolist(), strict=True):
         torch.testing.assert_close(a, b * gamma, rtol=1e-10, atol=1e-10)
 
@@ -93,7 +95,7 @@ def test_attentions_that_run_twice_are_one():
     clip.step_(x)
     with torch.no_grad(), Logits() as seen:
         model(x)
-    gammas = (clip.tau / largest).clamp(max=1)
+    gammas = clip.tau / largest.clamp(min=clip.tau)
     torch.testing.assert_close(seen.seen[0], before[0] * gammas.view(-1, 1, 1))  # what comes second gets other inputs
 
 

@@ -24,13 +24,14 @@ GIVEN = {
     "from 0.5": lambda x: x.abs() + 0.5,
     "fractions": torch.sigmoid,
     "of both signs": torch.tanh,
+    "large": lambda x: x.abs() + 7.0,
 }
 CALLS = {
     "elu": F.elu, "elu by alpha": lambda x: F.elu(x, 0.3), "celu": lambda x: F.celu(x, 0.7), "celu of 0": lambda x: F.celu(x, 1e-9),
     "selu": F.selu, "leaky_relu": F.leaky_relu, "leaky_relu of 0": lambda x: F.leaky_relu(x, 0.0), "steeper": lambda x: F.leaky_relu(x, 3.0),
     "downwards": lambda x: F.leaky_relu(x, -1.0), "softsign": F.softsign, "exp2": torch.exp2, "atan": torch.atan, "sinh": torch.sinh,
     "log1p": lambda x: (x.tanh() * 0.9).log1p(), "log": lambda x: (x.abs() + 0.1).log(), "gelu": F.gelu, "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu, "mish": F.mish, "hardswish": F.hardswish, "hardtanh": F.hardtanh, "hardtanh by ends": lambda x: F.hardtanh(x, -0.2, 3.0),
+    "hardsigmoid": F.hardsigmoid, "relu6": F.relu6, "softplus": F.softplus, "logsigmoid": F.logsigmoid, "silu": F.silu, "mish": F.mish, "hardswish": F.hardswish, "hardtanh": F.hardtanh, "hardtanh by ends": lambda x: F.hardtanh(x, -0.2, 3.0),
     "sign": torch.sign, "normalize": lambda x: F.normalize(x, dim=-1), "softmin": lambda x: F.softmin(x, -1),
     "cosine": lambda x: F.cosine_similarity(x, x.flip(0), dim=-1), "rsqrt": lambda x: torch.rsqrt(x.abs() + 0.3),
     "minimum": lambda x: torch.minimum(x, x.flip(0)), "min": lambda x: x.min(-1)[0], "min of all": lambda x: x.min(),
@@ -51,6 +52,7 @@ SAYING = [
     (lambda x: torch.sigmoid(x).cumprod(-1), 0.0, 1.0),
     (lambda x: F.leaky_relu(x.abs()), 0.0, math.inf),
     (lambda x: F.gelu(x.abs()), 0.0, math.inf),
+    (lambda x: F.hardsigmoid(-x.abs()), 0.0, 0.5),
     (lambda x: F.avg_pool1d(x.abs() + 1, 2), 1.0, math.inf),
     (lambda x: F.avg_pool1d(x.abs() + 1, 3, padding=1), 0.0, math.inf),
 ]

@@ -274,7 +274,8 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
 
     It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds,
     and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.  A ``max_pool1d`` becomes a product with
-    zeros and ones, where infinite padding is NaN; that of ``zeta`` is one number too few, an error.  With that of ``nll_loss`` the loss itself
+    zeros and ones, where infinite padding is NaN; that of ``zeta`` is one number too few, an error, and that of ``linear`` asks how many rows
+    a matrix without columns has.  With that of ``nll_loss`` the loss itself
     is another: of labels that are out of range.
     """
     if bsym.sym.id in activations.IDS:
@@ -286,6 +287,8 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
     if bsym.sym.id is prims.PrimIDs.POW:
         exponent = bsym.args[1]
         return isinstance(exponent, TensorProxy) or pyval(exponent) == 0
+    if bsym.sym.id is prims.PrimIDs.LINEAR:
+        return 0 in (bsym.args[0].shape[-1], bsym.output.shape[-1])
     if bsym.sym.id in _WITH_ANOTHER_GRADIENT:
         return True
     return _is_taken_apart(bsym) and any(map(_has_another_gradient, bsym.subsymbols))

@@ -6,11 +6,17 @@ Thunder takes any function in C that is given a tensor for an operation on tenso
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
 
 from thunder_norm.tracing import lookasides
 from thunder.core.interpreter import default_lookaside, interpreter_needs_wrap, is_opaque
 from thunder.core.jit_ext import _general_jit_lookaside_map
+
+# methods of a deque that take a number first
+AT_PLACES = frozenset(
+    getattr(deque, name) for name in ("rotate", "insert", "__getitem__", "__delitem__", "__setitem__", "__mul__", "__imul__")
+)
 
 
 def is_known(fn: Callable) -> bool:

@@ -234,6 +234,19 @@ def test_reports(tmp_path):
     assert norm_report(jm, RMSTensor.of(x), sensitivity="within", radius=0.1).rows[-1].sensitivity == report.rows[-1].sensitivity
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_parameters_of_a_report_are_no_reason_to_move(seed):
+    """They have rates, and stay where they are: a result moves no further than with the same numbers as constants."""
+    model = networks()["perceptron"].double()
+    torch.manual_seed(seeded(seed))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_()
+    jm, x = thunder.jit(model, transforms=[NormTransform()]), torch.randn(1, 6, dtype=torch.float64)
+    found = norm_report(jm, RMSTensor.of(x), radius=0.1).rows[-1].sensitivity * math.sqrt(5 / 6)
+    assert found == pytest.approx(within(model, x, 0.1 * math.sqrt(6)), rel=1e-6)
+
+
 def test_mistakes_are_refused():
     model, x = networks()["perceptron"], torch.randn(1, 6)
     jm = thunder.jit(model, transforms=[NormTransform()])

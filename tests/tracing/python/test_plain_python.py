@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import operator
+
 import pytest
 import torch
 
@@ -79,13 +82,72 @@ _MISUSED = {
     "nothing called with a list": lambda x: (lambda f: f(*[x]))(None),
     "a number of a tensor called": lambda x: x.sum().item()(x),
     "a number of a tensor indexed": lambda x: x.sum().item()[0],
+    "the length of nothing": lambda x: len(),
+    "the length of two": lambda x: len([x], [x]),
+    "the length of a generator": lambda x: len(i for i in range(3)),
+    "an instance of a number": lambda x: isinstance(x, 5),
+    "an instance of numbers in tuples": lambda x: isinstance(1, (str, (5,))),
+    "an instance of nothing": lambda x: isinstance(x),
+    "the next of nothing": lambda x: next(),
+    "the type of nothing": lambda x: type(),
+    "an attribute without a name": lambda x: getattr(x),
+    "an attribute without a value": lambda x: setattr(x),
+    "an attribute of a number": lambda x: hasattr(x, 5),
+    "a number enumerated": lambda x: enumerate(5),
+    "nothing enumerated": lambda x: enumerate(),
+    "globals of a number": lambda x: globals(5),
+    "a program that is none": lambda x: exec("1 +"),
+    "a number as a program": lambda x: exec(5),
+    "tensors joined": lambda x: operator.concat(x, x),
+    "a tensor joined to itself": lambda x: operator.iconcat(x, x),
+    "a list joined to a tensor": lambda x: operator.concat([x], x),
+    "numbers joined": lambda x: operator.iconcat(3, 2),
+    "one thing joined": lambda x: operator.concat([x]),
 }
 
 
 @pytest.mark.parametrize("name", _MISUSED)
 def test_what_python_refuses_it_refuses_in_its_words(name):
-    with pytest.raises((TypeError, UnboundLocalError)) as expected:
+    with pytest.raises((TypeError, UnboundLocalError, SyntaxError)) as expected:
         _MISUSED[name](torch.ones(2))
     with pytest.raises(expected.type) as found:
         thunder.jit(_MISUSED[name], transforms=[NormTransform()])(torch.ones(2))
     assert str(found.value) == str(expected.value)
+
+
+def test_a_program_handles_what_python_refuses():
+    def program(x):
+        made = []
+        for refused in (lambda: isinstance(x, 5), lambda: len(), lambda: exec("1 +"), lambda: operator.concat(x, x)):
+            try:
+                refused()
+            except (TypeError, SyntaxError):
+                made.append(x * (len(made) + 2))
+        return operator.concat(made, [x])
+
+    x = torch.ones(2)
+    found = thunder.jit(program, transforms=[NormTransform()])(x)
+    assert len(found) == 5
+    assert all(torch.equal(a, b) for a, b in zip(found, program(x), strict=True))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda d, n: d.rotate(n),
+        lambda d, n: collections.deque.rotate(d, -n),
+        lambda d, n: d.insert(n, d[n] * 5),
+        lambda d, n: d.__delitem__(n),
+        lambda d, n: d.__imul__(n),
+    ],
+)
+def test_a_deque_is_told_numbers_of_tensors(use):
+    def program(x, n):
+        made = collections.deque([x, x * 2, x * 3])
+        use(made, n.item())
+        return tuple(made)
+
+    jf = thunder.jit(program, transforms=[NormTransform()])
+    for n in (2, 1):
+        given = torch.tensor([1.0, 3.0]), torch.tensor(n)
+        assert all(torch.equal(a, b) for a, b in zip(jf(*given), program(*given), strict=True))

@@ -213,8 +213,8 @@ def _by_base(t: TensorProxy, y: TensorProxy, a: TensorProxy, b: Any) -> TensorPr
 
 def _by_exponent(t: TensorProxy, y: TensorProxy, a: Any, b: TensorProxy) -> TensorProxy:
     """a^b ln(a) t; 0 where a is 0 and b, a real number, is not negative."""
-    if isinstance(a, Number | NumberProxy):
-        a = ltorch.full_like(b, pyval(a))
+    if isinstance(a, Number | NumberProxy):  # of a number that is read from a tensor no value is known
+        a = ltorch.mul(ltorch.ones_like(b), a)
     is_flat = ltorch.bitwise_and(ltorch.eq(a, 0.0), ltorch.ge(prims.real(b) if is_complex(b) else b, 0.0))
     if is_complex(b):
         is_flat = ltorch.bitwise_and(is_flat, ltorch.eq(prims.imag(b), 0.0))

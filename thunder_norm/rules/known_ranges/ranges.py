@@ -115,7 +115,6 @@ _OF_ENTRIES: dict[Callable, Callable[[Range], Known]] = {
     torch.neg: Range.negative,
     torch.relu: lambda r: r.between(0.0, math.inf),
     F.relu6: lambda r: r.between(0.0, 6.0),
-    F.hardsigmoid: lambda r: _around_half(Range(0.0, 1.0)),
     F.logsigmoid: of_log_sigmoid,
     torch.reciprocal: Range.inverse,
     torch.cosh: lambda r: replace(r.even_image(lambda x: math.cosh(x) if x < 700 else math.inf, torch.cosh), low=1.0),

@@ -107,7 +107,7 @@ _register(_increasing(_sinh, of_ends=torch.sinh), torch.sinh)
 _register(_increasing(lambda x: math.log1p(x) if x > -1 else -math.inf, of_ends=torch.log1p, above=-1.0), torch.log1p)
 for _log, _base in ((torch.log, math.e), (torch.log2, 2.0), (torch.log10, 10.0)):
     _register(_increasing(_logarithm(_base), of_ends=_log, above=0.0), _log)
-_register(_increasing(lambda x: min(max(x, 0.0), 1.0)), F.hardsigmoid)
+_register(_increasing(lambda x: min(max(x / 6 + 0.5, 0.0), 1.0)), F.hardsigmoid)
 
 
 def _softplus_range(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:

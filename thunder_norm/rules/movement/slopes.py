@@ -108,8 +108,10 @@ def _near(op: Any, given: dict[str, Any], x: NormedTensor, spread: Spread) -> Sl
         return Slopes(*found)
     low, high = (f(a, b) for f, a, b in zip((torch.minimum, torch.maximum), away.below, away.above, strict=True))
     of_all = torch.maximum(found[0], low.amin(0)), torch.minimum(found[1], high.amax(0))
-    # several rows move together by one ellipsoid, and each has another function; so has what moves for several reasons of each
-    return Slopes(*of_all, away.of_row(0) if len(rows) == len(spread.parts) == 1 else None)
+    # several rows move together by one ellipsoid, and each has another function; so has what moves for several reasons of each (parameters of
+    # a report, of which only the rates count, are none)
+    reasons = sum(bool(part.root.size.detach().item()) for part in spread.parts)
+    return Slopes(*of_all, away.of_row(0) if len(rows) == 1 and reasons <= 1 else None)
 
 
 _OF_ARGUMENTS: dict[Any, SlopesOf] = {F.gelu: _gelu, F.leaky_relu: _leaky_relu, F.elu: _elu, F.celu: _celu, F.softplus: _softplus}

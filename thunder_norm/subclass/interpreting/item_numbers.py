@@ -18,6 +18,7 @@ import torch
 
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
+from thunder_norm.tracing import standard_library
 from thunder_norm.tracing.guarding.changing_numbers import REFLECTED, ChangingNumbers
 from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.lookasides import look_up
@@ -63,10 +64,7 @@ _TAKING: dict[Any, int] = {
     **dict.fromkeys((*_COUNTING, itertools.combinations_with_replacement), -1),
     **dict.fromkeys((dir, enumerate, deque, pow, divmod, bytes, bytearray, range.__contains__, deque.__init__, torch.Size), -1),
     **{getattr(list, name): 1 for name in ("pop", "insert", "__delitem__", "__setitem__", "__mul__", "__rmul__", "__imul__")},
-    **{
-        getattr(deque, name): 1
-        for name in ("rotate", "insert", "__getitem__", "__delitem__", "__setitem__", "__mul__", "__imul__")
-    },
+    **dict.fromkeys(standard_library.AT_PLACES, 1),
     **{getattr(tuple, name): 1 for name in ("__mul__", "__rmul__")},
 }
 # what their methods in C take a number for, it is for what it is

@@ -98,7 +98,7 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
         return functools.partial(_has_attribute, acquisition)
     if fn is type and len(args) == 1 and from_user():
         return functools.partial(_type, acquisition)
-    if fn is isinstance and args[1].value is not torch.Tensor and from_user():
+    if fn is isinstance and len(args) == 2 and args[1].value is not torch.Tensor and from_user():
         return functools.partial(_is_instance, acquisition)
     return None
 

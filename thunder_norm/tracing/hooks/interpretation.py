@@ -13,6 +13,7 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing import attributes, lookasides, own_changes, standard_library
 from thunder_norm.tracing.guarding import changing_numbers, guards, questions
 from thunder_norm.tracing.guarding.bindable import bindable
+from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, has_part, leader, thunders_proxy
 from thunder_norm.tracing.hooks.replaced import replaces
@@ -95,7 +96,8 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     if fn is getattr and asked is not None:  # more than half of all calls, of which most below have nothing to say
         guards.note_call(fn, args)
         autocast.note_call()
-        return attributes.lookaside(fn, args) or asked.lookaside(fn, args, kwargs)
+        found = attributes.lookaside(fn, args) or asked.lookaside(fn, args, kwargs)
+        return found if len(args) > 1 else misused.refusing(fn, found)
     if special_methods.is_compared_by_own_method(fn):
         return None  # its ``__call__`` is interpreted
     if asked is not None:
@@ -107,7 +109,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         about_python = (
             attributes.lookaside(fn, args)
             or identities.lookaside(fn, args)
-            or standard_library.lookaside(fn)
+            or (None if _is_told_first(fn, args) else standard_library.lookaside(fn))
             or cached_calls.lookaside(fn, args, kwargs)
             or derived.lookaside(fn, args)
             or callbacks.lookaside(fn, args, kwargs)
@@ -134,7 +136,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         found = about_python or named_results.with_fields(
             derived.as_torch_reads(asked.lookaside(fn, args, kwargs), fn, args, kwargs), fn
         )
-        return arrays.following(found, fn, args)
+        return misused.refusing(fn, arrays.following(found, fn, args))
     if is_inside:
         return (
             packed_sequences.lookaside(fn, args)
@@ -142,6 +144,11 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or named_results.with_fields(lookaside_for(fn, *args, **kwargs), fn)
         )
     return lookasides.of_thunder_norm(fn) or thunders_lookaside(fn, *args, **kwargs)
+
+
+def _is_told_first(fn: Callable, args: tuple) -> bool:
+    """Whether a method takes a number for a place that is one of a tensor: it is asked for, and the method called again."""
+    return len(args) > 1 and is_number_of_tensors(args[1].value) and any(fn is method for method in standard_library.AT_PLACES)
 
 
 @replaces(

@@ -1,16 +1,25 @@
-"""What Python raises an error for, and Thunder lets pass or asserts: ``del z`` of what is not bound, ``f(*5)``, a call of what is no function."""
+"""What Python raises an error for, and Thunder lets pass, asserts or fails at.
+
+``del z`` of what is not bound, ``f(*5)``, a call of what is no function, ``len()``, ``isinstance(x, 5)``, ``exec("1 +")``.
+"""
 
 from __future__ import annotations
 
 import dis
+import functools
+import inspect
+import operator
 from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
+from thunder_norm.errors import ThunderNormError
+from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterFrame, InterpreterStack, Py_NULL, do_raise
-from thunder.core.proxies import NumberProxy
+from thunder.core.interpreter import InterpreterFrame, InterpreterStack, Py_NULL, WrappedValue, do_raise
+from thunder.core.proxies import NumberProxy, Proxy
 
 _handlers = thunders._default_opcode_handler_map
 _thunders_delete_fast, _thunders_call_ex = _handlers["DELETE_FAST"], _handlers["CALL_FUNCTION_EX"]
@@ -61,6 +70,65 @@ def not_callable(fn: Any) -> TypeError | None:
         return None
     kind = fn.python_type if isinstance(fn, NumberProxy) else type(fn)
     return TypeError(f"{kind.__name__!r} object is not callable")
+
+
+# Functions that Thunder, or we, have something to call instead of, and whether that fails as they do where it is given as many arguments.
+_REFUSING = {
+    **dict.fromkeys((len, next, getattr, setattr, type, enumerate, globals, locals, operator.concat, operator.iconcat), False),
+    **dict.fromkeys((isinstance, issubclass, hasattr, exec, eval), True),
+}
+_RUNNING = (exec, eval)
+_SOURCES = (str, bytes, bytearray, memoryview, CodeType)
+
+
+def refusing(fn: Any, instead: Any) -> Any:
+    """What is called instead of a function of Python's, with the errors of that one for arguments that it does not take."""
+    if not callable(instead) or look_up(_REFUSING, fn) is None:
+        return instead
+    return functools.partial(_called, fn, instead)
+
+
+def _called(fn: Callable, instead: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    if (error := _of_first(fn, args[0].value) if args else None) is not None:
+        return do_raise(error)
+    try:
+        return instead(*args, **kwargs)
+    except ThunderNormError:
+        raise
+    except (TypeError, ValueError, SyntaxError) as e:
+        fits = _fits(instead, args, kwargs)
+        if fits and not _REFUSING[fn]:
+            raise
+        return do_raise(e if fits or fn in _RUNNING else _natively(fn, args, kwargs) or e)
+
+
+def _of_first(fn: Callable, value: Any) -> TypeError | None:
+    """The error of a first argument that is looked at later, or never."""
+    if fn in _RUNNING and not isinstance(value, _SOURCES):
+        return TypeError(f"{fn.__name__}() arg 1 must be a string, bytes or code object")
+    if fn is not enumerate or isinstance(value, Proxy):
+        return None
+    mro = type(value).__mro__
+    if any(in_classes(mro, name, None) is not None for name in ("__iter__", "__getitem__")):
+        return None
+    return TypeError(f"{type(value).__name__!r} object is not iterable")
+
+
+def _fits(instead: Callable, args: tuple, kwargs: dict) -> bool:
+    try:
+        inspect.signature(instead).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _natively(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> TypeError | None:
+    """What a function says of so many arguments, before it does anything."""
+    try:
+        fn(*(a.value for a in args), **{name: a.value for name, a in kwargs.items()})
+    except TypeError as e:
+        return e
+    return None
 
 
 REPLACEMENTS = (

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
+
+import torch
 
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
@@ -12,7 +16,7 @@ from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, WrappedValue, do_raise, wrap_const
-from thunder.core.proxies import Proxy
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 
 _REFLECTED = (
     *("__radd__", "__rand__", "__rfloordiv__", "__rlshift__", "__rmatmul__", "__rmul__", "__rmod__"),
@@ -91,7 +95,7 @@ def _is_in_contexts(e: BaseException, handled: BaseException) -> bool:
 # Natively they would ask what stands for a tensor, which makes another one.
 _IN_PLACE = {
     **{"iadd": "+", "isub": "-", "imul": "*", "itruediv": "/", "ifloordiv": "//", "imod": "%", "ipow": "**", "imatmul": "@"},
-    **{"iand": "&", "ior": "|", "ixor": "^", "ilshift": "<<", "irshift": ">>", "iconcat": "+"},
+    **{"iand": "&", "ior": "|", "ixor": "^", "ilshift": "<<", "irshift": ">>"},
 }
 
 
@@ -103,6 +107,33 @@ def _register(name: str, sign: str) -> None:
 
 for _name, _sign in _IN_PLACE.items():
     _register(_name, _sign)
+
+
+def _joined(a: Any, b: Any, /) -> Any:
+    return a + b
+
+
+def _joined_to(a: Any, b: Any, /) -> Any:
+    a += b
+    return a
+
+
+def _join(plus: Callable, a: WrappedValue, b: WrappedValue, /) -> Any:
+    """Of sequences alone: Thunder adds tensors and numbers."""
+    shown = next((v.value for v in (a, b) if isinstance(v.value, Proxy)), a.value)
+    kind = (
+        shown.python_type if isinstance(shown, NumberProxy) else torch.Tensor if isinstance(shown, TensorProxy) else type(shown)
+    )
+    if not isinstance(shown, Proxy) and in_classes(kind.__mro__, "__getitem__", None) is not None:
+        return thunders._interpret_call(plus, a, b)
+    if shown is a.value:
+        return do_raise(TypeError(f"{kind.__name__!r} object can't be concatenated"))
+    base = type(a.value).__name__
+    return do_raise(TypeError(f'can only concatenate {base} (not "{kind.__name__}") to {base}'))
+
+
+for _operator, _plus in ((operator.concat, _joined), (operator.iconcat, _joined_to)):
+    instead_of(_operator)(functools.partial(_join, _plus))
 
 
 def _set_item(obj: Any, key: Any, value: Any) -> None:

@@ -22,7 +22,7 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
 from thunder_norm.tracing.shared_memory import replaced_memory, views_in_place
-from thunder_norm.tracing.torch_functions import slices, tensor_methods, torch_losses, torch_neural
+from thunder_norm.tracing.torch_functions import slices, tensor_methods, torch_losses, torch_neural, torch_scatters
 from thunder_norm.tracing.torch_functions.fake_norms import over_positive
 from thunder_norm.tracing.torch_functions.type_promotion import filling
 import thunder.clang as clang
@@ -33,7 +33,7 @@ from thunder.core.jit_ext import ensure_recursive_proxies, record_source_loc_in_
 from thunder.core.proxies import NumberProxy, TensorProxy, pyval
 from thunder.core.symbol import Symbol
 
-_AS_TORCH: dict[Callable, Callable] = {**torch_neural.ENTRIES, **torch_losses.ENTRIES}
+_AS_TORCH: dict[Callable, Callable] = {**torch_neural.ENTRIES, **torch_losses.ENTRIES, **torch_scatters.ENTRIES}
 
 
 def lookaside(fn: Callable, args: Sequence[WrappedValue] = ()) -> Callable | None:
