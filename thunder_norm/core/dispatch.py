@@ -285,6 +285,8 @@ def apply_rule(
             out._facts = of_floats(op.fact_rule, prepared.args, prepared.kwargs, out)
         if is_composed():
             compose(op.movement_rule, Call(args, kwargs, given, normed_in(out), body), Rest(op, rule, prepared, stated))
+    if op.condition_rule is not None:
+        op.condition_rule(args, kwargs, out)
     if op.range_rule is not None:
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):
