@@ -86,6 +86,8 @@ def test_a_mean_moves_by_the_largest_of_what_is_averaged():
     v, w = (with_perturbation(RMSTensor(1.0, backing=torch.randn(4, 3, dtype=D))) for _ in range(2))
     a, b = (torch.exp(LinfTensor(5.0, backing=torch.full((4, 1), x, dtype=D))) for x in (5.0, -5.0))
     y = (a * v + b * w) / (a + b)
-    share = torch.func.jvp(lambda v: ((a.backing * v + b.backing * w.backing) / (a.backing + b.backing)), (v.backing,), (v.backing,))[1]
+    share = torch.func.jvp(
+        lambda v: (a.backing * v + b.backing * w.backing) / (a.backing + b.backing), (v.backing,), (v.backing,)
+    )[1]
     assert share.norm() > 0.99 * v.backing.norm()
     assert all(s >= 0.99 for s in sensitivities(y, [v, w]))

@@ -129,6 +129,7 @@ __all__ = [
     "over_larger",
     "own_lengths",
     "partial_sums",
+    "conditions",
     "patches",
     "polynomials",
     "pooling",

@@ -87,6 +87,7 @@ def least(of: Sequence[Movement]) -> Movement:
 def _smaller(a: Movement, b: Movement) -> Movement:
     is_first = (a.size < b.size) | (a.size == b.size) & (a.rate() <= b.rate())
     terms = {
-        i: (moved, torch.where(is_first, *(torch.ones_like(moved) * by for by in factors))) for i, moved, factors in _factors([a, b])
+        i: (moved, torch.where(is_first, *(torch.ones_like(moved) * by for by in factors)))
+        for i, moved, factors in _factors([a, b])
     }
     return Movement(terms, torch.where(is_first, a.size, b.size))
