@@ -34,6 +34,21 @@ TITLES = {
     "seconds": "seconds",
 }
 PACKAGES = ("torch", "lightning-thunder", "transformers", "torchvision", "timm")
+# of what fails for a reason that no rule could mend
+WHY = {
+    "LISTA": "A threshold is a parameter, which may be negative: u and -u are then at least twice its modulus apart for the smallest u.",
+    "orthogonal recurrent network": "The bias of its modReLU is a parameter, which may be positive: the same.",
+    "JetMoE": "How many tokens each expert gets are sizes of tensors, and depend on the values of parameters, which have none on meta.",
+    "Nystromformer": (
+        "Six iterations towards a pseudoinverse multiply 4^6 matrices, each bounded by a number above 1: a bound beyond floats. "
+        "That they converge is a fact about one iteration, which no norm of its parts has."
+    ),
+    "spectrally normed critic": "u^T W v is 0 for some weights of norm 1, and what is divided by it has no bound.",
+    "Kalman filter": (
+        "That (I - K C) P stays positive for all parameters, and with it s invertible, is an identity of matrices: "
+        "with any other K of the same norm it does not."
+    ),
+}
 Row = dict[str, Any]
 TINY = 1e-6  # the part of a step that ModularNorm warns of
 
@@ -132,7 +147,7 @@ def failures(rows: dict[str, Row]) -> list[str]:
         own = [name for name in columns if {"real", "normed"} & set(columns[name]) and "error" in rows[name].get("plain", {})]
         if own:
             line += f" Plain Thunder, of {own[0]}: `{rows[own[0]]['plain']['error']}`."
-        found.append(line)
+        found.append(" ".join([line, *(f"{name}: {WHY[name]}" for name in columns if name in WHY)]))
     return found
 
 

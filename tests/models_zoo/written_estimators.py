@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .written import images, vectors, written
+from .written_more import sequences
 
 
 @written("VQ-VAE", images)
@@ -117,3 +118,30 @@ class RealNVP(nn.Module):
             log_det = log_det - s.sum(1)
         prior = torch.distributions.MultivariateNormal(torch.zeros(8, device=z.device), torch.eye(8, device=z.device))
         return prior.log_prob(z) + log_det
+
+
+@written("hyper-connections", sequences)
+class HyperConnections(nn.Module):
+    """Xie et al.'s: four streams that a doubly stochastic matrix mixes, which Sinkhorn's iterations make of what the streams say."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights, self.biases = nn.Linear(64, 24, bias=False), nn.Parameter(torch.zeros(24))
+        self.norms = nn.ModuleList(nn.RMSNorm(16) for _ in range(2))
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def mixed(self, streams):
+        pre, post, comb = (self.weights(F.rms_norm(streams.flatten(-2), (64,))) + self.biases).split([4, 4, 16], dim=-1)
+        comb = torch.softmax(comb.unflatten(-1, (4, 4)), dim=-1) + 1e-6
+        for _ in range(10):
+            comb = comb / (comb.sum(-2, keepdim=True) + 1e-6)
+            comb = comb / (comb.sum(-1, keepdim=True) + 1e-6)
+        return torch.sigmoid(pre), 2 * torch.sigmoid(post), comb
+
+    def forward(self, x):
+        streams = x.unsqueeze(-2).expand(-1, -1, 4, -1)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            pre, post, comb = self.mixed(streams)
+            y = F.silu(layer(norm((pre.unsqueeze(-1) * streams).sum(-2))))
+            streams = post.unsqueeze(-1) * y.unsqueeze(-2) + comb @ streams
+        return streams.mean(-2)

@@ -39,6 +39,21 @@ CASES = [
     Case("of one with many", lambda a, b: (a[:, None] * b).sum(2, keepdim=True), (x(2, 4), y(2, 3, 4)), 0.99, FEW),
     Case("over all", lambda a, b: (a * b).sum(), (x(2, 3), y(2, 3, dims=(-2, -1))), 0.0, FEW),
     Case("weighted values", lambda a, b: (a.softmax(-1)[..., None] * b).sum(1), (x(2, 3, kind=LinfTensor), y(2, 3, 4)), 0.0, FEW),
+    Case("of three", lambda a, b, c: (a * b * c).sum(-1), (x(2, 4), y(2, 4), Ball("c", LinfTensor, (2, 4), 0.8, ())), 0.99, FEW),
+    Case(
+        "of three, each of its own shape",
+        lambda a, b, c: (c * (a[:, None] * b[None])).sum(-1),
+        (x(2, 4), y(3, 4), Ball("c", RMSTensor, (2, 3, 4), 0.8, (-1,))),
+        0.0,
+        FEW,
+    ),
+    Case(
+        "weighted values and gates",
+        lambda a, b, c: (a.softmax(-1)[..., None] * b * torch.sigmoid(c)).sum(1),
+        (x(2, 3, kind=LinfTensor), y(2, 3, 4), Ball("c", RMSTensor, (2, 3, 4), 0.8, (-1,))),
+        0.0,
+        FEW,
+    ),
     Case("by an exponential", lambda a, b: a / b.exp(), (x(2, 3), y(2, 3, kind=LinfTensor)), 0.99, FEW),
     Case("by an exponential of RMS", lambda a, b: a / b.exp(), (x(2, 3), y(2, 3)), 0.0, FEW),
     Case("one over an exponential", lambda a: 2 / a.exp(), (x(2, 3, kind=LinfTensor),), 0.99, FEW),
@@ -189,3 +204,13 @@ def test_a_mask_of_minus_infinity_leaves_what_is_exponentiated_as_it_was():
     assert a.masked_fill(everything, -math.inf).amax(-1).norm_size == math.inf
     with norm_sensitivity("local"):
         assert math.isfinite(a.masked_fill(LATER, -math.inf).exp().norm_size)
+
+
+def test_decays_over_a_chunk_are_no_masks():
+    """In mode typical, exponentials of sums of decays: the longer the chunk the less they move, for chunks as models have them."""
+    moved = []
+    for n in (16, 64, 256):
+        with norm_mode("typical"):
+            decay = F.softplus(RMSTensor(1.0, backing=torch.randn(1, n, 4), perturbation_size=1.0)).cumsum(-2).neg().exp()
+        moved.append(decay.perturbation_size.item() / n)
+    assert moved[2] <= moved[1] <= moved[0]

@@ -211,6 +211,10 @@ class Environment:
         """Which memory with which values a plain tensor of integers is in, and a tensor that lies there as it does."""
         return (t.untyped_storage()._cdata, t._version), t
 
+    def writes_into(self, t: torch.Tensor) -> int:
+        """How often the program has written into the memory of a plain tensor so far."""
+        return 0 if t.is_inference() else t._version
+
     def range_of(self, t: torch.Tensor) -> Range | None:
         """Between which numbers the entries of a plain tensor are, where that is known without looking at them."""
         return None

@@ -288,6 +288,8 @@ def apply_rule(
             x._is_of_parameters = of_parameters and x.perturbation_size is not None
         if is_composed():
             compose(op.movement_rule, Call(args, kwargs, given, normed_in(out), body), Rest(op, rule, prepared, stated))
+    if op.condition_rule is not None:
+        op.condition_rule(args, kwargs, out)
     if op.range_rule is not None:
         for x in out if isinstance(out, list | tuple) else (out,):
             if isinstance(x, NormedTensor):

@@ -50,6 +50,7 @@ class NormedOp:
         self.range_caps = False
         self.sums_rule: SumsRule | None = None
         self.fact_rule: FactRule | None = None
+        self.condition_rule: Callable[[tuple, dict[str, Any], Any], None] | None = None
         self.movement_rule: Callable | None = None
         self.is_factory = False  # a rule of it takes no NormedTensor: it makes a tensor whose norm no other's decides
         self.__name__ = getattr(body, "__name__", str(key))
@@ -167,6 +168,10 @@ class NormedOp:
 
         self.fact_rule = rule if earlier is None else after
         return rule
+
+    def register_condition(self, rule: Callable[[tuple, dict[str, Any], Any], None]) -> None:
+        """Register what looks at the bools that a comparison gives: they are plain, and have no facts (`thunder_norm.rules.known_ranges.conditions`)."""
+        self.condition_rule = rule
 
     def register_movement(self, rule: Callable) -> Callable:
         """Register how a result moves with the arguments, as a linear map or by slopes; usable as a decorator.

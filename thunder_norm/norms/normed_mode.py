@@ -383,6 +383,10 @@ class NormEnvironment(LiftingEnvironment):
         found = None if proxy is None else plain_views.place_of(proxy)
         return super().place_of(t) if found is None else found
 
+    def writes_into(self, t: torch.Tensor) -> int:
+        """By the operations of the trace: a fake is not written into."""
+        return self.recorder.acquisition.writes.into(t)
+
     def user_location(self) -> str | None:
         """The user's line the interpreter is at."""
         return location_of_user()

@@ -35,6 +35,7 @@ from thunder.core import dtypes
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 from thunder.core.update_aliases import _is_inplace_op
 
 
@@ -338,9 +339,14 @@ class TracedLifting(Lifting):
 
 def _origins(proxy: TensorProxy) -> list[TensorProxy]:
     """The tensors that no operation of the trace made, of which one was made in the end; of wrappers' insides the wrappers."""
+    bsyms = get_jit_ctx().computation_trace.bound_symbols
+    memory = _memories(bsyms)
     needed, wrappers = {proxy.name: proxy}, []
-    for bsym in reversed(get_jit_ctx().computation_trace.bound_symbols):
-        if any(p.name in needed for p in bsym.flat_proxy_outs):
+    for bsym in reversed(bsyms):
+        writes = _is_inplace_op(bsym) and _memory(bsym.flat_proxy_args[0], memory) in {
+            _memory(p, memory) for p in needed.values()
+        }
+        if writes or any(p.name in needed for p in bsym.flat_proxy_outs):
             given = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
             for p in bsym.flat_proxy_outs:
                 needed.pop(p.name, None)
@@ -349,6 +355,20 @@ def _origins(proxy: TensorProxy) -> list[TensorProxy]:
             else:
                 needed |= {p.name: p for p in given}
     return [*needed.values(), *wrappers]
+
+
+def _memories(bsyms: Sequence[BoundSymbol]) -> dict[str, str]:
+    """By name of a view, or of what a write returns, the name of what lies there first."""
+    found: dict[str, str] = {}
+    for bsym in bsyms:
+        if bsym.flat_proxy_args and (_is_inplace_op(bsym) or makes_view(bsym)):
+            first = _memory(bsym.flat_proxy_args[0], found)
+            found |= {p.name: first for p in bsym.flat_proxy_outs if p.name != first}
+    return found
+
+
+def _memory(proxy: Any, memories: Mapping[str, str]) -> str:
+    return memories.get(proxy.name, proxy.name)
 
 
 def _fit(normed: NormedTensor, name: str, kind: type[NormedTensor], dims: tuple[int, ...]) -> NormedTensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, RMSTensor
 from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.ranges import Range
@@ -19,6 +19,7 @@ from thunder_norm.rules._facts import Source, fact
 from thunder_norm.rules._least_moduli import smallest
 from thunder_norm.rules._shared import Constant, maximum, own_dims, refined, spread
 from thunder_norm.rules.weighted import _weights as terms
+from thunder_norm.rules.weighted._movements import Movement, largest, least, movement, total
 from thunder_norm.rules.weighted._weights import ZERO, Term
 from thunder_norm.rules.written_out.written_out_exponentials import Exponential
 from thunder_norm.scalars import times
@@ -34,25 +35,63 @@ class Relative:
     sum: tuple[Relative, ...] = ()
     each: tuple[Relative, ...] = ()
 
-    def size(self, known: dict[int, Constant]) -> Constant:
-        """The largest share; in a product shares add, in a sum the largest counts, and of several that hold the least."""
+    def movement(self, known: dict[int, Movement | None]) -> Movement | None:
+        """The largest share; in a product shares add, in a sum the largest counts, and of several that hold the least.  None if they stay."""
         if id(self) not in known:
-            known[id(self)] = self._size(known)
+            known[id(self)] = self._movement(known)
         return known[id(self)]
 
-    def _size(self, known: dict[int, Constant]) -> Constant:
+    def _movement(self, known: dict[int, Movement | None]) -> Movement | None:
         if self.source is not None and self.source.perturbation_size is not None:
-            return times(self.source.perturbation_size, self.factor)
-        parts = [r.size(known) for r in (*self.product, *self.sum, *self.each)]
-        moving = [p for p in parts if isinstance(p, torch.Tensor)]
+            return movement(self.source.perturbation_size, self.factor)
+        parts = [r.movement(known) for r in (*self.product, *self.sum, *self.each)]
+        moving = [p for p in parts if p is not None]
         if not moving or self.each and len(moving) < len(parts):
-            return 0.0
-        if self.each:
-            return functools.reduce(torch.minimum, moving)
-        return maximum(moving) if self.sum else torch.stack(moving).sum() if len(moving) > 1 else moving[0]
+            return None
+        return least(moving) if self.each else largest(moving) if self.sum else total(moving)
+
+
+def least_share(shares: Sequence[Relative]) -> torch.Tensor | None:
+    """By which share weights move, of which some are known that all hold; None if there is none, or they stay."""
+    known: dict[int, Movement | None] = {}
+    found = [r.movement(known) for r in shares]
+    moving = [m for m in found if m is not None]
+    return least(moving).value() if moving and len(moving) == len(shares) else None
 
 
 STILL = Relative()
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(Relative):
+    """The share by which a kernel moves, and those of what it is multiplied by again and again: numbers for each group over some dimensions.
+
+    Attributes:
+        kernel: how far the kernel moves.
+        scales: the dimensions of each group, and how many times the kernel's share its number moves at most.
+    """
+
+    kernel: Relative = STILL
+    scales: tuple[tuple[ed.Dims, float], ...] = ()
+
+    def _movement(self, known: dict[int, Movement | None]) -> Movement | None:
+        moved = self.kernel.movement(known)
+        return None if moved is None else moved.scaled(1.0 + sum(c for _, c in self.scales))
+
+
+def over_own_sum(weights: Relative | None, dims: ed.Dims, is_exact: bool) -> Relative | None:
+    """How far weights move that are divided by their sum over `dims`, or, if it is not exact, by that and a number, or the larger of both.
+
+    ``K a b`` with a number a for each group over `dims`, and b for each over others, is ``K b / sum K b`` afterwards, where a is gone: what
+    a is now moves by as much as ``K b``.  Beside a number, ``a / (a s + c)`` moves by a mean of what a moves, and of what s does.
+    Typical: a logarithm less its mean by the new weights, ``d log p = r - sum p r``, an orthogonal projection: no farther than before.
+    """
+    if weights is None or weights is STILL or current_mode() == "typical":
+        return weights
+    kernel, scales = (weights.kernel, dict(weights.scales)) if isinstance(weights, Scaled) else (weights, {})
+    own = scales.pop(dims, 0.0)
+    moved = 1.0 + sum(scales.values())
+    return Scaled(kernel=kernel, scales=(*scales.items(), (dims, moved if is_exact else max(moved, own))))
 
 
 def _together(a: Relative | None, b: Relative | None, in_a_sum: bool) -> Relative | None:
@@ -101,8 +140,8 @@ class Combination:
 
     def moved(self) -> Constant:
         """How far each v_j moves."""
-        moving = [times(s.perturbation_size, c) for s, c in self.parts if s.perturbation_size is not None]
-        return maximum(moving) if moving else 0.0
+        moving = [movement(s.perturbation_size, c) for s, c in self.parts if s.perturbation_size is not None]
+        return largest(moving).value() if moving else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,3 +234,15 @@ def joined(a: Combination, b: Combination, shape: Sequence[int]) -> Combination:
     a, b = a.over(dims, shape), b.over(dims, shape)
     parts = {(id(s.norm_size), id(s.backing), c): (s, c) for s, c in (*a.parts, *b.parts)}
     return Combination(terms.total(a.term, b.term), tuple(parts.values()), dims, _together(a.relative, b.relative, True))
+
+
+def own_sum(a: Any, b: Any) -> Iterator[tuple[ed.Dims, Weights, Weights, float]]:
+    """Over which dimensions b is the sum of weights a, or more: these, both as weights, and the factor of their quotient."""
+    if not (isinstance(a, KINDS) and isinstance(b, KINDS)) or a.ndim < b.ndim:
+        return
+    dims = tuple(d for d in range(-a.ndim, 0) if a.shape[d] != 1 and (-d > b.ndim or b.shape[d] == 1))
+    for w in weights_of(a) if dims else ():
+        total = terms.summed(w.term, dims, a.shape, keepdim=True)
+        for other in weights_of(b, exactly=False):
+            if total.factors == other.term.factors and other.term.scale > 0:
+                yield dims, w, other, total.scale / other.term.scale

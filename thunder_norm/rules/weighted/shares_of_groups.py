@@ -8,7 +8,6 @@ Each is part of its own sum, so that no share is larger than 1, however small th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules.weighted import _weights as terms
-from thunder_norm.rules.weighted._combinations import KINDS, Relative, weights_of
+from thunder_norm.rules.weighted._combinations import KINDS, Relative, least_share, weights_of
 from thunder_norm.scalars import times
 
 _Share = tuple[float, list[Relative]]
@@ -53,8 +52,8 @@ def div_by_sum_of_group(input: RMSTensor, other: RMSTensor, *, rounding_mode: st
     found = _share_of_group({"input": input, "other": other, "rounding_mode": None})
     assert found is not None, "the rule's condition has been checked"
     factor, shares = found
-    moving = [s for s in (r.size({}) for r in shares) if isinstance(s, torch.Tensor)]
-    moved = times(functools.reduce(torch.minimum, moving), factor / 2) if shares and len(moving) == len(shares) else None
+    share = least_share(shares)
+    moved = None if share is None else times(share, factor / 2)
     result = LinfTensor._wrap(None, bounded(factor, input.norm_size), moved, ())
     result._sensitivity = {"input": 0, "other": 0}
     return result

@@ -10,7 +10,6 @@ a sum, and what was summed by them (`_combinations`), and a quotient of the two 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,15 +24,15 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import rms
 from thunder_norm.rules.linear_algebra.einsum import equation_labels
-from thunder_norm.rules.weighted import _weights as terms
 from thunder_norm.rules.weighted._combinations import (
-    KINDS,
     Combination,
     InverseOfWeights,
     Relative,
     Sums,
     Weights,
     facts,
+    least_share,
+    own_sum,
     weights_of,
 )
 from thunder_norm.rules.weighted.weighted_places import placed
@@ -73,12 +72,10 @@ def _mean(match: Match, *arguments: str) -> NormedTensor:
                  that is added to the divisor is the weight of a v of 0
     """
     c, _, factor = match
-    known: dict[int, Any] = {}
-    shares = [r.size(known) for r in _shares(match)]
-    moving = [s for s in shares if isinstance(s, torch.Tensor)]
     moved: Any = c.moved()
-    if shares and len(moving) == len(shares):
-        moved = moved + c.size() * functools.reduce(torch.minimum, moving)
+    share = least_share(_shares(match))
+    if share is not None:
+        moved = moved + c.size() * share
     out = rms(times(c.size(), factor), c.elem_dims)
     movement = times(moved, factor) if isinstance(moved, torch.Tensor) else None
     result = type(out)._wrap(None, out.norm_size, movement, out.elem_dims)  # type: ignore[arg-type]
@@ -139,16 +136,12 @@ def mul(input: RMSTensor, other: RMSTensor) -> NormedTensor:
 def _share_of_sum(args: Mapping[str, Any]) -> tuple[ed.Dims, float, list[Relative]] | None:
     """Over which dimensions weights are divided by their sum, by what their shares are multiplied, and by which share they move."""
     a, b = args["input"], args["other"]
-    if args["rounding_mode"] is not None or not (isinstance(a, KINDS) and isinstance(b, KINDS)) or a.ndim < b.ndim:
+    if args["rounding_mode"] is not None:
         return None
-    dims = tuple(d for d in range(-a.ndim, 0) if a.shape[d] != 1 and (-d > b.ndim or b.shape[d] == 1))
-    for w in weights_of(a) if dims else ():
-        total = terms.summed(w.term, dims, a.shape, keepdim=True)
-        for other in weights_of(b, exactly=False):
-            known = [r for r in (w.relative, other.relative) if r is not None]
-            is_still = a.perturbation_size is None and b.perturbation_size is None
-            if total.factors == other.term.factors and other.term.scale > 0 and (known or is_still):
-                return dims, total.scale / other.term.scale, known
+    for dims, w, other, factor in own_sum(a, b):
+        known = [r for r in (w.relative, other.relative) if r is not None]
+        if known or a.perturbation_size is None and b.perturbation_size is None:
+            return dims, factor, known
     return None
 
 
@@ -164,8 +157,8 @@ def div_by_own_sum(input: RMSTensor | L1Tensor, other: RMSTensor | L1Tensor, *, 
     found = _share_of_sum({"input": input, "other": other, "rounding_mode": None})
     assert found is not None, "the rule's condition has been checked"
     dims, factor, shares = found
-    moving = [s for s in (r.size({}) for r in shares) if isinstance(s, torch.Tensor)]
-    moved = times(functools.reduce(torch.minimum, moving), factor) if shares and len(moving) == len(shares) else None
+    share = least_share(shares)
+    moved = None if share is None else times(share, factor)
     result = L1Tensor._wrap(None, bounded(factor, input.norm_size), moved, dims)
     result._sensitivity = {"input": 0, "other": 0}
     return result

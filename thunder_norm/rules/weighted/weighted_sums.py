@@ -35,6 +35,8 @@ from thunder_norm.rules.weighted._combinations import (
     facts,
     is_zero,
     joined,
+    over_own_sum,
+    own_sum,
     weighted,
     weights_of,
     with_number,
@@ -148,7 +150,10 @@ def _quotient(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Foun
         return ()
     if isinstance(b, int | float):
         return _multiple(a, 1 / b) if b else ()
-    return _inverse_of(b, abs(a)) if isinstance(a, int | float) else ()
+    if isinstance(a, int | float):
+        return _inverse_of(b, abs(a))
+    shares = (over_own_sum(w.relative, dims, other.is_exact) for dims, w, other, _ in own_sum(a, b))
+    return tuple(Weights(terms.of_tensor(out), share) for share in shares if share is not None)[:1]
 
 
 def _inverse_of(x: Any, scale: float) -> Found:

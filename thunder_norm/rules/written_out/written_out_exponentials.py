@@ -257,7 +257,9 @@ def log_softmax(input: RMSTensor, dim: int, _stacklevel: int = 3, dtype: torch.d
 # -- exponentials and their sums ------------------------------------------------------------------------------------------
 
 
-_MASKED = 100.0  # no exponential of numbers of at most 0 is meant to be of larger ones than this, but of those that are masked
+# no exponential of numbers of at most 0 is meant to be of larger ones than this, but of those that are masked: sums of decays over a chunk are smaller
+_MASKED = 2000.0
+_LARGE = 100.0  # beyond, a range says nothing of an exponential that is of use
 
 
 def _decay(n: torch.Tensor) -> torch.Tensor:
@@ -271,7 +273,7 @@ def _largest(x: RMSTensor, found: Range | None) -> torch.Tensor | None:
     most = largest_of(x)
     if most is not None:
         return most.exp() + bounded(0.0, x.norm_size)
-    return bounded(math.exp(found.high), x.norm_size) if found is not None and found.high < _MASKED else None
+    return bounded(math.exp(found.high), x.norm_size) if found is not None and found.high < _LARGE else None
 
 
 @normed_op(torch.exp).register_norm(when=_is_rms)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 
@@ -12,11 +12,12 @@ from thunder_norm.tracing.shared_memory import aliases
 from thunder_norm.tracing.shared_memory.views import RETURNING_SELF, makes_view
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 from thunder.core.update_aliases import _is_inplace_op
 
 
 class Writes:
-    """Counts the in-place operations of the trace that is being acquired, by the memory that they write into.
+    """The in-place operations of the trace that is being acquired, by the memory that they write into.
 
     Two tensors have one memory if one is a view of the other, as Thunder made it or as their fakes are, or may be the other itself
     (``x.type_as(y)``), or if the inputs that they are share their storage in the call at hand.
@@ -25,26 +26,34 @@ class Writes:
     def __init__(self, fakes: Fakes):
         self._fakes = fakes
         self._parent: dict[Hashable, Hashable] = {}
-        self._counts: Counter[Hashable] = Counter()
+        self._places: defaultdict[Hashable, list[int]] = defaultdict(list)  # of the operations, in the trace
         self._num_followed = 0
 
     def into(self, t: torch.Tensor) -> int:
         """How many there were so far into the memory of the tensor that a fake stands for; the number never falls."""
+        return len(self._into(t))
+
+    def operations(self, t: torch.Tensor) -> Sequence[BoundSymbol]:
+        """Those operations, in their order."""
+        bsyms = get_jit_ctx().computation_trace.bound_symbols
+        return [bsyms[i] for i in sorted(self._into(t))]
+
+    def _into(self, t: torch.Tensor) -> list[int]:
         self._follow()
         proxy = self._fakes.proxy_of(t)
-        memory = self._memory_of(proxy) if proxy is not None else self._united(_of_fake(t))
-        return self._counts[memory]
+        return self._places[self._memory_of(proxy) if proxy is not None else self._united(_of_fake(t))]
 
     def _follow(self) -> None:
         bsyms = get_jit_ctx().computation_trace.bound_symbols
-        for bsym in bsyms[self._num_followed :]:
+        for place, bsym in enumerate(bsyms[self._num_followed :], self._num_followed):
             if not bsym.flat_proxy_args or not isinstance(target := bsym.flat_proxy_args[0], TensorProxy):
                 continue
             is_write = bool(_is_inplace_op(bsym))
             if is_write or makes_view(bsym) or bsym.sym.name in RETURNING_SELF:
                 results = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)]
                 memory = self._memory_of(target, *results)
-                self._counts[memory] += is_write
+                if is_write:
+                    self._places[memory].append(place)
         self._num_followed = len(bsyms)
 
     def _memory_of(self, *proxies: TensorProxy) -> Hashable:
@@ -67,7 +76,7 @@ class Writes:
             other = self._root(node)
             if other != root:
                 self._parent[other] = root
-                self._counts[root] += self._counts.pop(other, 0)
+                self._places[root] += self._places.pop(other, [])
         return root
 
     def _root(self, node: Hashable) -> Hashable:
