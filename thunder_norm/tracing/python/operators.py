@@ -18,9 +18,15 @@ _REFLECTED = (
     *("__radd__", "__rand__", "__rfloordiv__", "__rlshift__", "__rmatmul__", "__rmul__", "__rmod__"),
     *("__ror__", "__rpow__", "__rrshift__", "__rsub__", "__rtruediv__", "__rxor__"),
 )
-_thunders_binary_op = thunders._binary_op_helper
+_SIGNS = ("+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^")  # as `_REFLECTED`
+_thunders_helper = thunders._binary_op_helper
 _curexc = vars(InterpreterRuntimeCtx)["curexc"]
+_EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _SEQUENCES = (list, tuple, str, bytes)
+_AS_PYTHON_SAYS = {
+    **{f"{kind} index out of range": f"{kind.__name__} index out of range" for kind in (list, tuple)},
+    f"pop on empty {list}": "pop from empty list",
+}
 _JOINING = ("__radd__", "__rmul__")
 _nothing = object()
 
@@ -36,7 +42,7 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
         if (found := numbers.operation(name, a, b)) is not None:
             stack.pop_wrapped()
             stack.pop_wrapped()
-            return found if found is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED else stack.append(found)
+            return found if found is _EXCEPTION_RAISED else stack.append(found)
     kind, base = type(b.value), type(a.value)
     if kind is base or isinstance(a.value, Proxy) or not (issubclass(kind, base) or issubclass(base, _SEQUENCES)):
         return _thunders_binary_op(stack, op)
@@ -51,7 +57,7 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
     if is_in_place or method is _nothing or method is in_classes(base.__mro__, name, _nothing):
         return _thunders_binary_op(stack, op)
     result = thunders._interpret_call(wrap_const(method), b, a)
-    if result is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+    if result is _EXCEPTION_RAISED:
         stack.pop_wrapped()
         stack.pop_wrapped()
         return result
@@ -60,9 +66,43 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
     stack.pop_wrapped()
     stack.pop_wrapped()
     if result.value is NotImplemented:
-        return do_raise(TypeError(f"unsupported operand types: {base.__name__!r} and {kind.__name__!r}"))
+        return do_raise(_unsupported(op, base, kind))
     stack.append(result)
     return None
+
+
+def _thunders_binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
+    """Thunder's answer, where it asks the classes of the operands: a metaclass has methods too, as ``type.__or__``."""
+    b, a = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
+    kinds = type(a.value), type(b.value)
+    reflected = _REFLECTED[op.value % BINARY_OP.IADD.value]
+    names = reflected.replace("__r", "__", 1), reflected
+    if not any(hasattr(type(kind), name) for kind, name in zip(kinds, names, strict=True)):
+        result = _thunders_helper(stack, op)
+        error = thunders.get_interpreterruntimectx().curexc if result is _EXCEPTION_RAISED else None
+        if type(error) is TypeError and str(error).endswith(f": '{kinds[0]}' and '{kinds[1]}'"):
+            return do_raise(_unsupported(op, *kinds))
+        return result
+    stack.pop_wrapped()
+    stack.pop_wrapped()
+    in_place = reflected.replace("__r", "__i", 1)
+    asked = [(in_place, a, b)] * (op.value >= BINARY_OP.IADD.value) + [(names[0], a, b), (names[1], b, a)]
+    for name, asks, other in asked:
+        method = in_classes(type(asks.value).__mro__, name, _nothing)
+        result = asks if method is _nothing else thunders._interpret_call(wrap_const(method), asks, other)
+        if method is not _nothing and result is _EXCEPTION_RAISED:
+            return result
+        if method is not _nothing and result.value is not NotImplemented:
+            stack.append(result)
+            return None
+    return do_raise(_unsupported(op, *kinds))
+
+
+def _unsupported(op: BINARY_OP, left: type, right: type) -> TypeError:
+    """Python's error for operands that have no such operator."""
+    sign = _SIGNS[op.value % BINARY_OP.IADD.value] + "=" * (op.value >= BINARY_OP.IADD.value)
+    shown = "** or pow()" if sign == "**" else sign
+    return TypeError(f"unsupported operand type(s) for {shown}: {left.__name__!r} and {right.__name__!r}")
 
 
 def _joins_as_builtin(base: type, reflected: str) -> bool:
@@ -72,6 +112,8 @@ def _joins_as_builtin(base: type, reflected: str) -> bool:
 
 def _set_current(runtime: InterpreterRuntimeCtx, e: BaseException | None) -> None:
     """Set the exception that is on its way: one that is raised while another is handled has that as its context."""
+    if type(e) is IndexError and e.args and e.args[0] in _AS_PYTHON_SAYS:
+        e.args = (_AS_PYTHON_SAYS[e.args[0]],)
     handled = runtime.exception_stack[-1]
     if e is not None and handled is not None and e.__context__ is None and not _is_in_contexts(e, handled):
         e.__context__ = handled
@@ -88,21 +130,27 @@ def _is_in_contexts(e: BaseException, handled: BaseException) -> bool:
     return id(e) in seen
 
 
-# Natively they would ask what stands for a tensor, which makes another one.
+# Natively they would ask what stands for a tensor, which makes another one, and run methods of the program's unseen.
 _IN_PLACE = {
     **{"iadd": "+", "isub": "-", "imul": "*", "itruediv": "/", "ifloordiv": "//", "imod": "%", "ipow": "**", "imatmul": "@"},
     **{"iand": "&", "ior": "|", "ixor": "^", "ilshift": "<<", "irshift": ">>", "iconcat": "+"},
 }
 
 
-def _register(name: str, sign: str) -> None:
+def _register(name: str, body: str) -> None:
     made: dict[str, Any] = {"__name__": __name__}
-    exec(f"def {name}(a, b, /):\n    a {sign}= b\n    return a", made)  # noqa: S102 - of a name and a sign
+    exec(f"def {name}(a, b, /):\n    {body}", made)  # noqa: S102 - of a name and a sign
     instead_of(getattr(operator, name))(lambda *args, **kwargs: thunders._interpret_call(made[name], *args, **kwargs))
 
 
+_OUT_OF_PLACE = {
+    **{name.removeprefix("i") + "_" * (name in ("iand", "ior")): sign for name, sign in _IN_PLACE.items()},
+    **{"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
+}
 for _name, _sign in _IN_PLACE.items():
-    _register(_name, _sign)
+    _register(_name, f"a {_sign}= b; return a")
+for _name, _sign in _OUT_OF_PLACE.items():
+    _register(_name, f"return a {_sign} b")
 
 
 def _set_item(obj: Any, key: Any, value: Any) -> None:

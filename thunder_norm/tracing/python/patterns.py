@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import asks_program, saying_themselves
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.replacement import Replacement
@@ -91,6 +92,8 @@ def _class_handler(inst: dis.Instruction, /, stack: InterpreterStack, **_: Any) 
 def _attributes(cls: type, count: int, by_name: tuple[str, ...]) -> tuple[bool, list[str]]:
     """Which attributes ``case cls(...)`` asks for, with `count` patterns by position; and whether the one pattern is for the whole."""
     matched = getattr(cls, "__match_args__", None)
+    if (surroundings := guards.surroundings()) is not None:
+        surroundings.note_of_class(cls, "__match_args__")
     is_itself = matched is None and bool(cls.__flags__ & _MATCHES_ITSELF)
     matched = () if matched is None or not count else matched
     if type(matched) is not tuple:
