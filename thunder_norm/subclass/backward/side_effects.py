@@ -223,6 +223,8 @@ class SideEffects:
             if surroundings is not None and isinstance(place.owner, FunctionType) and not place.is_of_others:
                 surroundings.note_function(place.owner, ())
             is_global = isinstance(place.owner, type | FunctionType) and place.cell is None
+            if isinstance(place.owner, type) and "<locals>" in place.owner.__qualname__ and id(place.owner) not in before.known:
+                continue  # the program has made it, and may change it
             is_there = id(place.owner) in before.known or is_global or id(place.cell) in before.cells
             mentions_nothing = isinstance(place.owner, FunctionType) and place.cell is None and not place.held
             if is_there and not place.is_of_others and not mentions_nothing:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from thunder_norm.tracing.guarding import guards
-from thunder_norm.tracing.guarding.classes import asks_program, saying_themselves
+from thunder_norm.tracing.guarding.classes import asks_program, in_classes, saying_themselves
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
@@ -32,8 +32,10 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
 
     Thunder does not look into the method, and raises the error where no ``except`` of the program is.
     """
-    if (check := look_up(_CHECKS, fn)) is None or len(args) != 2:
+    if (check := look_up(_CHECKS, fn)) is None:
         return None
+    if len(args) != 2 or not _may_be_asked(args[1].value):
+        return lambda *given, **named: _misused(fn, given, named)
     classes = args[1].value
     if any(asks_program(cls, check) for cls in _each(classes)):
         answer = _of_any if not isinstance(classes, type) else _of_class if fn is isinstance else _under_class
@@ -46,6 +48,19 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
         error = e
         return lambda *_: do_raise(error)
     return None
+
+
+def _may_be_asked(classes: Any) -> bool:
+    return isinstance(classes, type | tuple) or in_classes(type(classes).__mro__, "__instancecheck__", None) is not None
+
+
+def _misused(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
+    """Python's error for a call of ``isinstance`` with other than an object and classes."""
+    try:
+        found = fn(*(a.value for a in args), **{name: v.value for name, v in kwargs.items()})
+    except Exception as e:  # noqa: BLE001 - as Python says it
+        return do_raise(e)
+    return wrap_const(found)
 
 
 def _each(classes: Any) -> Iterator[Any]:

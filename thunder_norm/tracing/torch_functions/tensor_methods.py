@@ -13,6 +13,7 @@ import torch
 
 from thunder_norm.op_names import is_in_place
 from thunder_norm.tracing.lookasides import instead_of
+import thunder.torch as ltorch
 from thunder.core.interpreter import WrappedValue, _interpret_call
 from thunder.core.langctxs import Languages, resolve_language
 from thunder.core.proxies import TensorProxy
@@ -28,7 +29,7 @@ _OTHERS = frozenset(
 @functools.cache
 def names() -> frozenset[str]:
     """The methods that are called although Thunder does not know them."""
-    return frozenset({"broadcast_to", "fill_diagonal_", "hardshrink", "requires_grad_"} | set(_in_place()))
+    return frozenset({"copy_", "zero_", "broadcast_to", "fill_diagonal_", "hardshrink", "requires_grad_"} | set(_in_place()))
 
 
 def _in_place() -> list[str]:
@@ -53,6 +54,17 @@ def _copied(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     if not _can_cast(result.dtype, tensor.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {tensor.dtype}")
     return tensor.copy_(result)
+
+
+def _copy(tensor: torch.Tensor, written: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """``tensor.copy_(written)``, as autograd records it: of the values that were there the derivative is zero."""
+    if tensor.requires_grad and not written.requires_grad and torch.is_grad_enabled():
+        written = torch.where(torch.tensor(True, device=tensor.device), written.to(tensor.dtype), tensor)
+    return ltorch.copy_(tensor, written)
+
+
+def _zero(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.copy_(torch.zeros_like(tensor))
 
 
 def _filled_diagonal(tensor: torch.Tensor, value: float, wrap: bool = False) -> torch.Tensor:
@@ -87,3 +99,5 @@ def _register(name: str) -> None:
 
 for _name in (*_in_place(), "fill_diagonal_"):
     _register(_name)
+instead_of(torch.Tensor.copy_)(lambda *args, **kwargs: _interpret_call(_copy, *args, **kwargs))
+instead_of(torch.Tensor.zero_)(lambda *args, **kwargs: _interpret_call(_zero, *args, **kwargs))
