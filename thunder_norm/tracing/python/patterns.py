@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from thunder_norm.tracing.guarding import guards
-from thunder_norm.tracing.guarding.classes import asks_program, in_classes, saying_themselves
+from thunder_norm.tracing.guarding.classes import asks_program, saying_themselves
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
@@ -51,7 +51,13 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
 
 
 def _may_be_asked(classes: Any) -> bool:
-    return isinstance(classes, type | tuple) or in_classes(type(classes).__mro__, "__instancecheck__", None) is not None
+    """Whether ``isinstance`` takes it for classes: one of torch's for a dtype (`torch.FloatTensor`) is an object that says it itself."""
+    if isinstance(classes, type | tuple):
+        return True
+    try:
+        return isinstance(None, classes) or True
+    except TypeError:
+        return False
 
 
 def _misused(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:

@@ -14,7 +14,7 @@ import torch
 from thunder_norm.op_names import is_in_place
 from thunder_norm.tracing.lookasides import instead_of
 import thunder.torch as ltorch
-from thunder.core.interpreter import WrappedValue, _interpret_call
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call
 from thunder.core.langctxs import Languages, resolve_language
 from thunder.core.proxies import TensorProxy
 from thunder.torch import _torch_to_thunder_function_map
@@ -56,15 +56,23 @@ def _copied(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return tensor.copy_(result)
 
 
-def _copy(tensor: torch.Tensor, written: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """``tensor.copy_(written)``, as autograd records it: of the values that were there the derivative is zero."""
-    if tensor.requires_grad and not written.requires_grad and torch.is_grad_enabled():
-        written = torch.where(torch.tensor(True, device=tensor.device), written.to(tensor.dtype), tensor)
-    return ltorch.copy_(tensor, written)
+def _with_zero_gradient(tensor: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
+    """What is written over a tensor, as autograd records it: of the values that were there the derivative is zero."""
+    if not tensor.requires_grad or written.requires_grad or not torch.is_grad_enabled():
+        return written
+    return torch.where(torch.tensor(True, device=tensor.device), written.to(tensor.dtype), tensor)
 
 
-def _zero(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.copy_(torch.zeros_like(tensor))
+@instead_of(torch.Tensor.copy_)
+def _copy(tensor: WrappedValue, src: WrappedValue, non_blocking: Any = None) -> Any:
+    """``tensor.copy_(src)``; the copy has the program's line."""
+    written = _interpret_call(_with_zero_gradient, tensor, src)
+    return written if written is INTERPRETER_SIGNALS.EXCEPTION_RAISED else _interpret_call(ltorch.copy_, tensor, written)
+
+
+@instead_of(torch.Tensor.zero_)
+def _zero(tensor: WrappedValue) -> Any:
+    return _copy(tensor, _interpret_call(torch.zeros_like, tensor))
 
 
 def _filled_diagonal(tensor: torch.Tensor, value: float, wrap: bool = False) -> torch.Tensor:
@@ -99,5 +107,3 @@ def _register(name: str) -> None:
 
 for _name in (*_in_place(), "fill_diagonal_"):
     _register(_name)
-instead_of(torch.Tensor.copy_)(lambda *args, **kwargs: _interpret_call(_copy, *args, **kwargs))
-instead_of(torch.Tensor.zero_)(lambda *args, **kwargs: _interpret_call(_zero, *args, **kwargs))
