@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from types import FunctionType
 from typing import Any
 
@@ -119,6 +120,21 @@ def _set_current(runtime: InterpreterRuntimeCtx, e: BaseException | None) -> Non
         e.__context__ = handled
     assert _curexc.fset is not None
     _curexc.fset(runtime, e)
+
+
+def _handled() -> BaseException | None:
+    """What the program handles: natively Python knows of nothing that is."""
+    return thunders.get_interpreterruntimectx().exception_stack[-1]
+
+
+@instead_of(sys.exc_info)
+def _exc_info() -> Any:
+    e = _handled()
+    return wrap_const((None, None, None) if e is None else (type(e), e, e.__traceback__))
+
+
+if sys.version_info >= (3, 11):
+    instead_of(sys.exception)(lambda: wrap_const(_handled()))
 
 
 def _is_in_contexts(e: BaseException, handled: BaseException) -> bool:
