@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.tracing.python.plain_programs import PROGRAMS
-from thunder_norm.transforms import NormTransform
+from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
 
@@ -89,3 +89,15 @@ def test_what_python_refuses_it_refuses_in_its_words(name):
     with pytest.raises(expected.type) as found:
         thunder.jit(_MISUSED[name], transforms=[NormTransform()])(torch.ones(2))
     assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_lists_of_bools_are_masks_of_what_requires_grad(transform):
+    def program(x):
+        return x[:, [True, False, True]], x[[False, True], 0], x[..., [True, False, False]]
+
+    x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    found, expected = thunder.jit(program, transforms=[transform()])(x), program(x)
+    torch.testing.assert_close(found, expected)
+    (found, expected) = (torch.autograd.grad([y.square().sum() for y in of], x) for of in (found, expected))
+    torch.testing.assert_close(found, expected)

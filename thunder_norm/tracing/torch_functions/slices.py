@@ -24,6 +24,8 @@ def within(tensor: TensorProxy, key: Any) -> Any:
         UnsupportedOpError: False is among them, or a bool beside tensors.
     """
     keys = key if isinstance(key, tuple) else (key,)
+    if len(keys) == 1 and _is_mask(keys[0]) and any(map(_is_mask, keys[0])):
+        keys = tuple(keys[0])  # torch takes a list of lists for a tuple
     if any(map(_is_mask, keys)):
         key = keys = tuple(place for i, k in enumerate(keys) for place in _places(tensor, keys, i, k))
     if has_bool(key):
@@ -59,9 +61,8 @@ def _places(tensor: TensorProxy, keys: tuple[Any, ...], at: int, key: Any) -> tu
     if not _is_mask(key):
         return (key,)
     mask = np.asarray(key)
-    behind = sum(np.ndim(k) if _is_mask(k) else _num_dims(k) for k in keys[at:])
-    is_from_end = any(k is ... for k in keys[:at])
-    dim = tensor.ndim - behind if is_from_end else sum(np.ndim(k) if _is_mask(k) else _num_dims(k) for k in keys[:at])
+    left = tensor.ndim - sum(map(_num_dims, keys))  # what ``...`` is for: there a list counts as one dimension
+    dim = sum(left if k is ... else np.ndim(k) if _is_mask(k) else _num_dims(k) for k in keys[:at])
     if mask.shape != tuple(tensor.shape[dim : dim + mask.ndim]):
         wrong = next(i for i, n in enumerate(mask.shape) if tuple(tensor.shape[dim + i : dim + i + 1]) != (n,))
         raise IndexError(
