@@ -312,3 +312,24 @@ def test_random_numbers_of_forward_and_pullback_are_the_same() -> None:
     assert value == gradient.sum() / 2
     out, pullback = T.vjp(lambda x: F.dropout(x, 0.5), x)
     assert torch.equal(pullback(x)[0], out)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_gradient_is_no_tensor_that_was_given(inside):
+    """Who changes it in place would change the argument: torch multiplies the argument by one."""
+    w, x = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+
+    def gradients(w, x):
+        of_w, of_both = torch.func.grad(product), torch.func.grad(product, argnums=(0, 1))
+        return of_w(w, x), *of_both(w, x), torch.func.vjp(lambda v: v * 1, w)[1](x)[0]
+
+    def product(w, x):
+        return (w * x).sum()
+
+    if inside:
+        found = thunder.jit(gradients, transforms=[T.SubclassTransform()])(w, x)
+    else:
+        found = (T.grad(product)(w, x), *T.grad(product, argnums=(0, 1))(w, x), T.vjp(lambda v: v * 1, w)[1](x)[0])
+    torch.testing.assert_close(found, gradients(w, x))
+    memory = {t.untyped_storage().data_ptr() for t in (w, x)}
+    assert all(g.untyped_storage().data_ptr() not in memory for g in found)

@@ -242,3 +242,20 @@ def without_history(x, y):
 def test_what_is_written_into_requires_grad_where_the_values_do(program: Callable, requires_grad: bool) -> None:
     given = [(torch.zeros(2), torch.ones(2, requires_grad=requires_grad)) for _ in range(2)]
     assert thunder.jit(program, transforms=[NormTransform()])(*given[0]) == program(*given[1])
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: (x * 2).fill_(3.0),
+        lambda x: x.clone().zero_(),
+        lambda x: (x * 2).copy_(torch.ones(2)),
+        lambda x: (x * 3).copy_(torch.ones(2)) + x,
+    ],
+)
+def test_what_is_overwritten_whole_has_a_gradient_of_zero(program: Callable, transform: type) -> None:
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    found, expected = thunder.jit(program, transforms=[transform()])(x), program(x)
+    assert found.requires_grad and torch.equal(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(expected.sum(), x))

@@ -64,7 +64,13 @@ n += f{i}{call}
 
 @part
 def generators(choose, i):
-    use = choose.choice([f"sum(g{i}(3))", f"next(g{i}(2))", f"max(v for v in g{i}(3))", f"len([v for v in g{i}(4) if v])"])
+    use = choose.choice(
+        [
+            *(f"sum(g{i}(3))", f"next(g{i}(2))", f"max(v for v in g{i}(3))", f"len([v for v in g{i}(4) if v])"),
+            *(f"any(v for v in g{i}(3))", f"sum(v for v, _ in zip(g{i}(3), [1]))", f"(1 in g{i}(3))"),
+            *(f"next(map(lambda v: v + 1, g{i}(3)))", f"next(enumerate(g{i}(3)))[0]", f"next(w for w in [g{i}(2)]).send(None)"),
+        ]
+    )
     broken = choose.choice(["break", "continue", "raise ValueError('x')"])
     return f"""
 def g{i}(k):
@@ -77,11 +83,12 @@ def g{i}(k):
         steps.append(k)
 steps = []
 n += {use}
+n += 10 * len(steps)
 for v in g{i}(3):
     if v == 1:
         {broken}
     n += v
-n += len(steps)
+n += 100 * len(steps)
 """
 
 

@@ -202,6 +202,49 @@ def test_generators_do_what_they_do_in_eager_mode(f, native):
     torch.testing.assert_close(vmap(f)(x), torch.func.vmap(f)(x))
 
 
+def uses_of_a_generator(made):
+    """Ways to leave a generator before its end; each is dropped at once."""
+    yield lambda: any(made())
+    yield lambda: next(v for v in made() if v)
+    yield lambda: [v for v, _ in zip(made(), [1], strict=False)]
+    yield lambda: next(enumerate(made()))
+    yield lambda: next(map(abs, made()))
+    yield lambda: [made()].pop().send(None)
+    yield lambda: 1 in made()
+
+
+def test_a_generator_is_closed_as_soon_as_it_is_dropped():
+    seen = []
+
+    def made():
+        try:
+            yield from range(4)
+        finally:
+            seen.append("closed")
+
+    def program(x):
+        for i, use in enumerate(uses_of_a_generator(made)):
+            use()
+            seen.append(i)
+        for v in made():
+            if v == 1:
+                break
+        seen.append("left")
+        it = made()
+        next(it)
+        it = held = {"a": made()}
+        next(held["a"])
+        held.clear()
+        seen.append("cleared")
+        return x * len(seen)
+
+    program(torch.ones(2))
+    expected = [*seen]
+    seen.clear()
+    thunder.jit(program, transforms=[SubclassTransform()])(torch.ones(2))
+    assert seen == expected
+
+
 def test_an_exception_that_nobody_handles_leaves_by_the_context_managers():
     variable = contextvars.ContextVar("variable", default=0)
 

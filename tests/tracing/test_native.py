@@ -249,13 +249,16 @@ def entries():
 
 
 @pytest.mark.parametrize("seed", range(300 if LONG else 16))
-def test_drawn_programs_are_acquired_the_same(seed):
+def test_drawn_programs_do_what_they_do_in_python(seed):
+    """Thunder's interpreter alone has other answers for some: it closes no generator, and takes what a ``__contains__`` returns."""
     program, x = native_drawn.drawn(seed), torch.ones(2, 3)
-    ours, thunders = both(lambda: [SubclassTransform()], program, x)
-    assert ours[:3] == thunders[:3]
-    if ours[3] is not None and (ours[3][1] != thunders[3][1] or not torch.equal(ours[3][0], thunders[3][0])):
-        # Thunder's interpreter raises another error where a method is not there, or returns NotImplemented
-        assert torch.equal(ours[3][0], program(x))
+    try:
+        expected, error = program(x), None
+    except Exception as e:  # noqa: BLE001 - whatever it is, it must be the same
+        expected, error = None, (type(e), str(e).splitlines()[0])
+    found = acquired(lambda: [SubclassTransform()], program, x)
+    assert found[:2] == (error or (None, None))
+    assert error is not None or torch.equal(found[3][0], expected)
 
 
 class Config:

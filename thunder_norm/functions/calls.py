@@ -13,6 +13,7 @@ from thunder_norm.functions.acquisition import Interrupted
 from thunder_norm.functions.interpreted import active_level, announce, closed, is_open, values_of, wrapped
 from thunder_norm.functions.missing_gradients import with_gradients
 from thunder_norm.functions.programs import described, detach, is_differentiable
+from thunder_norm.functions.aliasing import views_in
 from thunder_norm.functions.readability import tidied
 from thunder_norm.functions.transformed import Call, Transformed, run_interpreted
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
@@ -167,6 +168,7 @@ def _emitted(emit: Callable[[], Any], bsyms: list[BoundSymbol]) -> tuple[list[Bo
     with gradients_recorded(True):
         written = emit()
         tidy, result = tidied(bsyms, written)
+        result = _apart_from_given(bsyms, tidy, written, result)
     if is_recorded:
         return tidy, result
     made, kept = ({o.name for b in operations for o in b.flat_proxy_outs} for operations in (bsyms, tidy))
@@ -186,6 +188,28 @@ def _emitted(emit: Callable[[], Any], bsyms: list[BoundSymbol]) -> tuple[list[Bo
     result = tree_map(constant, result, written)
     detach([o for b in tidy for o in b.flat_proxy_outs if o.name in constants])
     return tidy, result
+
+
+def _apart_from_given(written: list[BoundSymbol], tidy: list[BoundSymbol], before: Any, result: Any) -> Any:
+    """The result, with copies of what was given where torch computes a tensor of its own: the gradient x of ``(w * x).sum()``."""
+    makers = {o.name: b for b in written for o in b.flat_proxy_outs if all(o.name != a.name for a in b.flat_proxy_args)}
+    kept, copies = {o.name for b in tidy for o in b.flat_proxy_outs}, dict[str, TensorProxy]()
+
+    def apart(p: Any, of: Any) -> Any:
+        if not isinstance(p, TensorProxy) or p.name in kept:
+            return p
+        root = of.name
+        while root in makers and (viewed := views_in(makers[root]).get(root)) is not None:
+            root = viewed
+        if root not in makers:
+            return p
+        if of.name not in copies:
+            with scope(get_jit_ctx().computation_trace) as copying:
+                copies[of.name] = prims.clone(p)
+            tidy.extend(copying)
+        return copies[of.name]
+
+    return tree_map(apart, result, before)
 
 
 def write_operations(emit: Callable[[], Any], like: WrappedValue) -> Any:

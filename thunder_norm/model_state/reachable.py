@@ -266,13 +266,14 @@ class Reachable:
             return {name: v for name, v in vars(cls).items() if not _is_special(name)}
 
         held, are_called = read(), not _is_installed(cls)
+        is_called_by_torch = issubclass(cls, torch.autograd.Function)  # by no name that code mentions: forward, backward
         still_holds = functools.partial(_has_attributes, cls, held, len(vars(cls)))
         self._note(cls, held, read, functools.partial(_write_attributes, cls, read), still_holds)
         found = [v for base in (*cls.__bases__, type(cls)) for v in self._enter_type(base)]
         for name, v in vars(cls).items():
             if not isinstance(v, _METHODS):
                 found.extend([v] if name in held else ())
-            elif name in self._named or (are_called and _is_special(name) and name not in _MAKING):
+            elif name in self._named or is_called_by_torch or (are_called and _is_special(name) and name not in _MAKING):
                 found.append(v)
             else:
                 self._methods.setdefault(name, []).append(v)

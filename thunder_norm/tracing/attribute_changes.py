@@ -15,7 +15,7 @@ import torch
 
 from thunder_norm.tracing.guarding import overwritten
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
-from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.guarding.classes import in_classes, is_of_program
 from thunder_norm.tracing.guarding.ways import is_imported, path_of
 from thunder_norm.tracing.member_dicts import MEMBERS, note_member_dict, note_written, store
 from thunder_norm.tracing.shared_memory import aliases
@@ -170,10 +170,18 @@ def _set(setter: WrappedValue, obj: WrappedValue, name: WrappedValue, value: Wra
 # -- deleting -----------------------------------------------------------------------------------------------------------------
 
 
-def deletion(obj: WrappedValue, name: WrappedValue) -> Callable | None:
-    """What to call instead of deleting an attribute of what was there before: the epilogue deletes it, in each call."""
+def deletion(fn: Callable, obj: WrappedValue, name: WrappedValue) -> Callable | None:
+    """What to call instead of `delattr` or ``object.__delattr__``: code of the program's, or, of what was there before, the epilogue in each call."""
     obj.attribute_wrappers.pop(name.value, None)
     owner = obj.value
+    if not is_simple(owner) and not isinstance(owner, super) and type(name.value) is str:
+        if fn is delattr and is_of_program(type(owner), "__delattr__"):
+            return _by_delattr
+        found = of_class(owner, name.value)
+        if isinstance(found, property):
+            return _by_deleter
+        if isinstance(getattr(type(found), "__delete__", None), FunctionType):
+            return _by_deleting_descriptor
     kind = next((k for k in (*MEMBERS, "__dict__") if name.value in held_in(obj, k)), None)
     if kind is None or not (isinstance(owner, torch.nn.Module) or type(owner).__delattr__ in DELETING):
         return None
@@ -184,6 +192,25 @@ def deletion(obj: WrappedValue, name: WrappedValue) -> Callable | None:
             attributes.key_wrappers.pop(name.value, None)
         return None
     return functools.partial(_deleted_from, kind)
+
+
+def _by_delattr(obj: WrappedValue, name: WrappedValue) -> Any:
+    result = thunders._interpret_call(wrap_const(type(obj.value).__delattr__), obj, name)
+    return result if result is _EXCEPTION_RAISED else wrap_const(None)
+
+
+def _by_deleter(obj: WrappedValue, name: WrappedValue) -> Any:
+    deleter = of_class(obj.value, name.value).fdel
+    if deleter is None:
+        return do_raise(AttributeError(f"property {name.value!r} of {type(obj.value).__name__!r} object has no deleter"))
+    result = thunders._interpret_call(wrap_const(deleter), obj)
+    return result if result is _EXCEPTION_RAISED else wrap_const(None)
+
+
+def _by_deleting_descriptor(obj: WrappedValue, name: WrappedValue) -> Any:
+    descriptor = wrap_const(of_class(obj.value, name.value))
+    result = thunders._interpret_call(wrap_const(type(descriptor.value).__delete__), descriptor, obj)
+    return result if result is _EXCEPTION_RAISED else wrap_const(None)
 
 
 def held_in(obj: WrappedValue, kind: str) -> Any:

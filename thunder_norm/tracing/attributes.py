@@ -80,7 +80,7 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if (fn is setattr or (is_of_c and fn in SETTING)) and len(args) == 3:
         return assignment(fn, *args)
     if (fn is delattr or (is_of_c and fn in DELETING)) and len(args) == 2:
-        return tensor_attributes.deleted if type(args[0].value) is TensorProxy else deletion(*args)
+        return tensor_attributes.deleted if type(args[0].value) is TensorProxy else deletion(fn, *args)
     return None
 
 

@@ -17,6 +17,7 @@ from thunder_norm.tracing.replacement import Replacement, Replacements
 from thunder.core import interpreter
 from thunder.core.interpreter import SequenceIter, WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
 
 _original_bind = Symbol.bind
@@ -49,7 +50,9 @@ def _vars(*objects: WrappedValue) -> Any:
 
 @instead_of(reversed)
 def _reversed(sequence: WrappedValue) -> Any:
-    """``reversed(module_list)``: Thunder asks for a Sequence or a method, Python for a length and items alone."""
+    """``reversed(module_list)``: Thunder asks for a Sequence or a method, Python for a length and items alone.  Of a tensor it is a copy."""
+    if isinstance(sequence.value, TensorProxy | torch.Tensor):
+        return interpreter._interpret_call(lambda t: t.flip(0) if t.dim() else t, sequence)
     kind = type(sequence.value)
     is_like_a_sequence = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
     if isinstance(sequence.value, Sequence | Mapping) or hasattr(kind, "__reversed__") or not is_like_a_sequence:

@@ -14,7 +14,16 @@ from types import TracebackType
 from typing import Any
 
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import INTERPRETER_SIGNALS, InterpreterError, InterpreterFrame, PseudoInst, unwrap, wrap_const
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    InterpreterError,
+    InterpreterFrame,
+    ProvenanceRecord,
+    PseudoInst,
+    unwrap,
+    wrap,
+    wrap_const,
+)
 from thunder.core.proxies import Proxy
 
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
@@ -23,8 +32,13 @@ Handler = tuple[int, int, int, int, bool]  # start, end, target, height of the s
 
 
 def make_generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Any:
-    """What stands for a generator whose function has been called; of the interpreter's ``make_generator``."""
-    return wrap_const(_generator(frame, compilectx, runtimectx))
+    """What stands for a generator whose function has been called; of the interpreter's ``make_generator``.
+
+    Where it comes from does not say which one it is: what it yields comes from there too, and would keep it from being closed when the
+    program drops it.
+    """
+    inputs = [wrap_const(v).provenance for v in (make_generator, (), {})]
+    return wrap(_generator(frame, compilectx, runtimectx), provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=inputs))
 
 
 def _generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Iterator[Any]:
@@ -37,10 +51,10 @@ def _generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Ite
                 result, status = _resumed(frame, compilectx, runtimectx, sent, thrown)
         finally:
             runtimectx.curexc = pending
+            thrown = None  # its traceback has this frame, and would keep what the generator has after its end
         if status is INTERPRETER_SIGNALS.RETURN_VALUE:
             return unwrap(result)
         assert status is INTERPRETER_SIGNALS.YIELD_VALUE
-        thrown = None
         try:
             sent = {"send_value": (yield unwrap(result))}
         except BaseException as e:
@@ -63,6 +77,7 @@ def _resumed(
             runtimectx.curexc = thrown
         handlers = dis._parse_exception_table(frame.code)  # type: ignore[attr-defined]
         if runtimectx.curexc is not None and not is_handled(frame, runtimectx, handlers):
+            thrown = None
             raise _taken(runtimectx)
     if isinstance(sent.get("send_value"), Proxy):  # Thunder asks whether what is sent is unequal to its own mark
         sent = {"send_value": wrap_const(sent["send_value"])}
@@ -75,7 +90,10 @@ def _resumed(
     e = _taken(runtimectx)
     if isinstance(e, StopIteration):
         return wrap_const(unwrap(e.value)), INTERPRETER_SIGNALS.RETURN_VALUE
-    raise e
+    try:
+        raise e
+    finally:
+        del e, thrown  # as above
 
 
 def _begun_by(frame: InterpreterFrame) -> dis.Instruction | None:

@@ -22,6 +22,7 @@ from thunder_norm.tracing.guarding import guards, snapshots, stored
 from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, path_of
 from thunder_norm.tracing.shared_memory.aliases import given_as
 from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import WrappedValue
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.trace import TraceCtx
 
@@ -192,6 +193,29 @@ def check_taken_out(prologue: TraceCtx) -> None:
     for tensor in _taken_out.get():
         if _way_of(tensor) in looked_for:
             raise _refusal(tensor)
+
+
+def is_moved(wrapped: WrappedValue) -> bool:
+    """Whether a value that the program returns or keeps is not where it was any more: a prologue would find another there, or none.
+
+    Raises:
+        UnsupportedOpError: it is no number or word, and could not be written into the trace.
+    """
+    path, value = path_of(wrapped.provenance), wrapped.value
+    if path is None or isinstance(value, Proxy) or wrapped.original_value is not wrapped.nothing:
+        return False
+    now = Ways(guards.roots()).end(path)
+    if now is LEFT_OUT or now is value or (type(now) is type(value) and type(value) in _NUMBERS_AND_WORDS and now == value):
+        return False
+    if value is None or type(value) in (*_NUMBERS_AND_WORDS, bytes):
+        return True
+    raise UnsupportedOpError(
+        with_details(
+            f"a {type(value).__qualname__} is taken out of a list or dict that was there before the call, and returned",
+            why="a prologue would look for it where it was, and there is another by then, or none",
+            instead="take it out before, and give it as an argument",
+        )
+    )
 
 
 def _refusal(tensor: TensorProxy) -> UnsupportedOpError:

@@ -374,3 +374,19 @@ def test_an_iterator_of_what_is_acquired_twice_is_refused():
     items = iter(range(9))
     with pytest.raises(UnsupportedOpError, match="an iterator that was there"):
         thunder.jit(lambda x: next(items) * _writes_a_column(x), transforms=[NormTransform()])(torch.ones(3, 4))
+
+
+@pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
+@pytest.mark.parametrize("change", ["sort()", "reverse()", "pop(0)", "insert(0, 7)", "append(l.pop(0))"])
+@pytest.mark.parametrize("use", ["list(l)", "l.copy()", "[*l]", "list(reversed(l))", "{v: v for v in l}"])
+def test_numbers_of_a_list_are_returned_where_the_program_has_put_them(change, use):
+    def made():
+        names: dict = {}
+        exec(f"l = [3, 1, 2, 5, 4, 6]\ndef program(x):\n    l.{change}\n    return {use}, x", names)
+        return names["program"], names["l"]
+
+    (program, left), (expected, expected_left) = made(), made()
+    jitted, x = thunder.jit(program, transforms=[SubclassTransform()]), torch.ones(2)
+    for _ in range(3):
+        assert jitted(x)[0] == expected(x)[0]
+        assert left == expected_left

@@ -11,6 +11,7 @@ import enum
 import functools
 import heapq
 import itertools
+import sys
 from collections.abc import Callable
 
 import torch
@@ -473,3 +474,92 @@ def refusals_that_a_program_tries(x):
         except TypeError:
             skip = x
     return x * refused + skip
+
+
+@program
+def too_few_values_to_unpack(x):
+    def generated():
+        first, *rest = []
+        yield first, rest
+
+    said = []
+    for values in ([], [1], (1, 2, 3), 5, range(4)):
+        try:
+            first, *_, last = values
+            said.append(f"{first} {last}")
+        except (ValueError, TypeError) as e:
+            said.append(str(e))
+    try:
+        list(generated())
+    except ValueError as e:
+        said.append(str(e))
+    return x * len("".join(said)) + len(said)
+
+
+class Deleting:
+    kept = 1.0
+
+    @property
+    def p(self):
+        return self.kept
+
+    @p.setter
+    def p(self, value):
+        self.kept = value * 2
+
+    @p.deleter
+    def p(self):
+        self.kept = 0.5
+
+    def __delattr__(self, name):
+        object.__setattr__(self, "last", name) if name == "nothing" else object.__delattr__(self, name)
+
+
+@program
+def deleters_of_the_program_run(x):
+    held = Deleting()
+    held.p = 3.0
+    before = held.p
+    del held.p, held.nothing
+    return x * before + held.p + len(held.last)
+
+
+@program
+def what_is_handled_is_known(x):
+    def asked():
+        return sys.exc_info()[0]
+
+    try:
+        1 // 0
+    except ZeroDivisionError as e:
+        found = asked() is type(e), sys.exc_info()[1] is e
+    return x * sum(found) + (sys.exc_info() == (None, None, None))
+
+
+@program
+def errors_say_what_python_says(x):
+    class Other:
+        __slots__ = ()
+
+    class Right:
+        def __ror__(self, other):
+            return 3
+
+    attempts = [
+        *(lambda: [][1], lambda: [].pop(), lambda: Other() + 1, lambda: 1 | Other(), lambda: Other().missing),
+        *(lambda: Other.missing, lambda: isinstance(1, 2), lambda: isinstance(1)),
+    ]
+    said = []
+    for attempt in attempts:
+        try:
+            attempt()
+        except Exception as e:
+            said.append(f"{type(e).__name__}: {e}")
+    return x * len("".join(said)) + (Other() | Right())
+
+
+@program
+def lists_of_bools_are_masks(x):
+    y = x * 1
+    y[:, [True, False]] = 7.0
+    return y[[False, True]].sum() + x[:, (True, False)].sum(0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.tracing.python.plain_programs import PROGRAMS
-from thunder_norm.transforms import NormTransform
+from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
 
@@ -151,3 +151,15 @@ def test_a_deque_is_told_numbers_of_tensors(use):
     for n in (2, 1):
         given = torch.tensor([1.0, 3.0]), torch.tensor(n)
         assert all(torch.equal(a, b) for a, b in zip(jf(*given), program(*given), strict=True))
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform])
+def test_lists_of_bools_are_masks_of_what_requires_grad(transform):
+    def program(x):
+        return x[:, [True, False, True]], x[[False, True], 0], x[..., [True, False, False]]
+
+    x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    found, expected = thunder.jit(program, transforms=[transform()])(x), program(x)
+    torch.testing.assert_close(found, expected)
+    (found, expected) = (torch.autograd.grad([y.square().sum() for y in of], x) for of in (found, expected))
+    torch.testing.assert_close(found, expected)

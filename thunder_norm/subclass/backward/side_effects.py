@@ -34,7 +34,7 @@ from thunder_norm.subclass.backward.recipes import NotMakeableError, Recipe, hol
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.calls import raising
 from thunder_norm.tracing.calls.raising import KEEPS, PACKS
-from thunder_norm.tracing.guarding import guards, overwritten
+from thunder_norm.tracing.guarding import guards, overwritten, run_unseen
 from thunder_norm.tracing.guarding.bindable import guard, guard_arguments
 from thunder_norm.tracing.guarding.stored import same_keys
 from thunder_norm.tracing.provenances import provenance_of, walked, walked_from
@@ -68,7 +68,7 @@ def watched(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
     effects = SideEffects(fn, args, kwargs)
     token = _current.set(effects)
     try:
-        with guards.telling_called(effects.before.follow_called):
+        with guards.telling_called(effects.before.follow_called), run_unseen.telling(note_read):
             yield
         if effects.has_changed:
             raising.note_undo(get_compile_data(), effects.undo)
@@ -218,8 +218,13 @@ class SideEffects:
         """See `note_read`: what the program has made itself is what it makes of what is guarded."""
         before, new = self.before, [f for f in functions if (id(f), may_change, by_identity) not in self._noted]
         self._noted.update({(id(f), may_change, by_identity): f for f in new})  # kept: an id stays its object's
+        surroundings = guards.surroundings()
         for place in Reachable(new).places:
+            if surroundings is not None and isinstance(place.owner, FunctionType) and not place.is_of_others:
+                surroundings.note_function(place.owner, ())
             is_global = isinstance(place.owner, type | FunctionType) and place.cell is None
+            if isinstance(place.owner, type) and "<locals>" in place.owner.__qualname__ and id(place.owner) not in before.known:
+                continue  # the program has made it, and may change it
             is_there = id(place.owner) in before.known or is_global or id(place.cell) in before.cells
             mentions_nothing = isinstance(place.owner, FunctionType) and place.cell is None and not place.held
             if is_there and not place.is_of_others and not mentions_nothing:

@@ -46,6 +46,7 @@ def saying_themselves(classes: Any, check: str) -> Iterator[type]:
 def is_of_program(kind: type, name: str) -> bool:
     """Whether what a class has under a name is a program's function, which is interpreted like any other."""
     found = in_classes(kind.__mro__, name)
+    found = found.__func__ if isinstance(found, classmethod) else found
     return isinstance(found, types.FunctionType) and (found.__module__ or "").partition(".")[0] not in LIBRARIES
 
 

@@ -19,7 +19,7 @@ import functools
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import (
@@ -40,7 +40,7 @@ import torch
 
 from thunder_norm.tracing.arguments import as_python_binds
 from thunder_norm.tracing.compiled import given_to_compiler
-from thunder_norm.tracing.guarding import overwritten, snapshots, stored
+from thunder_norm.tracing.guarding import overwritten, run_unseen, snapshots, stored
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.conditions import compiled, holds
 from thunder_norm.tracing.guarding.looked_into import look_into
@@ -95,7 +95,8 @@ _COMPARE = frozenset("__contains__ __getitem__ get pop index count remove discar
 _HASH = _COMPARE.union("__setitem__ __delitem__ setdefault add move_to_end fromkeys".split())
 # what they ask of the objects that they are given
 _ASKED = {
-    **dict.fromkeys(_COMPARE, ("__eq__", "__hash__")),
+    **dict.fromkeys(_HASH, ("__eq__", "__hash__")),
+    "join": ("__iter__", "__getitem__", "__len__"),
     **dict.fromkeys(("format", "__mod__"), ("__format__", "__str__", "__repr__", "__int__", "__float__", "__index__")),
 }
 # what iterates over what it is given, without the interpreter
@@ -232,6 +233,8 @@ def note_attribute(owner: WrappedValue, name: str) -> None:
     kind = value if isinstance(value, type) else type(value)
     guards.surroundings.note_attribute(kind, name)
     own = getattr(value, "__dict__", None)
+    if kind is value and not is_guarded(owner):
+        guards.surroundings.note_of_class(value, name)
     if kind is value or type(own) is not dict or name in own:
         return
     if not is_guarded(owner):
@@ -339,6 +342,9 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str,
         look_into(args)
     elif isinstance(fn, type) and (met := surroundings()) is not None:
         met.note_making(fn)
+        run_unseen.note_given(fn, args, kwargs)
+    elif run_unseen.is_of_c(fn):
+        run_unseen.note_given(fn, args, kwargs)
     if type(fn) in _OF_C and fn in _ITERATING:
         _note_states(args, _OF_ITERABLES)
     elif fn is str:
@@ -383,8 +389,15 @@ def _note_states(given: Iterable[WrappedValue], asked: tuple[str, ...]) -> None:
     """Note all attributes of objects that Python's C code is given, where it runs code of their classes, unseen."""
     for a in given:
         for part in (a, *_items(a)):
+            run_unseen.note_methods(type(part.value), asked)
             if _has_code_for(type(part.value), asked):
                 note(part, "own state", None, snapshots.same_as(vars(part.value)))
+
+
+def look_at_keys(values: Sequence[WrappedValue]) -> None:
+    """Guard all that is in some keys or elements, which Python hashes and compares."""
+    look_into(values)
+    _note_states(values, _ASKED["add"])
 
 
 def look_whole(values: Iterable[Any]) -> None:
@@ -411,6 +424,9 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[s
         look_whole(args[1:2])
     if name in _OF_STATE:
         _note_states(args, _OF_VALUES)
+    run_unseen.note_given(fn, args, kwargs)
+    for a in args:
+        run_unseen.note_methods(type(a.value), ("__torch_function__",))
     if any(stored.is_container(type(a.value)) for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
         look_whole(args)
 

@@ -47,6 +47,8 @@ def note_method(method: Callable, args: Sequence[WrappedValue]) -> None:
     found, owner = _current.get(), args[0].value
     if found is None or args[0].provenance.ext_flag & EXT_FLAG_IS_MODULE_MEMBER_DICT:  # of which the program changes a copy
         return
+    if getattr(args[0].provenance.inst, "opname", "").startswith("BUILD_"):
+        return  # the program has made it, and drops what it holds when it likes: a generator is closed then
     if len(args) > 1 and getattr(method, "__name__", "") in _BY_KEY and isinstance(args[1].value, str | int):
         at = args[1].value
         note(owner, at + len(owner) if isinstance(owner, list) and type(at) is int and at < 0 else at)

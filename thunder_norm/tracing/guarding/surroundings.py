@@ -7,7 +7,7 @@ taken to stay as it is, but for `forward`.
 
 from __future__ import annotations
 
-import builtins
+import dis
 import datetime
 import functools
 import itertools
@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, FunctionType, GeneratorType
+from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, GetSetDescriptorType
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,6 @@ _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _PYTHONS = random.random.__self__
 _DISPATCH = functools.singledispatch(lambda x: x).dispatch.__code__
 _CALLING_A_MODULE = torch.nn.Module._call_impl.__code__
-_BUILTINS = frozenset(vars(builtins))
 _INTERPRETER = get_interpreterruntimectx.__module__  # has functions that are interpreted, for ``x[i]`` and its likes
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
@@ -82,7 +81,8 @@ class Surroundings:
         functions: each function that was interpreted, with its code and what its defaults were.
         attributes: each function, property or method that was looked up in a class, by class and name.
         orders: of each class of a user's in which something was looked up, in which order its bases are asked.
-        builtins: of each module of a user's, its globals and the builtins that its functions may name, which a global would come before.
+        absent: of each module of a user's, its globals and the names that its functions read and that are not among these: builtins, which
+            a global would come before, and what is nowhere.
         states: of functions that read the state of the process, by function and arguments, whether they say the same.
         variables: of each context variable that the program sets, what it was before.
         drawn: of each generator that numbers were drawn from in Python, by identity, what sets it back to its state before.
@@ -95,7 +95,7 @@ class Surroundings:
     attributes: dict[tuple[type, str], Any] = field(default_factory=dict)
     orders: dict[type, tuple[type, ...]] = field(default_factory=dict)
     states: dict[tuple[Callable, tuple], Callable[[Any], bool]] = field(default_factory=dict)
-    builtins: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
+    absent: dict[int, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
     variables: dict[ContextVar, Any] = field(default_factory=dict)
     drawn: dict[int, Callable[[], Any]] = field(default_factory=dict)
     asked_iterator: str | None = None
@@ -120,8 +120,8 @@ class Surroundings:
         if id(function) not in self.functions and not is_of_others(function.__globals__):
             reference = weakref.ref(function)  # some are made by the program
             self.functions[id(function)] = reference, function.__code__, same_as(_defaults(function))
-            names, of_builtins = self.builtins.setdefault(id(function.__globals__), (function.__globals__, set()))
-            of_builtins |= _BUILTINS.intersection(function.__code__.co_names).difference(names)
+            names, absent = self.absent.setdefault(id(function.__globals__), (function.__globals__, set()))
+            absent |= _variables(function.__code__).difference(names)
 
     def note_attribute(self, owner: type, name: str) -> None:
         """Note that `name` is looked up in a class, if it is code of a user's, and which bases the class has, if it is one."""
@@ -170,6 +170,14 @@ class Surroundings:
         ):
             return
         self._note_state(in_classes, (classes, name))
+
+    def note_of_class(self, cls: type, name: str) -> None:
+        """Note what is no code under `name` in a class that no way leads to, as ``type(x)``: in it, or, as its name, of what all classes are."""
+        if isinstance(in_classes(type(cls).__mro__, name), GetSetDescriptorType):
+            if not _is_others(cls) and type(said := getattr(cls, name, None)) in (str, tuple):
+                self._note_state(getattr, (cls, name, said))
+        else:
+            self.note_data(cls.__mro__, name)
 
     def note_call(self, function: Callable, given: tuple[Any, ...], named: dict[str, Any], is_own: Callable[[], bool]) -> None:
         """Note a function in C that reads the state of the process, or says something else in each call.
@@ -319,9 +327,12 @@ class Surroundings:
             if function.__defaults__ or function.__kwdefaults__:
                 compared = f"{name(are_same)}({name(_defaults)}({'f' if is_local else name(function)}))"
                 yield f"f is None or {compared}" if is_local else compared, f"the defaults of {what}"
-        for found, of_builtins in self.builtins.values():
-            if of_builtins and found.keys().isdisjoint(of_builtins):
-                yield f"{name(found.keys())}.isdisjoint({name(of_builtins)})", "a builtin that the program names is"
+        for found, absent in self.absent.values():
+            if absent and found.keys().isdisjoint(absent):
+                yield (
+                    f"{name(found.keys())}.isdisjoint({name(absent)})",
+                    "a builtin that the program names is, or what it named in vain,",
+                )
         for cls, order in self.orders.items():
             if cls.__mro__ is order and not _is_others(cls):
                 yield f"{name(cls)}.__mro__ is {name(order)}", f"what {cls.__qualname__} is derived from is"
@@ -332,6 +343,12 @@ class Surroundings:
             if are_same(function(*given)):
                 args = ", ".join(map(repr, given)) if all(isinstance(a, str | int) for a in given) else f"*{name(given)}"
                 yield f"{name(are_same)}({name(function)}({args}))", f"{getattr(function, '__name__', function)} is"
+
+
+@functools.lru_cache(maxsize=10_000)
+def _variables(code: CodeType) -> frozenset[str]:
+    """The names of globals and builtins that a code object reads."""
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def _is_others(cls: type) -> bool:

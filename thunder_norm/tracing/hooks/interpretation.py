@@ -226,6 +226,8 @@ def _value(wrapped_v: WrappedValue) -> Any:
     asked = leader()
     if asked is None:
         return _original_value(wrapped_v)
+    if own_changes.is_moved(wrapped_v):
+        return wrapped_v.value
     for key, wrapped_key in list(getattr(wrapped_v, "key_wrappers", {}).items()):
         is_itself = wrapped_key.provenance.inst is PseudoInst.CONSTANT  # of an enum's member Thunder knows nothing to write
         if is_itself or jit_ext.should_register_for_prologue(

@@ -46,13 +46,20 @@ def _getattribute(obj: Any, name: Any) -> Any:
     if (
         not isinstance(obj, WrappedValue)
         or type(uname) is not str
-        or isinstance(uobj, (type, super, Proxy, torch.Tensor))
-        or thunders.DUNDER_PATTERN.match(uname)
+        or isinstance(uobj, (Proxy, torch.Tensor))
+        or (thunders.DUNDER_PATTERN.match(uname) and not isinstance(uobj, (type, super)))
     ):
         return _original_getattribute(obj, name)
+    if isinstance(uobj, (type, super)):
+        try:
+            return getattr(uobj, uname)
+        except Exception as e:  # noqa: BLE001 - the program's
+            return do_raise(e)
     found = in_classes(kind.__mro__, uname, _nothing)
     descriptor = type(found)
-    if descriptor is property or type(descriptor) is not type:
+    if isinstance(found, property) and descriptor.__get__ is property.__get__:
+        return _of_property(obj, found, uname)
+    if type(descriptor) is not type:
         return _original_getattribute(obj, name)
     get = _nothing if found is _nothing else getattr(descriptor, "__get__", _nothing)
     if get is not _nothing:
@@ -71,7 +78,22 @@ def _getattribute(obj: Any, name: Any) -> Any:
             return value
     if get is not _nothing:
         return _got(get, found, uobj, kind)
-    return found if found is not _nothing else do_raise(AttributeError(uname))
+    return found if found is not _nothing else do_raise(no_attribute(uobj, uname))
+
+
+def no_attribute(obj: Any, name: str) -> AttributeError:
+    """Python's error, which Thunder's names the attribute alone in."""
+    return AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
+
+
+def _of_property(obj: WrappedValue, found: property, name: str) -> Any:
+    """What a property computes; Thunder takes what the object itself has under its name, if the property has no setter."""
+    if found.fget is None:
+        return do_raise(AttributeError(f"property {name!r} of {type(obj.value).__qualname__!r} object has no getter"))
+    is_found = found.fset is not None or found.fdel is not None or name not in (getattr(obj.value, "__dict__", None) or ())
+    if is_found and type(found) is property:
+        return _original_getattribute(obj, wrap_const(name))
+    return thunders._interpret_call(wrap_const(found.fget), obj)
 
 
 def _attributes(obj: WrappedValue) -> Any:

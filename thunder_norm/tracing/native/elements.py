@@ -80,7 +80,6 @@ _original_kwargs = thunders.wrap_kwargs_from_dict
 _original_globals = thunders.globals_lookup
 _original_store_subscr = _handlers["STORE_SUBSCR"]
 _original_unpack = _handlers["UNPACK_SEQUENCE"]
-_original_unpack_ex = _handlers["UNPACK_EX"]
 _original_list_extend = _handlers["LIST_EXTEND"]
 _original_dict_merge = _handlers["DICT_MERGE"]
 _original_set_update = _handlers["SET_UPDATE"]
@@ -143,12 +142,6 @@ def _unpack_sequence(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any
     stack.pop_wrapped()
     stack.extend(reversed(found))
     return None
-
-
-def _unpack_ex(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
-    if items(stack.getitem_wrapped(-1)) is not None:
-        return _original_unpack_ex(inst, stack=stack, **state)
-    return _of_iterator(_original_unpack_ex, inst, stack, state)
 
 
 def _of_iterator(unpack: Any, inst: Any, stack: InterpreterStack, state: dict[str, Any]) -> Any:
@@ -234,7 +227,6 @@ REPLACEMENTS = (
     Replacement(_handlers, "BINARY_SUBSCR", _subscr, "getitem_impl in _binary_subscr_handler"),
     Replacement(_handlers, "STORE_SUBSCR", _store_subscr, "impl in _store_subscr_handler"),
     Replacement(_handlers, "UNPACK_SEQUENCE", _unpack_sequence, "iter and next, of a SequenceIter, in _unpack_sequence_handler"),
-    Replacement(_handlers, "UNPACK_EX", _unpack_ex, "`assert wrapped_isinstance(seq, Iterable)` in _unpack_ex_handler"),
     Replacement(_handlers, "LIST_EXTEND", _list_extend, "`lambda l1, l2: l1.extend(l2)` in _list_extend_handler"),
     Replacement(_handlers, "DICT_MERGE", _dict_merge, "`lambda a, b: b.update(a)` and impl_other_keys of the mapping's update"),
     Replacement(_handlers, "DICT_UPDATE", _dict_update, "b.update(a) in _dict_update_handler"),

@@ -118,7 +118,7 @@ def _hashing(opname: str) -> Any:
                         stack[-place] = number
             except Exception as e:  # noqa: BLE001 - why it is refused
                 return thunders.do_raise(e)
-        look_into([stack.getitem_wrapped(-place) for place in places])
+        guards.look_at_keys([stack.getitem_wrapped(-place) for place in places])
         items = [(stack[-place], stack.getitem_wrapped(1 - place)) for place in places] if "MAP" in opname else []
         try:
             build(inst, stack=stack, **state)

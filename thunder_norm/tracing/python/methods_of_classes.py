@@ -81,7 +81,10 @@ def iterator(obj: WrappedValue) -> Any:
 
 
 def membership(container: WrappedValue, value: WrappedValue) -> Any:
-    """``value in o``; None where Thunder's is right."""
+    """``value in o``; None where Thunder's is right, which takes what a method of Python's returns for the answer."""
+    if isinstance(in_classes(type(container.value).__mro__, "__contains__"), FunctionType):
+        said = asked(container, "__contains__", value)
+        return said if said is None or said is _EXCEPTION_RAISED else thunders._interpret_call(bool, said)
     if not is_asked_otherwise(container.value, "__contains__"):
         return None
     if in_classes(type(container.value).__mro__, "__contains__", _nothing) is not _nothing:

@@ -18,11 +18,13 @@ from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterFrame, InterpreterStack, Py_NULL, WrappedValue, do_raise
+from thunder.core.interpreter import InterpreterFrame, InterpreterStack, Py_NULL, WrappedValue, do_raise, wrap_const
 from thunder.core.proxies import NumberProxy, Proxy
 
 _handlers = thunders._default_opcode_handler_map
 _thunders_delete_fast, _thunders_call_ex = _handlers["DELETE_FAST"], _handlers["CALL_FUNCTION_EX"]
+_thunders_unpack_ex, _thunders_delete_global = _handlers["UNPACK_EX"], _handlers["DELETE_GLOBAL"]
+_EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _WITH_NAMES = 1
 _FUNCTION_BELOW = (
     2 if "CALL_KW" in dis.opmap else 1
@@ -36,6 +38,36 @@ def _delete_fast(inst: dis.Instruction, /, co: CodeType, frame: InterpreterFrame
             UnboundLocalError(f"cannot access local variable {inst.argval!r} where it is not associated with a value")
         )
     return _thunders_delete_fast(inst, co=co, frame=frame, **state)
+
+
+def _delete_global(inst: dis.Instruction, /, **state: Any) -> Any:
+    result = _thunders_delete_global(inst, **state)
+    ctx = thunders.get_interpreterruntimectx()
+    if result is _EXCEPTION_RAISED and isinstance(ctx.curexc, KeyError):
+        ctx.curexc = None
+        return do_raise(NameError(f"name {inst.argval!r} is not defined", name=inst.argval))
+    return result
+
+
+def _unpack_ex(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
+    """``a, *b = values``, which raises a StopIteration in Thunder where there are too few."""
+    assert inst.arg is not None
+    values = stack.getitem_wrapped(-1)
+    if not isinstance(values.value, Iterable) and not hasattr(type(values.value), "__getitem__"):
+        return do_raise(TypeError(f"cannot unpack non-iterable {type(values.value).__name__} object"))
+    found = thunders._interpret_call(_enough, values, wrap_const((inst.arg & 0xFF) + (inst.arg >> 8)))
+    if found is _EXCEPTION_RAISED:
+        return found
+    stack.pop_wrapped()
+    stack.append(found)
+    return _thunders_unpack_ex(inst, stack=stack, **state)
+
+
+def _enough(values: Iterable, fewest: int) -> Any:
+    found = values if type(values) in (list, tuple) else list(values)
+    if len(found) < fewest:
+        raise ValueError(f"not enough values to unpack (expected at least {fewest}, got {len(found)})")
+    return found
 
 
 def _call_ex(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
@@ -133,5 +165,7 @@ def _natively(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
 
 REPLACEMENTS = (
     Replacement(_handlers, "DELETE_FAST", _delete_fast, "_delete_fast_handler: frame.localsplus[var_num] = Py_NULL()"),
+    Replacement(_handlers, "DELETE_GLOBAL", _delete_global, "_delete_global_handler: frame_globals.__delitem__(name)"),
+    Replacement(_handlers, "UNPACK_EX", _unpack_ex, "_unpack_ex_handler: results.append(next(it))"),
     Replacement(_handlers, "CALL_FUNCTION_EX", _call_ex, "_call_function_ex_handler: assert wrapped_isinstance(args, Iterable)"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -22,9 +23,15 @@ _REFLECTED = (
     *("__radd__", "__rand__", "__rfloordiv__", "__rlshift__", "__rmatmul__", "__rmul__", "__rmod__"),
     *("__ror__", "__rpow__", "__rrshift__", "__rsub__", "__rtruediv__", "__rxor__"),
 )
-_thunders_binary_op = thunders._binary_op_helper
+_SIGNS = ("+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^")  # as `_REFLECTED`
+_thunders_helper = thunders._binary_op_helper
 _curexc = vars(InterpreterRuntimeCtx)["curexc"]
+_EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _SEQUENCES = (list, tuple, str, bytes)
+_AS_PYTHON_SAYS = {
+    **{f"{kind} index out of range": f"{kind.__name__} index out of range" for kind in (list, tuple)},
+    f"pop on empty {list}": "pop from empty list",
+}
 _JOINING = ("__radd__", "__rmul__")
 _nothing = object()
 
@@ -40,7 +47,7 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
         if (found := numbers.operation(name, a, b)) is not None:
             stack.pop_wrapped()
             stack.pop_wrapped()
-            return found if found is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED else stack.append(found)
+            return found if found is _EXCEPTION_RAISED else stack.append(found)
     kind, base = type(b.value), type(a.value)
     if kind is base or isinstance(a.value, Proxy) or not (issubclass(kind, base) or issubclass(base, _SEQUENCES)):
         return _thunders_binary_op(stack, op)
@@ -55,7 +62,7 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
     if is_in_place or method is _nothing or method is in_classes(base.__mro__, name, _nothing):
         return _thunders_binary_op(stack, op)
     result = thunders._interpret_call(wrap_const(method), b, a)
-    if result is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+    if result is _EXCEPTION_RAISED:
         stack.pop_wrapped()
         stack.pop_wrapped()
         return result
@@ -64,9 +71,43 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
     stack.pop_wrapped()
     stack.pop_wrapped()
     if result.value is NotImplemented:
-        return do_raise(TypeError(f"unsupported operand types: {base.__name__!r} and {kind.__name__!r}"))
+        return do_raise(_unsupported(op, base, kind))
     stack.append(result)
     return None
+
+
+def _thunders_binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
+    """Thunder's answer, where it asks the classes of the operands: a metaclass has methods too, as ``type.__or__``."""
+    b, a = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
+    kinds = type(a.value), type(b.value)
+    reflected = _REFLECTED[op.value % BINARY_OP.IADD.value]
+    names = reflected.replace("__r", "__", 1), reflected
+    if not any(hasattr(type(kind), name) for kind, name in zip(kinds, names, strict=True)):
+        result = _thunders_helper(stack, op)
+        error = thunders.get_interpreterruntimectx().curexc if result is _EXCEPTION_RAISED else None
+        if type(error) is TypeError and str(error).endswith(f": '{kinds[0]}' and '{kinds[1]}'"):
+            return do_raise(_unsupported(op, *kinds))
+        return result
+    stack.pop_wrapped()
+    stack.pop_wrapped()
+    in_place = reflected.replace("__r", "__i", 1)
+    asked = [(in_place, a, b)] * (op.value >= BINARY_OP.IADD.value) + [(names[0], a, b), (names[1], b, a)]
+    for name, asks, other in asked:
+        method = in_classes(type(asks.value).__mro__, name, _nothing)
+        result = asks if method is _nothing else thunders._interpret_call(wrap_const(method), asks, other)
+        if method is not _nothing and result is _EXCEPTION_RAISED:
+            return result
+        if method is not _nothing and result.value is not NotImplemented:
+            stack.append(result)
+            return None
+    return do_raise(_unsupported(op, *kinds))
+
+
+def _unsupported(op: BINARY_OP, left: type, right: type) -> TypeError:
+    """Python's error for operands that have no such operator."""
+    sign = _SIGNS[op.value % BINARY_OP.IADD.value] + "=" * (op.value >= BINARY_OP.IADD.value)
+    shown = "** or pow()" if sign == "**" else sign
+    return TypeError(f"unsupported operand type(s) for {shown}: {left.__name__!r} and {right.__name__!r}")
 
 
 def _joins_as_builtin(base: type, reflected: str) -> bool:
@@ -76,11 +117,28 @@ def _joins_as_builtin(base: type, reflected: str) -> bool:
 
 def _set_current(runtime: InterpreterRuntimeCtx, e: BaseException | None) -> None:
     """Set the exception that is on its way: one that is raised while another is handled has that as its context."""
+    if type(e) is IndexError and e.args and e.args[0] in _AS_PYTHON_SAYS:
+        e.args = (_AS_PYTHON_SAYS[e.args[0]],)
     handled = runtime.exception_stack[-1]
     if e is not None and handled is not None and e.__context__ is None and not _is_in_contexts(e, handled):
         e.__context__ = handled
     assert _curexc.fset is not None
     _curexc.fset(runtime, e)
+
+
+def _handled() -> BaseException | None:
+    """What the program handles: natively Python knows of nothing that is."""
+    return thunders.get_interpreterruntimectx().exception_stack[-1]
+
+
+@instead_of(sys.exc_info)
+def _exc_info() -> Any:
+    e = _handled()
+    return wrap_const((None, None, None) if e is None else (type(e), e, e.__traceback__))
+
+
+if sys.version_info >= (3, 11):
+    instead_of(sys.exception)(lambda: wrap_const(_handled()))
 
 
 def _is_in_contexts(e: BaseException, handled: BaseException) -> bool:
@@ -92,21 +150,27 @@ def _is_in_contexts(e: BaseException, handled: BaseException) -> bool:
     return id(e) in seen
 
 
-# Natively they would ask what stands for a tensor, which makes another one.
+# Natively they would ask what stands for a tensor, which makes another one, and run methods of the program's unseen.
 _IN_PLACE = {
     **{"iadd": "+", "isub": "-", "imul": "*", "itruediv": "/", "ifloordiv": "//", "imod": "%", "ipow": "**", "imatmul": "@"},
     **{"iand": "&", "ior": "|", "ixor": "^", "ilshift": "<<", "irshift": ">>"},
 }
 
 
-def _register(name: str, sign: str) -> None:
+def _register(name: str, body: str) -> None:
     made: dict[str, Any] = {"__name__": __name__}
-    exec(f"def {name}(a, b, /):\n    a {sign}= b\n    return a", made)  # noqa: S102 - of a name and a sign
+    exec(f"def {name}(a, b, /):\n    {body}", made)  # noqa: S102 - of a name and a sign
     instead_of(getattr(operator, name))(lambda *args, **kwargs: thunders._interpret_call(made[name], *args, **kwargs))
 
 
+_OUT_OF_PLACE = {
+    **{name.removeprefix("i") + "_" * (name in ("iand", "ior")): sign for name, sign in _IN_PLACE.items()},
+    **{"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
+}
 for _name, _sign in _IN_PLACE.items():
-    _register(_name, _sign)
+    _register(_name, f"a {_sign}= b; return a")
+for _name, _sign in _OUT_OF_PLACE.items():
+    _register(_name, f"return a {_sign} b")
 
 
 def _joined(a: Any, b: Any, /) -> Any:

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import asks_program, saying_themselves
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.replacement import Replacement
@@ -31,8 +32,10 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
 
     Thunder does not look into the method, and raises the error where no ``except`` of the program is.
     """
-    if (check := look_up(_CHECKS, fn)) is None or len(args) != 2:
+    if (check := look_up(_CHECKS, fn)) is None:
         return None
+    if len(args) != 2 or not _may_be_asked(args[1].value):
+        return lambda *given, **named: _misused(fn, given, named)
     classes = args[1].value
     if any(asks_program(cls, check) for cls in _each(classes)):
         answer = _of_any if not isinstance(classes, type) else _of_class if fn is isinstance else _under_class
@@ -45,6 +48,25 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
         error = e
         return lambda *_: do_raise(error)
     return None
+
+
+def _may_be_asked(classes: Any) -> bool:
+    """Whether ``isinstance`` takes it for classes: one of torch's for a dtype (`torch.FloatTensor`) is an object that says it itself."""
+    if isinstance(classes, type | tuple):
+        return True
+    try:
+        return isinstance(None, classes) or True
+    except TypeError:
+        return False
+
+
+def _misused(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
+    """Python's error for a call of ``isinstance`` with other than an object and classes."""
+    try:
+        found = fn(*(a.value for a in args), **{name: v.value for name, v in kwargs.items()})
+    except Exception as e:  # noqa: BLE001 - as Python says it
+        return do_raise(e)
+    return wrap_const(found)
 
 
 def _each(classes: Any) -> Iterator[Any]:
@@ -91,6 +113,8 @@ def _class_handler(inst: dis.Instruction, /, stack: InterpreterStack, **_: Any) 
 def _attributes(cls: type, count: int, by_name: tuple[str, ...]) -> tuple[bool, list[str]]:
     """Which attributes ``case cls(...)`` asks for, with `count` patterns by position; and whether the one pattern is for the whole."""
     matched = getattr(cls, "__match_args__", None)
+    if (surroundings := guards.surroundings()) is not None:
+        surroundings.note_of_class(cls, "__match_args__")
     is_itself = matched is None and bool(cls.__flags__ & _MATCHES_ITSELF)
     matched = () if matched is None or not count else matched
     if type(matched) is not tuple:

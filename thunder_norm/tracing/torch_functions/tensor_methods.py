@@ -13,7 +13,8 @@ import torch
 
 from thunder_norm.op_names import is_in_place
 from thunder_norm.tracing.lookasides import instead_of
-from thunder.core.interpreter import WrappedValue, _interpret_call
+import thunder.torch as ltorch
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call
 from thunder.core.langctxs import Languages, resolve_language
 from thunder.core.proxies import TensorProxy
 from thunder.torch import _torch_to_thunder_function_map
@@ -28,7 +29,7 @@ _OTHERS = frozenset(
 @functools.cache
 def names() -> frozenset[str]:
     """The methods that are called although Thunder does not know them."""
-    return frozenset({"broadcast_to", "fill_diagonal_", "hardshrink", "requires_grad_"} | set(_in_place()))
+    return frozenset({"copy_", "zero_", "broadcast_to", "fill_diagonal_", "hardshrink", "requires_grad_"} | set(_in_place()))
 
 
 def _in_place() -> list[str]:
@@ -53,6 +54,25 @@ def _copied(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     if not _can_cast(result.dtype, tensor.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {tensor.dtype}")
     return tensor.copy_(result)
+
+
+def _with_zero_gradient(tensor: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
+    """What is written over a tensor, as autograd records it: of the values that were there the derivative is zero."""
+    if not tensor.requires_grad or written.requires_grad or not torch.is_grad_enabled():
+        return written
+    return torch.where(torch.tensor(True, device=tensor.device), written.to(tensor.dtype), tensor)
+
+
+@instead_of(torch.Tensor.copy_)
+def _copy(tensor: WrappedValue, src: WrappedValue, non_blocking: Any = None) -> Any:
+    """``tensor.copy_(src)``; the copy has the program's line."""
+    written = _interpret_call(_with_zero_gradient, tensor, src)
+    return written if written is INTERPRETER_SIGNALS.EXCEPTION_RAISED else _interpret_call(ltorch.copy_, tensor, written)
+
+
+@instead_of(torch.Tensor.zero_)
+def _zero(tensor: WrappedValue) -> Any:
+    return _copy(tensor, _interpret_call(torch.zeros_like, tensor))
 
 
 def _filled_diagonal(tensor: torch.Tensor, value: float, wrap: bool = False) -> torch.Tensor:
