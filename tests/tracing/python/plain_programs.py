@@ -530,7 +530,7 @@ def what_is_handled_is_known(x):
         return sys.exc_info()[0]
 
     try:
-        1 // 0
+        1 // 0  # noqa: B018
     except ZeroDivisionError as e:
         found = asked() is type(e), sys.exc_info()[1] is e
     return x * sum(found) + (sys.exc_info() == (None, None, None))

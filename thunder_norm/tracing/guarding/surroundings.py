@@ -7,8 +7,8 @@ taken to stay as it is, but for `forward`.
 
 from __future__ import annotations
 
-import dis
 import datetime
+import dis
 import functools
 import itertools
 import os

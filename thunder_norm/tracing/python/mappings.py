@@ -14,7 +14,6 @@ from typing import Any
 
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.guarding import guards
-from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.member_dicts import work_on_copy
 from thunder_norm.tracing.replacement import Replacement

@@ -137,8 +137,7 @@ def _exc_info() -> Any:
     return wrap_const((None, None, None) if e is None else (type(e), e, e.__traceback__))
 
 
-if sys.version_info >= (3, 11):
-    instead_of(sys.exception)(lambda: wrap_const(_handled()))
+instead_of(sys.exception)(lambda: wrap_const(_handled()))
 
 
 def _is_in_contexts(e: BaseException, handled: BaseException) -> bool:
