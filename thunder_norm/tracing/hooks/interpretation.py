@@ -26,6 +26,7 @@ from thunder_norm.tracing.torch_functions import (
     cached_calls,
     causal_bias,
     constructors,
+    function_modes,
     higher_order_operators,
     known_arguments,
     known_values,
@@ -104,6 +105,9 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         guards.note_call(fn, args, kwargs)
         questions.note_asked(fn, args)
         autocast.note_call()
+        in_mode = function_modes.lookaside(fn)
+        if in_mode is not None:
+            return in_mode
         about_python = (
             attributes.lookaside(fn, args)
             or identities.lookaside(fn, args)
