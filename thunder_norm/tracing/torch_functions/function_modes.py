@@ -5,13 +5,16 @@ Torch keeps modes in a stack of the process, and would call them for what is don
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
-from types import FunctionType
+from types import GetSetDescriptorType
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils.flop_counter import FlopCounterMode
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
@@ -28,26 +31,68 @@ def _entered() -> list[WrappedValue]:
     return vars(get_jit_ctx()).setdefault(_ENTERED, [])
 
 
-def lookaside(fn: Callable) -> Callable | None:
+def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn`, if it is a function of torch, and the program is in a mode; None otherwise."""
+    if fn is GetSetDescriptorType.__get__ and len(args) > 1 and isinstance(args[1].value, TensorProxy):
+        name = wrap_const(args[0].value.__name__)
+        return lambda _, obj, *__: _interpret_call(getattr, obj, name)  # what a mode was told, and calls
     if not _entered():
         return None
-    function = _function_of_torch(fn)
+    if fn is getattr:
+        getter = _getter(*args[:2]) if len(args) > 1 else None
+        return None if getter is None else lambda obj, *_: _interpret_call(_in_mode, wrap_const(getter), obj)
+    function = _function_of_torch(fn, args)
     return None if function is None else functools.partial(_interpret_call, _in_mode, wrap_const(function))
 
 
-def _function_of_torch(fn: Callable) -> Callable | None:
-    """What torch tells a mode is called: of methods and operators of Thunder's tensors, those of torch's."""
-    if isinstance(fn, Symbol):
-        fn = getattr(torch.Tensor, fn.name, fn)
-    elif type(fn) is FunctionType and vars(TensorProxy).get(fn.__name__) is fn:
-        fn = getattr(torch.Tensor, fn.__name__, fn)
+def _getter(obj: WrappedValue, name: WrappedValue) -> Callable | None:
+    """What torch tells a mode when an attribute of a tensor is read; None where nothing is."""
+    if not isinstance(obj.value, TensorProxy) or type(name.value) is not str:
+        return None
+    found = getattr(torch.Tensor, name.value, None)
+    return found.__get__ if type(found) is GetSetDescriptorType and found.__get__ in _told_to_modes() else None
+
+
+def _function_of_torch(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What torch tells a mode is called: of methods and operators of tensors in a trace, those of torch's."""
     if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return fn
+    name = fn.name if isinstance(fn, Symbol) else getattr(fn, "__name__", "")
+    if args and isinstance(args[0].value, TensorProxy):
+        if isinstance(fn, Symbol) or getattr(type(args[0].value), name, None) is fn:
+            fn = getattr(torch.Tensor, name, fn)
+        if name.startswith("__") and getattr(torch.Tensor, name, None) is fn:
+            fn = _told_of_operator(name, len(args))
     try:
         return fn if fn in _told_to_modes() else None
     except TypeError:  # not hashable
         return None
+
+
+@functools.cache
+def _told_of_operator(name: str, operands: int) -> Callable:
+    """An operator is told as the method that it is: ``x + y`` as ``torch.Tensor.add``."""
+    with _First() as first, contextlib.suppress(_FirstCall):
+        getattr(torch.Tensor, name)(*[torch.empty((), device="meta")] * operands)
+    return getattr(torch.Tensor, name) if first.told is None else first.told
+
+
+class _FirstCall(Exception):
+    """Nothing more is to be done."""
+
+
+class _First(TorchFunctionMode):
+    """Knows which function of torch is called first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: Callable | None = None
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is torch.empty:
+            return func(*args, **(kwargs or {}))
+        self.told = func
+        raise _FirstCall
 
 
 @functools.cache
@@ -104,6 +149,7 @@ def _at(place: WrappedValue) -> WrappedValue:
     return _entered()[place.value - of_process]
 
 
+@instead_of(FlopCounterMode.__enter__)  # which enters more, and would be left in that
 @instead_of(torch._C._push_on_torch_dispatch_stack)
 def _enter_dispatch_mode(mode: WrappedValue) -> Any:
     return do_raise(
