@@ -113,13 +113,11 @@ def test_classes_and_methods_of_results(program, made):
         assert_same(jf(*args), program(*args))
 
 
-@pytest.mark.parametrize("program", [lambda x: x.double(), lambda x: ((x * 2).double(), type(x * 2).__name__)])
-def test_another_class_is_another_trace(program):
-    jf = thunder.jit(program, transforms=[SubclassTransform()])
-    for cls in (torch.Tensor, _Doubling, _Derived, _Doubling, torch.Tensor):
+def test_another_class_is_another_trace():
+    jf = thunder.jit(lambda x: ((x * 2).double(), (x * 2).kind()), transforms=[SubclassTransform()])
+    for cls in (_Doubling, _Derived, _Doubling):
         x = torch.ones(2).as_subclass(cls)
-        assert_same(jf(x), program(x))
-    assert (thunder.cache_misses(jf), thunder.cache_hits(jf)) == (3, 2)
+        assert_same(jf(x), ((x * 2).double(), cls.__name__))
 
 
 def test_attributes_that_a_class_gives_to_results():
@@ -159,15 +157,3 @@ def test_methods_and_functions_that_differ_are_refused():
     jf = thunder.jit(lambda x: type(x.detach()).__name__, transforms=[SubclassTransform()])
     with pytest.raises(UnsupportedSubclassError, match="the class of what detach makes of a Image"):
         jf(tv_tensors.Image(torch.rand(3, 4)))  # x.detach() is one, torch.detach(x) is none
-
-
-@pytest.mark.parametrize("disabled", [torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction])
-def test_classes_that_are_to_say_nothing_are_refused(disabled):
-    def program(x):
-        with disabled():
-            return x + 1
-
-    jf = thunder.jit(program, transforms=[SubclassTransform()])
-    assert_same(jf(torch.ones(2)), torch.ones(2) + 1)
-    with pytest.raises(UnsupportedSubclassError, match="DisableTorchFunctionSubclass in a program"):
-        jf(torch.ones(2).as_subclass(_Doubling))

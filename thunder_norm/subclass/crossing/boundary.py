@@ -22,7 +22,7 @@ from thunder_norm.subclass.backward.followed import starts_in_program
 from thunder_norm.subclass.backward.made_leaves import empty_leaf
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
-from thunder_norm.subclass.crossing.boundary_operators import check_classes, flatten_operator, unflatten_operator
+from thunder_norm.subclass.crossing.boundary_operators import check_plain, flatten_operator, unflatten_operator
 from thunder_norm.subclass.crossing.boundary_passes import Traces, bind_arguments, results_and_received
 from thunder_norm.subclass.crossing.names import with_readable_names
 from thunder_norm.subclass.crossing.write_back import Given, Written, write_back, written_inputs
@@ -241,7 +241,8 @@ def _lower_prologue(
                 new.bound_symbols.extend(acquisition.lengths.guards())
                 new.bound_symbols.extend(acquisition.guards(list(_wrappers_in(trace))))
                 new.bound_symbols.extend(guard_input(acquisition, p, checked) for p in objects)
-                new.bound_symbols.extend(check_classes(checked, acquisition.fakes.real_input))
+                if checked:
+                    new.bound_symbols.append(check_plain.bind(*checked, output=None))
             bsym = bsym.from_bsym(args=((tuple(computation.args), to_epilogue),))
         new.bound_symbols.append(bsym)
         if isinstance(bsym.output, SubclassProxy) and bsym.output.name in inner and bsym.output.name in specs:

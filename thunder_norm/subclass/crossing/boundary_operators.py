@@ -18,7 +18,6 @@ from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.guarding.bindable import bindable, executor
 from thunder_norm.tracing.guarding.conditions import GuardError
-from thunder_norm.wrapper_classes import dispatches
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -30,45 +29,23 @@ def _operator(name: str, fn: Callable, meta: Callable, *, keep: bool = False) ->
 
 
 def check_plain_tensors(*tensors: torch.Tensor) -> None:
-    """Guard: what is computed of a tensor of another class, and which methods it has, is known only where the trace was acquired for it."""
+    """Guard: none of the inputs traced as plain tensors is a wrapper (Thunder's own check accepts any subclass)."""
     if _PLAIN.issuperset(map(type, tensors)):
         return
     for t in tensors:
         if type(t) not in _PLAIN and not isinstance(t, torch._subclasses.FakeTensor):
-            raise GuardError(f"expected a plain tensor, got {type(t).__name__}")
-
-
-def check_no_wrappers(*tensors: torch.Tensor) -> None:
-    """Guard: none of the tensors inside of wrappers is a wrapper (Thunder's own check accepts any subclass)."""
-    for t in tensors:
-        if dispatches(type(t)) and type(t) not in _PLAIN and not isinstance(t, torch._subclasses.FakeTensor):
-            raise GuardError(f"expected a plain tensor, got {type(t).__name__}")
+            _check_not_wrapper(t)
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_PLAIN_OR_FAKE = _PLAIN | {torch._subclasses.FakeTensor}
-_check_plain = _operator("check_plain_tensors", check_plain_tensors, lambda *tensors: None, keep=True)
-_check_no_wrappers = _operator("check_no_wrappers", check_no_wrappers, lambda *tensors: None, keep=True)
 
 
-def check_classes(tensors: Sequence[TensorProxy], real: Callable[[TensorProxy], torch.Tensor | None]) -> list[BoundSymbol]:
-    """What lets a trace serve inputs of the classes that it was acquired for, those of which are `real`."""
-    classes = {p.name: type(t) for p in tensors if (t := real(p)) is not None}
-    plain = [p for p in tensors if classes.get(p.name) in _PLAIN_OR_FAKE]
-    others = [p for p in tensors if p.name not in classes]
-    found = [_check_plain.bind(*plain, output=None)] if plain else []
-    found += [_check_no_wrappers.bind(*others, output=None)] if others else []
-    return found + [
-        _check_class(classes[p.name])(p, output=None) for p in tensors if classes.get(p.name, torch.Tensor) not in _PLAIN
-    ]
+def _check_not_wrapper(t: torch.Tensor) -> None:
+    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise GuardError(f"expected a plain tensor, got {type(t).__name__}")
 
 
-def _check_class(cls: type) -> Callable:
-    def check(t: torch.Tensor) -> None:
-        if type(t) is not cls:
-            raise GuardError(f"expected a {cls.__name__}, got a {type(t).__name__}")
-
-    return bindable(f"check_{cls.__name__}", check)
+check_plain = _operator("check_plain_tensors", check_plain_tensors, lambda *tensors: None, keep=True)
 
 
 def check_results(*results: TensorProxy) -> BoundSymbol:

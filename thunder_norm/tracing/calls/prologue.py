@@ -287,7 +287,6 @@ _WRITERS: dict[Any, Callable[[_Writer, BoundSymbol], bool]] = {
     "check_none": _Writer.check_none,
     "check_len": _Writer.check_len,
     "check_plain_tensors": _Writer.check_guarded,
-    "check_no_wrappers": _Writer.check_guarded,
     PrimIDs.UNPACK_CACHE_INFO: _Writer.unpack_state,
     PrimIDs.UNPACK_GETITEM: _Writer.unpack_item,
     PrimIDs.UNPACK_FUNCTION_OBJ: _Writer.unpack_function,

@@ -6,7 +6,6 @@ those classes: their ``__torch_function__`` says what comes out, and gives it at
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,19 +17,15 @@ from thunder_norm.errors import UnsupportedSubclassError, with_details
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.shared_memory.aliases import given_as, noted_tensors
 from thunder_norm.tracing.torch_functions.function_overrides import functions_of, is_plain_class, on_meta
 from thunder_norm.trees import map_leaves
-from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import wrap_const
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import get_tracectx
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_DISABLED = "_thunder_norm_classes_say_nothing"  # of compile data: where the program has it so
 _KNOWN = "_thunder_norm_computed_objects"  # of an acquisition: by the name of the proxy
 
 
@@ -112,32 +107,6 @@ def _called(bsym: BoundSymbol) -> list[Callable]:
 def _writes(name: str) -> bool:
     """Whether a method is one in place: ``add_``, ``__iadd__``."""
     return hasattr(torch.Tensor, f"__{name[3:]}") if name.startswith("__i") else name.endswith("_") and not name.startswith("__")
-
-
-@instead_of(torch._C.DisableTorchFunctionSubclass)
-@instead_of(torch._C.DisableTorchFunction)
-def _disabled() -> Any:
-    """Called where a program has classes say nothing: it has left that before the trace runs."""
-    vars(get_compile_data()).setdefault(_DISABLED, location_of_user())
-    return wrap_const(contextlib.nullcontext())
-
-
-def check_said() -> None:
-    """Refuse a program that has had classes say nothing, and tensors of such a class.
-
-    Raises:
-        UnsupportedSubclassError: says where.
-    """
-    where = vars(get_compile_data()).pop(_DISABLED, None)
-    if where is not None and any(_is_of_class(x) for x in noted_tensors()):
-        raise UnsupportedSubclassError(
-            with_details(
-                "DisableTorchFunctionSubclass in a program with tensors of a class that does not dispatch",
-                at=where,
-                why="a trace calls torch's functions when the program has been gone through, and the class says then what comes out",
-                instead="x.as_subclass(torch.Tensor) of what the program is given",
-            )
-        )
 
 
 def _maker(proxy: TensorProxy) -> BoundSymbol | None:
