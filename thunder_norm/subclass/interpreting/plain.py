@@ -27,7 +27,6 @@ from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.guarding.layouts import guard_layout, guard_put_off
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder_norm.tracing.torch_functions import computed_classes
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -159,7 +158,7 @@ def _type(acquisition: Acquisition | None, obj: WrappedValue) -> Any:
     real = _real(acquisition, obj)
     if real is not None:
         _guard_type(obj, real)
-    return wrapped_result(type(_computed(obj) if real is None else real), [obj.provenance])
+    return wrapped_result(torch.Tensor if real is None else type(real), [obj.provenance])
 
 
 def _is_instance(acquisition: Acquisition | None, obj: WrappedValue, cls: WrappedValue) -> Any:
@@ -167,14 +166,8 @@ def _is_instance(acquisition: Acquisition | None, obj: WrappedValue, cls: Wrappe
     real, expected = _real(acquisition, obj), unwrap(cls)
     if real is not None:
         _guard_type(obj, real)
-    result = isinstance(_computed(obj) if real is None else real, expected)
+    result = isinstance(_like(obj.value) if real is None else real, expected)
     return wrapped_result(result, [obj.provenance, cls.provenance])
-
-
-def _computed(obj: WrappedValue) -> torch.Tensor:
-    """What eager mode has there, but for its data and its shape."""
-    of_class = computed_classes.object_of(obj.value)
-    return _like(obj.value) if of_class is None else of_class
 
 
 def _like(proxy: TensorProxy) -> torch.Tensor:
@@ -186,8 +179,6 @@ def _like(proxy: TensorProxy) -> torch.Tensor:
 def _has_attribute(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue) -> Any:
     """Called for ``hasattr(t, name)``."""
     real = _real(acquisition, obj)
-    if real is None:
-        real = computed_classes.object_of(obj.value)
     return wrapped_result(hasattr(torch.Tensor if real is None else real, unwrap(name)), [obj.provenance, name.provenance])
 
 

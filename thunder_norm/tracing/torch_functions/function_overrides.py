@@ -21,6 +21,7 @@ from thunder_norm.tracing.translation import for_torch
 from thunder_norm.trees import map_leaves
 from thunder.core import devices
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
 _PLACES = (torch, torch.Tensor, F, torch.special, torch.linalg, torch.fft, torch._C._nn)
@@ -55,8 +56,8 @@ def check(trace: TraceCtx, inputs: Iterable[torch.Tensor]) -> None:
         for function in _ASKED:
             _compare(x, function, (like,), {})
         for bsym in trace.bound_symbols:
-            args, kwargs = on_meta((bsym.args, bsym.kwargs))
-            for function in functions_of(bsym.sym.name):
+            args, kwargs = _on_meta((bsym.args, bsym.kwargs))
+            for function in _functions_of(bsym):
                 if function.__name__.startswith("__"):  # an operator, with its operands alone, or reflected
                     _compare(x, function, args, {})
                     _compare(x, function, args[::-1], {})
@@ -73,29 +74,21 @@ def overrides_torch_function(cls: type) -> bool:
 _DEFAULT_TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__
 
 
-def is_plain_class(cls: type) -> bool:
-    """Whether it is a class of tensors that does not dispatch."""
-    return issubclass(cls, torch.Tensor) and cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-
-
 def _says_itself(cls: type) -> bool:
     """Whether a class of a user's does that does not dispatch: torch's own are known."""
-    return (
-        is_plain_class(cls) and overrides_torch_function(cls) and cls.__torch_function__.__module__.partition(".")[0] != "torch"
-    )
+    is_wrapper = cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return not is_wrapper and overrides_torch_function(cls) and cls.__torch_function__.__module__.partition(".")[0] != "torch"
 
 
-def functions_of(name: str) -> list[Callable]:
+def _functions_of(bsym: BoundSymbol) -> list[Callable]:
     """What a program may have called for an operation of its trace: a function, a method, an operator."""
-    name = name.rpartition(".")[2]
+    name = bsym.sym.name.rpartition(".")[2]
     names = (name, f"{name}_", *(f"__{kind}{base}__" for base in _OPERATORS.get(name, (name,)) for kind in ("", "r", "i")))
     found = [getattr(place, n, None) for n in names for place in _PLACES]
     return list({id(f): f for f in found if callable(f)}.values())
 
 
-def on_meta(tree: Any) -> Any:
-    """Tensors of a trace as torch has them, without data."""
-
+def _on_meta(tree: Any) -> Any:
     def made(v: Any) -> Any:
         if isinstance(v, TensorProxy):
             return torch.empty(tuple(map(int, v.shape)), dtype=for_torch(v.dtype), device="meta")
@@ -110,7 +103,7 @@ def _compare(x: torch.Tensor, function: Callable, args: tuple, kwargs: dict[str,
     def of_class(v: Any) -> Any:
         if not isinstance(v, torch.Tensor):
             return v
-        made = torch.Tensor._make_subclass(type(x), v)  # no view, which is not detached in place
+        made = v.detach().as_subclass(type(x))
         made.__dict__.update(vars(x))
         return made
 

@@ -21,7 +21,6 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import member_of_module, place_in_module
 from thunder_norm.tracing.shared_memory import aliases, replaced_memory
 from thunder_norm.tracing.shared_memory.version_counters import give_own
-from thunder_norm.tracing.torch_functions.function_overrides import is_plain_class
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext, prims
 from thunder.core.dtypes import to_torch_dtype
@@ -40,7 +39,7 @@ def is_users(obj: WrappedValue, name: WrappedValue) -> bool:
     tensor = obj.original_value
     if type(obj.value) is TensorProxy and _set_of(obj, name) is not MISSING:
         return True
-    if not isinstance(tensor, torch.Tensor) or not is_plain_class(type(tensor)) or type(name.value) is not str:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or type(name.value) is not str:
         return False
     return name.value not in obj.attribute_wrappers and not hasattr(type(tensor), name.value) and guards.is_guarded(obj)
 

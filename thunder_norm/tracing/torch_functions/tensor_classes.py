@@ -16,8 +16,6 @@ from thunder_norm.errors import UnsupportedSubclassError, with_details
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import MISSING, in_classes
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.torch_functions.computed_classes import object_of
-from thunder_norm.tracing.torch_functions.function_overrides import is_plain_class
 from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, populate_attribute_wrapper, wrap_const
 from thunder.core.proxies import TensorProxy
 
@@ -32,14 +30,9 @@ def method(obj: WrappedValue, name: Any) -> Callable | None:
     """What to call for `getattr` of an input whose class has a method or property of its own under `name`; None otherwise."""
     if name == "as_subclass" and type(obj.value) is TensorProxy:
         return refused
-    if type(obj.value) is not TensorProxy or name in _AS_TORCHS:
+    cls = type(obj.original_value)
+    if cls in _PLAIN or type(obj.value) is not TensorProxy or not _is_plain_class(cls) or name in _AS_TORCHS:
         return None
-    computed = object_of(obj.value) if obj.value.history is None and type(name) is str else None
-    cls = type(obj.original_value if computed is None else computed)
-    if cls in _PLAIN or not is_plain_class(cls):
-        return None
-    if computed is not None and name in vars(computed) and not isinstance(vars(computed)[name], torch.Tensor):
-        return functools.partial(_of_computed, vars(computed)[name])
     found = in_classes(_own(cls), name)
     if isinstance(found, FunctionType):
         return functools.partial(_bound, found)
@@ -53,15 +46,19 @@ def makes_one(fn: Callable, args: Sequence[WrappedValue]) -> bool:
     if fn is torch.Tensor.as_subclass:
         return any(type(a.value) is TensorProxy for a in args[:1])
     if fn is torch.Tensor._make_subclass:
-        return len(args) > 1 and type(args[1].value) is TensorProxy and is_plain_class(args[0].value)
-    if not isinstance(fn, type(torch.Tensor)) or fn in _PLAIN or not is_plain_class(fn):
+        return len(args) > 1 and type(args[1].value) is TensorProxy and _is_plain_class(args[0].value)
+    if not isinstance(fn, type(torch.Tensor)) or fn in _PLAIN or not _is_plain_class(fn):
         return False
     return in_classes(_own(fn), "__new__") is MISSING and any(type(a.value) is TensorProxy for a in args)
 
 
 def operators_of(cls: type) -> list[str]:
     """The operators of torch's tensors that a class without dispatch has written anew: a trace does torch's."""
-    return [name for base in _own(cls) for name in vars(base) if name in _OPERATORS] if is_plain_class(cls) else []
+    return [name for base in _own(cls) for name in vars(base) if name in _OPERATORS] if _is_plain_class(cls) else []
+
+
+def _is_plain_class(cls: type) -> bool:
+    return issubclass(cls, torch.Tensor) and cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def _own(cls: type) -> tuple[type, ...]:
@@ -82,14 +79,7 @@ def refused(*_: WrappedValue, **__: WrappedValue) -> Any:
     )
 
 
-def _of_computed(value: Any, *_: WrappedValue) -> WrappedValue:
-    """Called for an attribute that a class gave to what is computed: inputs with the same of their own have it."""
-    return wrap_const(value)
-
-
 def _noted(obj: WrappedValue) -> None:
-    if obj.value.history is None:
-        return  # its class hangs on those of the inputs
     guards.note(obj, "type", None, type(obj.original_value))
 
 
