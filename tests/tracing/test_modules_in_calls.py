@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
+from tests.subclasses import assert_same
 from thunder_norm import normed
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
@@ -86,14 +91,59 @@ def test_parameters_of_modules_made_in_a_call_are_refused():
 
 @pytest.mark.parametrize("transform", [SubclassTransform, CheckpointTransform])
 @pytest.mark.parametrize("is_called", [False, True], ids=["jitted", "called"])
-def test_a_lazy_module_is_refused_until_it_has_been_called(transform, is_called):
+def test_a_lazy_module_gets_its_parameters_in_the_first_call(transform, is_called):
+    """The same as in eager mode from the same random numbers, with what the first batch leaves in batch norm, and gradients."""
+    found = []
+    for is_jitted in (False, True):
+        torch.manual_seed(seeded(0))
+        model = torch.nn.Sequential(
+            torch.nn.LazyConv1d(4, 2), torch.nn.LazyBatchNorm1d(), torch.nn.Flatten(), torch.nn.LazyLinear(2)
+        )
+        x = torch.randn(3, 2, 5)
+        function = functools.partial(_called_with, model) if is_called else model
+        call = thunder.jit(function, transforms=[transform()]) if is_jitted else model
+        results = call(x), call(x)
+        assert [type(m) for m in model] == [torch.nn.Conv1d, torch.nn.BatchNorm1d, torch.nn.Flatten, torch.nn.Linear]
+        found.append(
+            [*results, *torch.autograd.grad(results[1].square().sum(), list(model.parameters())), *model.state_dict().values()]
+        )
+    torch.testing.assert_close(*found)
+
+
+def _called_with(model, x):
+    return model(x)
+
+
+def test_a_lazy_module_with_what_it_is_called_with():
+    class Scaled(LazyModuleMixin, torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.calls = torch.nn.UninitializedParameter(), 0
+
+        def initialize_parameters(self, x, *, scale=1.0):
+            if self.has_uninitialized_params():
+                with torch.no_grad():
+                    self.w.materialize(x.shape[1:])
+                    self.w.fill_(scale)
+
+        def forward(self, x, *, scale=1.0):
+            self.calls += 1
+            return x * self.w
+
+    model, x = Scaled(), TwoTensor(torch.ones(2, 3), torch.zeros(2, 3))
+    jitted = thunder.jit(lambda x: model(x, scale=3.0), transforms=[SubclassTransform()])
+    assert_same([jitted(x), jitted(x)], [x * 3, x * 3])
+    assert model.calls == 2
+
+
+def test_a_lazy_module_after_random_numbers_is_refused_until_it_has_been_called():
     """What is refused draws no random numbers; a call of the module itself gives it its parameters, and the jitted one has them."""
-    model, x = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d()), torch.ones(3, 2)
-    jitted = thunder.jit((lambda x: model(x)) if is_called else model, transforms=[transform()])
+    model, x = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.LazyLinear(4)), torch.ones(3, 2)
+    jitted = thunder.jit(model, transforms=[SubclassTransform()])
     state = torch.get_rng_state()
     with pytest.raises(UnsupportedOpError, match="lazy module(.|\n)*call the module itself once"):
         jitted(x)
-    assert torch.equal(torch.get_rng_state(), state) and isinstance(model[0], torch.nn.LazyLinear)
+    assert torch.equal(torch.get_rng_state(), state) and isinstance(model[1], torch.nn.LazyLinear)
     model(x)
     model.eval()
     torch.testing.assert_close(jitted(x), model(x))

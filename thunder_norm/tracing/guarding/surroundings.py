@@ -43,7 +43,7 @@ _READS = ("get_", "is_", "are_", "_get_", "_is_", "_are_")
 # Thunder has its own guards of the first; the others say what a program is in the middle of.
 _LEFT_OUT = (
     *("is_grad_enabled", "get_default_dtype", "is_autocast_enabled", "is_autocast_cpu_enabled"),
-    *("_is_tracing", "_is_any_autocast_enabled"),
+    *("_is_tracing", "_is_any_autocast_enabled", "_get_function_stack_at"),
 )
 _STATE = frozenset(
     f

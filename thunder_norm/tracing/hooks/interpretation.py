@@ -19,7 +19,7 @@ from thunder_norm.tracing.hooks.participants import functions_inside, has_part, 
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import is_parameter_of_module, member_of_module
 from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
-from thunder_norm.tracing.python import callbacks, conversions, derived, identities, misused, patterns, special_methods
+from thunder_norm.tracing.python import callbacks, conversions, copies, derived, identities, misused, patterns, special_methods
 from thunder_norm.tracing.python import constructors as constructors_of_python
 from thunder_norm.tracing.shared_memory import aliases, arrays, replaced_memory
 from thunder_norm.tracing.torch_functions import (
@@ -27,6 +27,7 @@ from thunder_norm.tracing.torch_functions import (
     cached_calls,
     causal_bias,
     constructors,
+    function_modes,
     higher_order_operators,
     known_arguments,
     known_values,
@@ -96,7 +97,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     if fn is getattr and asked is not None:  # more than half of all calls, of which most below have nothing to say
         guards.note_call(fn, args)
         autocast.note_call()
-        found = attributes.lookaside(fn, args) or asked.lookaside(fn, args, kwargs)
+        found = function_modes.lookaside(fn, args) or attributes.lookaside(fn, args) or asked.lookaside(fn, args, kwargs)
         return found if len(args) > 1 else misused.refusing(fn, found)
     if special_methods.is_compared_by_own_method(fn):
         return None  # its ``__call__`` is interpreted
@@ -106,6 +107,9 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         guards.note_call(fn, args, kwargs)
         questions.note_asked(fn, args)
         autocast.note_call()
+        in_mode = function_modes.lookaside(fn, args)
+        if in_mode is not None:
+            return in_mode
         about_python = (
             attributes.lookaside(fn, args)
             or identities.lookaside(fn, args)
@@ -115,6 +119,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or callbacks.lookaside(fn, args, kwargs)
             or conversions.lookaside(fn, args, kwargs)
             or patterns.lookaside(fn, args)
+            or copies.lookaside(fn, args)
             or special_methods.lookaside(fn, args, kwargs)
             or misused.lookaside(fn)
             or arrays.lookaside(fn, args, kwargs)

@@ -30,7 +30,7 @@ from thunder_norm.tracing.hooks.participants import (
 )
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.shared_memory import alias_updates, aliases, arrays, replaced_memory, tied_inputs, views_of_results
-from thunder_norm.tracing.torch_functions import autocast, contexts, function_overrides, modules, tensor_classes
+from thunder_norm.tracing.torch_functions import autocast, contexts, function_overrides, lazy_modules, modules, tensor_classes
 from thunder_norm.tracing.torch_functions.random_numbers import keep_draws
 from thunder_norm.tracing.undefined_gradients import leave_undefined
 from thunder_norm.user_code import user_line_of
@@ -76,6 +76,11 @@ def _acquire(fn: Callable, args: tuple, kwargs: dict, /, **options: Any) -> Any:
         try:
             return _acquired(asked, fn, args, kwargs, options, may_begin_again=True)
         except Exception as e:  # noqa: BLE001 - it failed for what is known only now, perhaps
+            lazy = lazy_modules.called_in(e)
+            if lazy is not None:
+                _undo(get_compile_data())
+                lazy.initialize()
+                continue
             led = None
             if not isinstance(e, _Again) and not asked.begins_again(None):
                 led = None if isinstance(e, ThunderNormError) else _led()

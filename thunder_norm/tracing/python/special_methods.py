@@ -6,7 +6,6 @@ Thunder calls these functions natively, so that nothing guards what the methods 
 from __future__ import annotations
 
 import cmath
-import copy
 import functools
 import math
 import operator
@@ -16,19 +15,13 @@ from typing import Any, NewType, is_typeddict
 
 import torch
 
-from thunder_norm.errors import EscapeError
 from thunder_norm.tracing.guarding import guards
-from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
-from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.lookasides import look_up
-from thunder_norm.tracing.shared_memory.aliases import given_as, memory_of, storage_address
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, make_opaque, wrap_const
-from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import Symbol
-from thunder.core.trace import get_tracectx
 from thunder.torch import _torch_to_thunder_function_map
 
 # Functions of an object, and the method that each calls with the other arguments.
@@ -71,11 +64,6 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         return lambda *_: wrap_const(True)  # Thunder's tensors have none, and it would look at one row after the other
     if fn is operator.contains and isinstance(args[0].value, TensorProxy):
         return lambda *given: thunders._interpret_call(torch.Tensor.__contains__, *given)
-    if fn is copy.deepcopy and isinstance(args[0].value, TensorProxy):
-        found = wrap_const(_place(args[0]))
-        return lambda *given, **named: thunders._interpret_call(_deep_copied, found, *given, **named)
-    if fn is copy.copy and isinstance(args[0].value, TensorProxy):
-        return lambda *given: thunders._interpret_call(_copied, *given)
     if isinstance(fn, FunctionType):
         return None
     name = look_up(_OF_AN_OBJECT, fn)
@@ -199,82 +187,6 @@ def _of_alias(alias: GenericAlias, origin: type, *args: Any, **kwargs: Any) -> A
 
 def _of_numbers(fn: Callable, number: Callable, *args: Any, **options: Any) -> Any:
     return fn(*[_numbers_in(number, list(a) if _is_iterated(fn, a) else a) for a in args], **options)
-
-
-def _copied(x: torch.Tensor) -> torch.Tensor:
-    """Another tensor in the same memory."""
-    if x.requires_grad or isinstance(x, torch.nn.Parameter):
-        raise EscapeError(
-            "copy.copy of a parameter, or of a tensor that requires grad: the copy is a leaf of its own, of which a trace makes none; "
-            "use x.detach(), or x.view_as(x)"
-        )
-    return x.view_as(x)
-
-
-_DEEP_COPIED = "_thunder_norm_deep_copied"  # of an acquisition: the inputs of which there are deep copies
-
-
-def _place(x: WrappedValue) -> tuple[tuple, int | str]:
-    """The memory that a tensor lies in, and which tensor it is, whatever the program calls it.
-
-    Inputs that are copied may be one tensor in one call, and several in the next: a guard sees that it stays so.
-    """
-    tensor = given_as(x.value)
-    if tensor is None:
-        return memory_of(x.value), x.value.name
-    ctx = get_jit_ctx()
-    copied = vars(ctx).setdefault(_DEEP_COPIED, {})
-    for other in copied.values():
-        ctx.add_constraint((_guard_of_relation(tensor, given_as(other)), x.value, other))
-    copied[x.value.name] = x.value
-    return memory_of(x.value), id(tensor)
-
-
-def _guard_of_relation(a: torch.Tensor, b: torch.Tensor | None) -> Callable:
-    is_one, is_in_one_memory = a is b, b is not None and storage_address(a) == storage_address(b)
-
-    def check(t: torch.Tensor, other: torch.Tensor) -> None:
-        if (t is other) != is_one or (storage_address(t) == storage_address(other)) != is_in_one_memory:
-            raise GuardError(
-                "two tensors of which there are deep copies are one, or in one memory, as they were not, or no longer so"
-            )
-
-    bind = bindable("check_relation_of_copied", check)
-    return lambda t, other: get_tracectx().bound_symbols.append(bind(t, other, output=None))
-
-
-def _deep_copied(found: tuple, x: torch.Tensor, memo: dict[Any, Any] | None = None, _nil: Any = None) -> torch.Tensor:
-    """Each tensor is copied once, also by ``dataclasses.asdict``; `found` is its memory, and which tensor in it it is."""
-    if isinstance(x, torch.nn.Parameter) and type(x) in (torch.Tensor, torch.nn.Parameter):
-        raise EscapeError("copy.deepcopy of a parameter: a trace makes none; use x.clone(), or x.detach().clone()")
-    if not x.is_leaf:
-        raise RuntimeError(
-            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.  "
-            "If you were attempting to deepcopy a module, this may be because of a torch.nn.utils.weight_norm usage"
-        )
-    memo = {} if memo is None else memo
-    if id(x) in memo:
-        return memo[id(x)]
-    memory, tensor = found
-    if memory not in memo:
-        memo[memory] = tensor, _copied_leaf(x)
-    if memo[memory][0] != tensor:
-        raise EscapeError(
-            "copy.deepcopy of an object that holds several tensors in one memory: their copies would have one memory as well, which in a "
-            "trace they have not; copy the tensor that the others are views of, and make them of the copy"
-        )
-    return memo[memory][1]
-
-
-def _copied_leaf(x: torch.Tensor) -> torch.Tensor:
-    copied = x.detach().clone()
-    if isinstance(x, torch.nn.Parameter):
-        copied = torch.nn.Parameter(copied, x.requires_grad)
-    elif x.requires_grad:
-        copied.requires_grad_()
-    if x.requires_grad and x.grad is not None:
-        copied.grad = x.grad.detach().clone()
-    return copied
 
 
 def _product(values: Any, /, *, start: Any = 1) -> Any:

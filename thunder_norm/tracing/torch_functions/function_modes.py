@@ -1,0 +1,164 @@
+"""Modes that a program enters: ``with Mode():`` of a ``TorchFunctionMode``, whose ``__torch_function__`` is interpreted for each call.
+
+Torch keeps modes in a stack of the process, and would call them for what is done while tracing.  Those of the program are kept here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from types import GetSetDescriptorType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils.flop_counter import FlopCounterMode
+
+from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.lookasides import instead_of
+from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, wrap_const
+from thunder.core.jit_ext import get_jit_ctx
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
+
+_ENTERED = "_thunder_norm_function_modes"  # of an acquisition: those that the program is in, innermost last
+
+
+def _entered() -> list[WrappedValue]:
+    return vars(get_jit_ctx()).setdefault(_ENTERED, [])
+
+
+def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call instead of `fn`, if it is a function of torch, and the program is in a mode; None otherwise."""
+    if fn is GetSetDescriptorType.__get__ and len(args) > 1 and isinstance(args[1].value, TensorProxy):
+        name = wrap_const(args[0].value.__name__)
+        return lambda _, obj, *__: _interpret_call(getattr, obj, name)  # what a mode was told, and calls
+    if not _entered():
+        return None
+    if fn is getattr:
+        getter = _getter(*args[:2]) if len(args) > 1 else None
+        return None if getter is None else lambda obj, *_: _interpret_call(_in_mode, wrap_const(getter), obj)
+    function = _function_of_torch(fn, args)
+    return None if function is None else functools.partial(_interpret_call, _in_mode, wrap_const(function))
+
+
+def _getter(obj: WrappedValue, name: WrappedValue) -> Callable | None:
+    """What torch tells a mode when an attribute of a tensor is read; None where nothing is."""
+    if not isinstance(obj.value, TensorProxy) or type(name.value) is not str:
+        return None
+    found = getattr(torch.Tensor, name.value, None)
+    return found.__get__ if type(found) is GetSetDescriptorType and found.__get__ in _told_to_modes() else None
+
+
+def _function_of_torch(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What torch tells a mode is called: of methods and operators of tensors in a trace, those of torch's."""
+    if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return fn
+    name = fn.name if isinstance(fn, Symbol) else getattr(fn, "__name__", "")
+    if args and isinstance(args[0].value, TensorProxy):
+        if isinstance(fn, Symbol) or getattr(type(args[0].value), name, None) is fn:
+            fn = getattr(torch.Tensor, name, fn)
+        if name.startswith("__") and getattr(torch.Tensor, name, None) is fn:
+            fn = _told_of_operator(name, len(args))
+    try:
+        return fn if fn in _told_to_modes() else None
+    except TypeError:  # not hashable
+        return None
+
+
+@functools.cache
+def _told_of_operator(name: str, operands: int) -> Callable:
+    """An operator is told as the method that it is: ``x + y`` as ``torch.Tensor.add``."""
+    with _First() as first, contextlib.suppress(_FirstCall):
+        getattr(torch.Tensor, name)(*[torch.empty((), device="meta")] * operands)
+    return getattr(torch.Tensor, name) if first.told is None else first.told
+
+
+class _FirstCall(Exception):
+    """Nothing more is to be done."""
+
+
+class _First(TorchFunctionMode):
+    """Knows which function of torch is called first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: Callable | None = None
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is torch.empty:
+            return func(*args, **(kwargs or {}))
+        self.told = func
+        raise _FirstCall
+
+
+@functools.cache
+def _told_to_modes() -> frozenset[Callable]:
+    return frozenset(torch.overrides.get_testing_overrides()) | frozenset(_device_constructors())
+
+
+def _in_mode(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Call the innermost mode, which is not entered meanwhile."""
+    mode = torch._C._pop_torch_function_stack()
+    try:
+        found = mode.__torch_function__(function, tuple(_types([*args, *kwargs.values()])), args, kwargs)
+    finally:
+        torch._C._push_on_torch_function_stack(mode)
+    if found is NotImplemented:
+        raise TypeError(f"no implementation found for '{function}' on types that implement __torch_function__: [{type(mode)}]")
+    return found
+
+
+def _types(values: Any) -> list[type]:
+    found = []
+    for v in values:
+        for cls in _types(v) if isinstance(v, (list, tuple)) else [type(v)]:
+            is_told = issubclass(cls, torch.Tensor) and cls.__torch_function__ is not torch._C._disabled_torch_function_impl
+            if is_told and cls is not torch.Tensor and cls not in found:
+                found.append(cls)
+    return found
+
+
+@instead_of(torch._C._push_on_torch_function_stack)
+def _enter(mode: WrappedValue) -> WrappedValue:
+    if isinstance(mode.value, DeviceContext):  # a default that torch and Thunder ask for
+        torch._C._push_on_torch_function_stack(mode.value)
+    else:
+        _entered().append(mode)
+    return wrap_const(None)
+
+
+@instead_of(torch._C._pop_torch_function_stack)
+def _leave() -> WrappedValue:
+    return _entered().pop() if _entered() else wrap_const(torch._C._pop_torch_function_stack())
+
+
+@instead_of(torch._C._len_torch_function_stack)
+def _how_many() -> WrappedValue:
+    return wrap_const(torch._C._len_torch_function_stack() + len(_entered()))
+
+
+@instead_of(torch._C._get_function_stack_at)
+def _at(place: WrappedValue) -> WrappedValue:
+    of_process = torch._C._len_torch_function_stack()
+    if place.value < of_process:
+        return wrap_const(torch._C._get_function_stack_at(place.value))
+    return _entered()[place.value - of_process]
+
+
+@instead_of(FlopCounterMode.__enter__)  # which enters more, and would be left in that
+@instead_of(torch._C._push_on_torch_dispatch_stack)
+def _enter_dispatch_mode(mode: WrappedValue) -> Any:
+    return do_raise(
+        UnsupportedOpError(
+            with_details(
+                f"{type(mode.value).__name__}, a TorchDispatchMode, inside a jitted function",
+                at=location_of_user(),
+                why="the program is traced once, without values, in operations that are not those of eager mode",
+                instead="enter it around the program in eager mode; or a TorchFunctionMode",
+            )
+        )
+    )
