@@ -7,6 +7,7 @@ reach the dispatcher are compared.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -18,9 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
+from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.trees import map_leaves
+from thunder_norm.wrapper_classes import gives_its_class
 from thunder.core import devices
+from thunder.core.compile_data import get_compile_data
+from thunder.core.interpreter import wrap_const
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
@@ -40,6 +46,7 @@ _ASKED: tuple[Callable, ...] = (
 )
 _OPERATORS = {"true_divide": ("truediv", "div"), "div": ("truediv", "div"), "floor_divide": ("floordiv",), "rsub": ("sub",)}
 _Log = list[tuple[Any, ...]]
+_DISABLED = "_thunder_norm_classes_say_nothing"  # of compile data: where the program has it so
 
 
 def check(trace: TraceCtx, inputs: Iterable[torch.Tensor]) -> None:
@@ -52,6 +59,16 @@ def check(trace: TraceCtx, inputs: Iterable[torch.Tensor]) -> None:
     Raises:
         UnsupportedSubclassError: it does, or it cannot be tried.
     """
+    inputs, where = list(inputs), vars(get_compile_data()).pop(_DISABLED, None)
+    if where is not None and any(gives_its_class(type(x)) for x in inputs):
+        raise UnsupportedSubclassError(
+            with_details(
+                "DisableTorchFunctionSubclass in a program with tensors of a class that does not dispatch",
+                at=where,
+                why="a trace calls torch's functions when the program has been gone through, and the class says then what comes out",
+                instead="x.as_subclass(torch.Tensor) of what the program is given",
+            )
+        )
     for x in {type(x): x for x in inputs if _says_itself(type(x))}.values():
         like = torch.empty(2, 3, device="meta")
         for function in _ASKED:
@@ -64,6 +81,14 @@ def check(trace: TraceCtx, inputs: Iterable[torch.Tensor]) -> None:
                     _compare(x, function, args[::-1], {})
                 else:
                     _compare(x, function, args, kwargs)
+
+
+@instead_of(torch._C.DisableTorchFunctionSubclass)
+@instead_of(torch._C.DisableTorchFunction)
+def _disabled() -> Any:
+    """Called where a program has classes say nothing: it has left that before the trace runs."""
+    vars(get_compile_data()).setdefault(_DISABLED, location_of_user())
+    return wrap_const(contextlib.nullcontext())
 
 
 def overrides_torch_function(cls: type) -> bool:
@@ -83,7 +108,7 @@ def _says_itself(cls: type) -> bool:
 
 def functions_of(bsym: BoundSymbol) -> list[Callable]:
     """What a program may have called for an operation of its trace, and what may run for it: a function, a method, an operator, in place or not."""
-    name = bsym.sym.name.rpartition(".")[2].rstrip("_")
+    name = bsym.sym.name.rpartition(".")[2].rstrip("_").removeprefix("torch_")
     names = (name, f"{name}_", *(f"__{kind}{base}__" for base in _OPERATORS.get(name, (name,)) for kind in ("", "r", "i")))
     found = [getattr(place, n, None) for n in names for place in _PLACES]
     return list({id(f): f for f in found if callable(f)}.values())

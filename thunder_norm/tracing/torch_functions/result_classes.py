@@ -6,7 +6,7 @@ A trace has plain tensors.  Torch's functions give results the class of their ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -80,13 +80,13 @@ def _results(bsym: BoundSymbol, examples: dict[str, torch.Tensor | None]) -> Seq
     args, kwargs = on_meta((bsym.args, bsym.kwargs), {name: t for name, t in examples.items() if t is not None})
     several = []
     with _disable_current_modes(), torch.no_grad():
-        for function in functions_of(bsym):
+        for function in _called(bsym):
             try:
                 found = function(*args, **({} if function.__name__.startswith("__") else kwargs))
             except Exception:  # noqa: BLE001, S112 - not what stands behind the operation
                 continue
             tensors = [t for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
-            if len(tensors) == len(made):
+            if [tuple(t.shape) for t in tensors] == [tuple(p.shape) for p in made]:
                 several.append(tensors)
     answers = [ts[0] if len({_kind(t) for t in ts}) == 1 else None for ts in zip(*several, strict=True)] or [None] * len(made)
     used = [t for p in bsym.flat_proxy_args if (t := examples.get(getattr(p, "name", ""))) is not None]
@@ -96,6 +96,19 @@ def _results(bsym: BoundSymbol, examples: dict[str, torch.Tensor | None]) -> Seq
     found = answers
     tried[id(bsym)] = bsym, found
     return found
+
+
+def _called(bsym: BoundSymbol) -> list[Callable]:
+    """What the program may have called: nothing in place, unless that is what the trace has."""
+    if bsym.sym.is_prim and bsym.sym.name == "transpose":
+        return [torch.permute]
+    in_place = bsym.sym.name.endswith("_")
+    return [f for f in functions_of(bsym) if _writes(f.__name__) == in_place]
+
+
+def _writes(name: str) -> bool:
+    """Whether a method is one in place: ``add_``, ``__iadd__``."""
+    return hasattr(torch.Tensor, f"__{name[3:]}") if name.startswith("__i") else name.endswith("_") and not name.startswith("__")
 
 
 def _kind(t: torch.Tensor) -> tuple[Any, ...]:
