@@ -297,11 +297,12 @@ def test_measured_parameters_are_measured_in_what_each_use_wants_and_move_as_one
     report = norm_report(jit(model), IDS)
     weight = model.head.weight.detach()
     rows, operator = RMSTensor.of(weight).norm_size, RMSToRMSTensor.of(weight).norm_size
-    assert report.rows[-1].norm_size == pytest.approx((rows * operator).item(), rel=1e-12)
+    looked_up = RMSTensor.of(weight[IDS]).norm_size  # the largest row may be none of these
+    assert looked_up * operator * (1 - 1e-12) <= report.rows[-1].norm_size <= rows * operator * (1 + 1e-12)
     row, found = report.parameters["embedding.weight"], report.inferred["embedding.weight"]
     assert (row.kind, row.norm_size) == ("RMSTensor", pytest.approx(rows.item())) and found.norm == ROWS
     assert [u.factor for u in found.uses] == [1.0, float(WIDTH)]
-    assert row.sensitivity == pytest.approx((operator + WIDTH * rows).item())
+    assert (operator + WIDTH * looked_up) * (1 - 1e-6) <= row.sensitivity <= (operator + WIDTH * rows) * (1 + 1e-6)
     with torch.no_grad():
         for _ in range(50):
             d = torch.randn_like(weight)
