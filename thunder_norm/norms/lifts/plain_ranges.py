@@ -41,7 +41,7 @@ class PlainRanges:
         self._written: dict[
             str, tuple[int, Range | None]
         ] = {}  # by what lies in the memory first: after how many writes, and what is there
-        self._in_memory_of: dict[str, BoundSymbol] = {}  # what made a view of its first argument, or wrote into it
+        self._in_memory_of: dict[str, TensorProxy] = {}  # what a view is of, or what was written into
         self._num_followed = 0
 
     def of(self, t: torch.Tensor) -> Range | None:
@@ -75,8 +75,8 @@ class PlainRanges:
     def _first_in_memory(self, proxy: TensorProxy) -> TensorProxy:
         """What a tensor is a view of, or the result of a write into."""
         self._follow()
-        while (bsym := self._in_memory_of.get(proxy.name)) is not None:
-            proxy = bsym.flat_proxy_args[0]
+        while (before := self._in_memory_of.get(proxy.name)) is not None:
+            proxy = before
         return proxy
 
     def _by_write(self, bsym: BoundSymbol) -> Range | None:
@@ -129,9 +129,10 @@ class PlainRanges:
             is_write = bool(_is_inplace_op(bsym))
             if not is_write:
                 self._made_by |= results
-            given = {p.name for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)}
-            if given and (is_write or makes_view(bsym) or bsym.sym.name in RETURNING_SELF) and not given & results.keys():
-                self._in_memory_of |= results
+            first = bsym.flat_proxy_args[0] if bsym.flat_proxy_args else None
+            is_in_memory = is_write or makes_view(bsym) or bsym.sym.name in RETURNING_SELF
+            if isinstance(first, TensorProxy) and is_in_memory and first.name not in results:
+                self._in_memory_of |= dict.fromkeys(results, first)
         self._num_followed = len(bsyms)
 
     def _step_to(self, name: str, bsym: BoundSymbol) -> BoundSymbol | None:

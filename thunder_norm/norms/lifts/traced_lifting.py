@@ -343,9 +343,8 @@ def _origins(proxy: TensorProxy) -> list[TensorProxy]:
     memory = _memories(bsyms)
     needed, wrappers = {proxy.name: proxy}, []
     for bsym in reversed(bsyms):
-        writes = _is_inplace_op(bsym) and _memory(bsym.flat_proxy_args[0], memory) in {
-            _memory(p, memory) for p in needed.values()
-        }
+        is_write = bool(bsym.flat_proxy_args) and bool(_is_inplace_op(bsym))
+        writes = is_write and _memory(bsym.flat_proxy_args[0], memory) in {_memory(p, memory) for p in needed.values()}
         if writes or any(p.name in needed for p in bsym.flat_proxy_outs):
             given = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
             for p in bsym.flat_proxy_outs:

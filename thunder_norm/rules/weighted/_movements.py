@@ -27,7 +27,7 @@ class Movement:
 
     def scaled(self, c: Constant) -> Movement:
         """c times as much."""
-        return Movement({i: (moved, times(by, c)) for i, (moved, by) in self.terms.items()}, times(self.size, c))
+        return Movement({i: (moved, by * c) for i, (moved, by) in self.terms.items()}, times(self.size, c))
 
     def value(self) -> torch.Tensor:
         """As a number, with its derivatives."""
@@ -73,10 +73,9 @@ def largest(of: Sequence[Movement]) -> Movement:
 
 
 def _larger(a: Constant, b: Constant) -> Constant:
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        a, b = (t if isinstance(t, torch.Tensor) else torch.full_like(other, t) for t, other in ((a, b), (b, a)))
-        return torch.maximum(a, b)
-    return max(a, b)
+    if isinstance(a, torch.Tensor):
+        return torch.maximum(a, b) if isinstance(b, torch.Tensor) else a.clamp(min=b)
+    return b.clamp(min=a) if isinstance(b, torch.Tensor) else max(a, b)
 
 
 def least(of: Sequence[Movement]) -> Movement:
