@@ -52,12 +52,13 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
 
 def _may_be_asked(classes: Any) -> bool:
     """Whether ``isinstance`` takes it for classes: one of torch's for a dtype (`torch.FloatTensor`) is an object that says it itself."""
-    if isinstance(classes, type | tuple):
+    if isinstance(classes, type | tuple | types.UnionType) or typing.get_origin(classes) is typing.Union:
         return True
     try:
-        return isinstance(None, classes) or True
-    except TypeError:
+        isinstance(None, classes)
+    except Exception:  # noqa: BLE001 - the program is about to meet it
         return False
+    return True
 
 
 def _misused(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
