@@ -279,3 +279,45 @@ def test_what_waits_for_a_tensor_returns_it():
         want, got = make(), make()
         assert_same(jf(got), program(want))
         assert_same(got, want)
+
+
+def _one_object() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(3, 3)
+    return x, x
+
+
+def _overlapping() -> tuple[torch.Tensor, torch.Tensor]:
+    base = torch.randn(4, 3)
+    return base[:3], base[1:]
+
+
+def _transposed() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(3, 3)
+    return x, x.t()
+
+
+def _written_without_autograd(w, x, y):
+    with torch.no_grad():
+        x.mul_(2)
+    return w * y, x + 1
+
+
+def _written_and_used(w, x, y):
+    x.add_(1)
+    y[0] = 5.0
+    return w * y + x, y.sum()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("f", [_written_without_autograd, _written_and_used])
+@pytest.mark.parametrize("make", [_one_object, _overlapping, _transposed])
+def test_plain_tensors_in_one_memory_beside_a_wrapper(make: Callable, f: Callable, requires_grad: bool):
+    def given() -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(seeded(4))
+        return (TwoTensor(torch.randn(3, 3), torch.randn(3, 3)).requires_grad_(requires_grad), *make())
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    for _ in range(2):
+        expected, found = given(), given()
+        assert_same(jf(*found), f(*expected))
+        assert_same(found, expected)

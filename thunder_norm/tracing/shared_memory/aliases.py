@@ -396,7 +396,7 @@ def share_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors in one storage, with data or without, have an element in common; where that takes long to say, whether they may."""
     if not a.numel() or not b.numel():
         return False
-    (first, last), (other_first, other_last) = _reach(a), _reach(b)
+    (first, last), (other_first, other_last) = reach(a), reach(b)
     if last <= other_first or other_last <= first:
         return False
     if a.dtype != b.dtype or (a.is_contiguous() and b.is_contiguous()) or last // a.element_size() > _MOST_ELEMENTS:
@@ -407,7 +407,7 @@ def share_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
         return bool(taken.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
-def _reach(t: torch.Tensor) -> tuple[int, int]:
+def reach(t: torch.Tensor) -> tuple[int, int]:
     """The first byte of a tensor in its storage, and the one after its last."""
     span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     return t.storage_offset() * t.element_size(), (t.storage_offset() + span) * t.element_size()
