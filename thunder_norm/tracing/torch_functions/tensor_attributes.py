@@ -42,7 +42,7 @@ def is_users(obj: WrappedValue, name: WrappedValue) -> bool:
     if not isinstance(tensor, torch.Tensor) or type(name.value) is not str:
         return False
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return name.value in vars(tensor) and guards.is_guarded(obj)
+        return type(obj.value) is TensorProxy and name.value in vars(tensor) and guards.is_guarded(obj)
     return name.value not in obj.attribute_wrappers and not hasattr(type(tensor), name.value) and guards.is_guarded(obj)
 
 
