@@ -42,6 +42,13 @@ def _is_compiling() -> Any:
     return wrap_const(False) if is_of_model else _interpret_call(torch.compiler.is_compiling)
 
 
+@instead_of_named("torch.optim.optimizer", "_get_value")
+def _step_of_optimizer(step: WrappedValue) -> Any:
+    """Optimizers calculate bias corrections with Python's numbers, and with tensors of float32 where torch compiles: here in float64."""
+    is_tensor = isinstance(step.value, TensorProxy)
+    return _interpret_call(lambda x: x.double() if x.is_floating_point() else x, step) if is_tensor else step
+
+
 # -- masks of transformers ----------------------------------------------------------------------------------------------
 
 
