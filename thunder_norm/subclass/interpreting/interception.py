@@ -350,7 +350,9 @@ def _tensors_given(entry: Callable, args: tuple[WrappedValue, ...]) -> list[torc
 def _note_shared(acquisition: Acquisition, tensors: list[torch.Tensor]) -> None:
     """Look for inputs, and inner tensors of wrappers, that lie in one memory; offsets of nested tensors are not written into."""
     inner = [t for x in tensors if is_wrapper(x) and not is_jagged_class(type(x)) for t in _plain_inside(x)]
-    acquisition.fakes.shared.note([*inner, *(t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))])
+    acquisition.fakes.shared.note(
+        [*inner, *(t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))]
+    )
 
 
 def _plain_inside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
