@@ -84,7 +84,7 @@ def _from_the_first(acquisition: Acquisition) -> Any:
     """Have the program acquired again, with torch's autograd from its first operation on, unless a region of it is at hand."""
     autograd = acquisition.autograd
     is_region = acquisition.num_levels or acquisition.is_transformed or len(get_jit_ctx().computation_trace.scopes) > 1
-    autograd.starts_late = autograd.starts_late or not (is_region or autograd.is_from_the_first)
+    autograd.is_asked = autograd.is_asked or not (is_region or autograd.is_from_the_first)
     return refuse_derivative(acquisition)
 
 

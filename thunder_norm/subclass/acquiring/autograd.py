@@ -78,6 +78,7 @@ class Autograd:
         self.is_running = False
         self.is_from_the_first = False  # it runs, and did before the program met any tensor
         self.starts_late = False  # what was computed before it ran should have gone through it
+        self.is_asked = False  # and the program itself asks for derivatives, in a call without autograd too
         self.sources: dict[int, torch.Tensor] = {}  # the fakes it starts from, by identity
         self._starts: dict[int, _Start] = {}  # where gradients arrive that are for these as they were given
         self.intermediates: dict[int, Intermediate] = {}  # fakes inside composites, by identity
