@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -292,9 +294,7 @@ def test_a_row_written_after_the_whole_was_used_is_refused_in_norm_maps(x):
         build_norm_map(Net(clipped_row), x, parameters="unit")(RMSTensor(1.0))
 
 
-@pytest.mark.parametrize("write", [lambda w: w.detach().mul_(10.0), lambda w: w.t().mul_(10.0), lambda w: w[:2].mul_(10.0)])
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_norm_maps_refuse_the_other_name_of_what_is_written_through_a_view(write, is_tied, x):
+def _of_two_names(write: Callable, is_tied: bool) -> Net:
     def program(m, x):
         with torch.no_grad():
             write(m.w)
@@ -302,8 +302,28 @@ def test_norm_maps_refuse_the_other_name_of_what_is_written_through_a_view(write
 
     model = Net(program)
     model.other = model.w if is_tied else torch.nn.Parameter(model.w.data.view(6, 6))
+    return model
+
+
+WRITES = [lambda w: w.detach().mul_(10.0), lambda w: w.t().mul_(10.0), lambda w: w[:2].mul_(10.0)]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_norm_maps_refuse_the_other_name_of_what_is_written_through_a_view(write, x):
     with pytest.raises(UnsupportedOpError, match="under another name"):
-        build_norm_map(model, x)(RMSTensor.of(x))
+        build_norm_map(_of_two_names(write, is_tied=True), x)(RMSTensor.of(x))
+
+
+@pytest.mark.parametrize("parameters", ["unit", "measured"])
+@pytest.mark.parametrize("write", WRITES)
+def test_norm_maps_follow_a_write_into_what_another_parameter_has_too(write, parameters, x):
+    model = _of_two_names(write, is_tied=False)
+    if parameters == "unit":
+        model.w.data.div_(torch.linalg.matrix_norm(model.w.data, 2))
+    before = model.w.detach().clone()
+    found = build_norm_map(model, x, parameters=parameters)(RMSTensor.of(x)).norm_size
+    assert torch.equal(model.w, before)
+    assert found >= model(x).square().mean(-1).sqrt().max() * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("program", [p for p in OF_PARAMETERS if p is not clipped_row])

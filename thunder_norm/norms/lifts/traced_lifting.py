@@ -171,7 +171,7 @@ class TracedLifting(Lifting):
         proxy = self._acquisition.fakes.proxy_of(t)
         if proxy is None:
             return super().is_of_buffers(t)
-        origins = [found and found[0] for found in map(self.member, _origins(proxy))]
+        origins = [found and found[0] for found in map(self.member, _origins(proxy, with_writes=False))]
         return bool(origins) and all(table == "_buffers" for table in origins)
 
     def is_of_buffer(self, proxy: TensorProxy) -> bool:
@@ -320,7 +320,7 @@ class TracedLifting(Lifting):
         proxy = self._acquisition.fakes.proxy_of(t)
         if proxy is None:
             return False
-        origins = _origins(proxy)
+        origins = _origins(proxy, with_writes=True)
         if any(isinstance(p, SubclassProxy) for p in origins):
             return True
         given = [self._acquisition.fakes.real_input(p) for p in origins]
@@ -337,13 +337,16 @@ class TracedLifting(Lifting):
         return _fit(self.leaves.normed(name, t, own.kind, own.elem_dims, fakes), name, kind, dims)
 
 
-def _origins(proxy: TensorProxy) -> list[TensorProxy]:
-    """The tensors that no operation of the trace made, of which one was made in the end; of wrappers' insides the wrappers."""
+def _origins(proxy: TensorProxy, *, with_writes: bool) -> list[TensorProxy]:
+    """The tensors that no operation of the trace made, of which one was made in the end; of wrappers' insides the wrappers.
+
+    With what was written into the memory of one on the way, or without, so that a buffer is one whatever is written into it.
+    """
     bsyms = get_jit_ctx().computation_trace.bound_symbols
     memory = _memories(bsyms)
     needed, wrappers = {proxy.name: proxy}, []
     for bsym in reversed(bsyms):
-        is_write = bool(bsym.flat_proxy_args) and bool(_is_inplace_op(bsym))
+        is_write = with_writes and bool(bsym.flat_proxy_args) and bool(_is_inplace_op(bsym))
         writes = is_write and _memory(bsym.flat_proxy_args[0], memory) in {_memory(p, memory) for p in needed.values()}
         if writes or any(p.name in needed for p in bsym.flat_proxy_outs):
             given = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
