@@ -43,7 +43,7 @@ ARGUMENTS = {
 }
 UNARY = (
     "absolute_ arccos_ arccosh_ arcsin_ arcsinh_ arctan_ arctanh_ conj_physical_ deg2rad_ fix_ frac_ i0_ negative_ rad2deg_ sgn_ "
-    "sigmoid_ sinc_"
+    "sigmoid_ sinc_ zero_"
 )
 ARGUMENTS |= dict.fromkeys(UNARY.split(), ())
 INTEGERS = ("bitwise_left_shift_", "bitwise_right_shift_", "gcd_", "lcm_")

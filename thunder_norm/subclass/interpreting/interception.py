@@ -40,10 +40,10 @@ from thunder_norm.tracing.guarding import attempts, changing_numbers, guards
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 from thunder_norm.tracing.provenances import without_unused
 from thunder_norm.tracing.shared_memory import replaced_memory
-from thunder_norm.tracing.torch_functions import torch_arguments
+from thunder_norm.tracing.torch_functions import tensor_methods, torch_arguments
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import WrappedValue, do_raise
+from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx, get_tracectx
@@ -187,6 +187,8 @@ class Interpreting(Watching):
         acquisition = _acquisition_of(self)
         if (of_number := item_numbers.lookaside(acquisition, fn, args, kwargs)) is not None:
             return of_number
+        if fn is tensor_methods.is_followed:
+            return lambda tensor: wrap_const(acquisition.autograd.requires_grad(tensor.value))
         if fn is getattr and _reads_no_tensor(acquisition, args):  # half of all calls, of which nothing below has anything to say
             return lookaside_for(fn, *args, **kwargs)
         if acquisition.lengths.is_on:

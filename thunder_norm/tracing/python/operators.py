@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import operator
 import sys
@@ -103,9 +104,16 @@ def _thunders_binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
     return do_raise(_unsupported(op, *kinds))
 
 
+_REPEATED = (list, tuple, str, bytes, bytearray, collections.deque)
+
+
 def _unsupported(op: BINARY_OP, left: type, right: type) -> TypeError:
     """Python's error for operands that have no such operator."""
     sign = _SIGNS[op.value % BINARY_OP.IADD.value] + "=" * (op.value >= BINARY_OP.IADD.value)
+    repeats = [issubclass(kind, _REPEATED) for kind in (left, right)]
+    if sign.startswith("*") and not sign.startswith("**") and any(repeats):
+        other = right if repeats[0] else left
+        return TypeError(f"can't multiply sequence by non-int of type {other.__name__!r}")
     shown = "** or pow()" if sign == "**" else sign
     return TypeError(f"unsupported operand type(s) for {shown}: {left.__name__!r} and {right.__name__!r}")
 

@@ -56,9 +56,14 @@ def _copied(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return tensor.copy_(result)
 
 
+def is_followed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor requires grad, as far as who interprets subclasses says; others do not know of what is computed."""
+    return False
+
+
 def _with_zero_gradient(tensor: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
     """What is written over a tensor, as autograd records it: of the values that were there the derivative is zero."""
-    if not tensor.requires_grad or written.requires_grad or not torch.is_grad_enabled():
+    if not is_followed(tensor) or is_followed(written) or not torch.is_grad_enabled():
         return written
     return torch.where(torch.tensor(True, device=tensor.device), written.to(tensor.dtype), tensor)
 
