@@ -352,10 +352,8 @@ def _backward(
                 {"allow_unused": True, "retain_graph": False},
             )
         except Exception as e:
-            if "backward through the graph a second time" in str(
-                e
-            ):  # torch's own error, in each backward: the program has freed it
-                raise
+            if "backward through the graph a second time" in str(e):
+                raise  # torch's own error, in each backward: the program has freed the graph
             raise untraceable_backward(segments[-1].name, recorder.last_on_wrappers, e) from e
         segments[-1:] = _closed(segments[-1:], recorder)
         segments.append(Segment("gradients"))

@@ -160,7 +160,7 @@ def _type(acquisition: Acquisition | None, obj: WrappedValue) -> Any:
     real = _real(acquisition, obj)
     if real is not None:
         _guard_type(obj, real)
-    example = result_classes.example_of(obj.value) if real is None else real
+    example = _example(real, obj)
     return wrapped_result(torch.Tensor if example is None else type(example), [obj.provenance])
 
 
@@ -169,9 +169,14 @@ def _is_instance(acquisition: Acquisition | None, obj: WrappedValue, cls: Wrappe
     real, expected = _real(acquisition, obj), unwrap(cls)
     if real is not None:
         _guard_type(obj, real)
-    example = result_classes.example_of(obj.value) if real is None else real
+    example = _example(real, obj)
     result = isinstance(_like(obj.value) if example is None else example, expected)
     return wrapped_result(result, [obj.provenance, cls.provenance])
+
+
+def _example(real: torch.Tensor | None, obj: WrappedValue) -> torch.Tensor | None:
+    """An input itself, or what stands for a result of a class of a user's; None for a plain result."""
+    return result_classes.example_of(obj.value) if real is None else real
 
 
 def _like(proxy: TensorProxy) -> torch.Tensor:
@@ -183,7 +188,7 @@ def _like(proxy: TensorProxy) -> torch.Tensor:
 def _has_attribute(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue) -> Any:
     """Called for ``hasattr(t, name)``."""
     real = _real(acquisition, obj)
-    example = result_classes.example_of(obj.value) if real is None else real
+    example = _example(real, obj)
     found = hasattr(torch.Tensor if example is None else example, unwrap(name))
     if real is not None and type(real) not in (torch.Tensor, torch.nn.Parameter):
         guards.note(obj, "has", unwrap(name), found)
