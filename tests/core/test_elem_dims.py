@@ -75,15 +75,6 @@ def test_same_dims_give_the_same_norm(case):
         assert max(ed.rms_factor(shape, a, b), ed.rms_factor(shape, b, a)) > 1
 
 
-@given(shape_and_dims(count=2))
-def test_a_norm_is_free_to_change_where_its_factor_is_1(case):
-    shape, source, target = case
-    if math.prod(shape):
-        assert ed.is_free(shape, source, target) == (ed.rms_factor(shape, source, target) == 1)
-    assert ed.is_free(shape, source, source) and ed.is_free(shape, (), target)
-    assert ed.is_same(shape, source, target) == (ed.is_free(shape, source, target) and ed.is_free(shape, target, source))
-
-
 @given(shape_and_dims(), st.data())
 def test_permute_moves_dims_along(case, data):
     shape, dims = case

@@ -75,11 +75,6 @@ def rms_factor(shape: Sequence[int], source: Iterable[int], target: Iterable[int
     return math.sqrt(numel(shape, [d for d in source if d not in kept]))
 
 
-def is_free(shape: Sequence[int], source: Iterable[int], target: Iterable[int]) -> bool:
-    """Whether ``rms_target <= rms_source`` for all tensors: no dimension leaves the mean, or only ones of size 1."""
-    return set(nontrivial(shape, source)) <= set(target)
-
-
 # -- dimensions that move, go and come ------------------------------------------------------------------------------------
 
 

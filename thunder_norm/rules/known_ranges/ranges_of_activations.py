@@ -59,10 +59,6 @@ def _called(f: Callable[..., torch.Tensor], options: list[float], x: torch.Tenso
     return f(x, *options)
 
 
-def _expm1(x: float) -> float:
-    return math.expm1(x) if x < 700 else math.inf
-
-
 def _elu(x: float, alpha: float) -> float:
     return x if x > 0 else alpha * math.expm1(x)
 

@@ -109,7 +109,6 @@ class Acquisition:
     def __init__(self) -> None:
         self.phase = Phase.WAITING
         self.presence = Presence.UNKNOWN
-        self.is_followed_alone = False  # torch's autograd runs, for hooks, and there are no wrappers
         self.watches = False  # whether every call of the program must be looked at: there may be wrappers, or norms
         self.fakes = Fakes(self._watch)
         self.wrappers = Wrappers()
@@ -274,7 +273,6 @@ class Acquisition:
     def register(self, proxy: SubclassProxy) -> SubclassProxy:
         """Remember the proxy of a fake wrapper, so that one wrapper has one proxy."""
         self.wrappers.add(proxy, is_inside=self.num_levels > 0)
-        self.is_followed_alone = False
         self.note_presence(Presence.MET)
         return proxy
 
@@ -292,7 +290,6 @@ class Acquisition:
     def differentiate(self) -> None:
         """From now on torch's autograd runs on the fakes: there is a wrapper that requires grad."""
         if not (self.autograd.is_running or self.is_transformed):
-            self.is_followed_alone = not self.meets_wrappers
             self.note_presence(Presence.MET)
             self.autograd.start()
 

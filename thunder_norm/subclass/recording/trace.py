@@ -401,7 +401,7 @@ def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         acquisition.fakes.hold(result)
         proxy = acquisition.fakes.proxy_of(result)
-        return proxy if proxy is not None else _constant_result(acquisition, result)
+        return proxy if proxy is not None else _constant_result(result)
     if type(result).__module__ == "torch.return_types":
         return type(result)([_to_proxies(acquisition, v) for v in result])
     if isinstance(result, torch.Size):
@@ -416,7 +416,7 @@ def _to_proxies(acquisition: Acquisition, result: Any) -> Any:
     return as_number(result)
 
 
-def _constant_result(acquisition: Acquisition, t: torch.Tensor) -> TensorProxy:
+def _constant_result(t: torch.Tensor) -> TensorProxy:
     if isinstance(t, FakeTensor):
         raise UnsupportedOpError("an operation on a wrapper returned a tensor that no recorded operation produced")
     return aten.captured(t)
