@@ -106,7 +106,7 @@ class DataSizes:
         self._given: dict[int, GivenInput] = {}  # inputs, by the identity of their fakes
         # what Thunder computed or wrote into, None where it is as it was given: by the identity of fakes and the writes before
         self._plain: dict[tuple[int, int], _Step | None] = {}
-        self._program = plain_values.Program()
+        self._program = plain_values.ProgramSoFar()
         self._parts = Parts()
         self._numbers = itertools.count(1)
         self._sized: list[_Step] = []

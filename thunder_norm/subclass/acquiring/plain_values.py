@@ -87,7 +87,7 @@ def made_of(
     return Made(found[::-1], list(wanted.values()), overwritten)
 
 
-class Program:
+class ProgramSoFar:
     """The operations of the trace that is being acquired, and which of them write into plain tensors."""
 
     def __init__(self) -> None:

@@ -111,7 +111,7 @@ def lookaside(
         if fn is getattr and args[1].value == "__class__":
             return lambda of, *_: wrap_const(of.value.python_type)
         if (fn is getattr or fn is hasattr) and not (_is_special(args[1].value) and hasattr(NumberProxy, args[1].value)):
-            return functools.partial(_with_numbers, acquisition, fn, 0)
+            return functools.partial(_call_with_known, acquisition, fn, 0)
         return None
     if fn is getattr:  # half of all calls
         return None
@@ -121,7 +121,9 @@ def lookaside(
     if place is None:
         return None
     looked_at = (*args, *kwargs.values()) if place < 0 else args[place : place + 1]
-    return functools.partial(_with_numbers, acquisition, fn, place) if any(_holds_unknown(a.value) for a in looked_at) else None
+    return (
+        functools.partial(_call_with_known, acquisition, fn, place) if any(_holds_unknown(a.value) for a in looked_at) else None
+    )
 
 
 def _is_special(name: Any) -> bool:
@@ -159,7 +161,7 @@ def _arithmetic(acquisition: Acquisition, operation: Callable, fn: Callable, val
 def _operated(acquisition: Acquisition, operation: Callable, fn: Callable, *args: WrappedValue) -> Any:
     """What the operation is of known numbers."""
     is_reflected = getattr(fn, "__name__", "") in REFLECTED
-    return _with_numbers(acquisition, operation, -1, *(args[::-1] if is_reflected else args))
+    return _call_with_known(acquisition, operation, -1, *(args[::-1] if is_reflected else args))
 
 
 def _is_asked_by_thunder() -> bool:
@@ -205,7 +207,7 @@ def known_or_refused(acquisition: Acquisition, value: Any) -> Any:
         raise acquisition.refuse(data_dependent("a key", why=str(e))) from e
 
 
-def _with_numbers(acquisition: Acquisition, fn: Callable, place: int, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+def _call_with_known(acquisition: Acquisition, fn: Callable, place: int, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     def told(a: WrappedValue) -> WrappedValue:
         if not _holds_unknown(a.value):
             return a

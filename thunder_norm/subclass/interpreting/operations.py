@@ -207,7 +207,7 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
         _note_handed_back(acquisition, result, (*args, *kwargs.values()))
         return result
     except (DynamicOutputShapeException, DataDependentOutputException) as e:
-        known = _with_numbers(acquisition, (args, kwargs))
+        known = _with_integers_known(acquisition, (args, kwargs))
         if known is not None:
             return call(acquisition, fn, *known)
         raise acquisition.refuse(data_dependent_on_wrapper(f"what {e.func} returns depends on the values of a tensor")) from e
@@ -228,7 +228,7 @@ def _note_handed_back(acquisition: Acquisition, result: Any, given: tuple) -> No
         identities.note_second_name(result, same)
 
 
-def _with_numbers(acquisition: Acquisition, arguments: tuple[tuple, dict]) -> tuple[tuple, dict] | None:
+def _with_integers_known(acquisition: Acquisition, arguments: tuple[tuple, dict]) -> tuple[tuple, dict] | None:
     """Arguments with numbers for plain integer tensors without dimensions, sizes for instance; None if there are none, or not known."""
     found: list[Any] = []
 

@@ -270,10 +270,11 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
     get_interpreterruntimectx().curexc = None
     method = getattr(torch.Tensor, name.value)
     if not callable(method):
-        if name.value == "grad_fn" and _has_known_node(acquisition, obj.value, real):
+        node = _node_of(acquisition, obj.value, real) if name.value == "grad_fn" else _UNKNOWN
+        if node is not _UNKNOWN:
             if real is not None and real.requires_grad:
                 attribute_of_input(real, obj, "is_leaf")  # in other calls too
-            return wrapped_result(_node_of(acquisition, obj.value, real), [obj.provenance, name.provenance])
+            return wrapped_result(node, [obj.provenance, name.provenance])
         return do_raise(
             UnsupportedOpError(
                 with_details(f".{name.value} of a plain tensor", at=location_of_user(), **_INSTEAD.get(name.value, {}))
@@ -282,6 +283,7 @@ def _read_attribute(acquisition: Acquisition, found: Callable, obj: WrappedValue
     return wrapped_result(types.MethodType(method, obj.value), [obj.provenance, name.provenance])
 
 
+_UNKNOWN = object()
 _INSTEAD = {
     "grad_fn": {
         "why": "torch's autograd gets its graph when the trace runs",
@@ -290,24 +292,21 @@ _INSTEAD = {
 }
 
 
-def _has_known_node(acquisition: Acquisition, proxy: TensorProxy, real: torch.Tensor | None) -> bool:
-    """Whether it is known which node of torch's graph has made a tensor, or that none has.
+def _node_of(acquisition: Acquisition, proxy: TensorProxy, real: torch.Tensor | None) -> Any:
+    """The node of torch's graph that has made a tensor, None if none has, `_UNKNOWN` where that cannot be said.
 
     Of what is computed, torch's autograd knows it where it follows the program on fakes, as it does from the second acquisition on.
     """
     if real is not None:
-        return real.is_leaf and acquisition.autograd.requires_grad(proxy) == real.requires_grad  # and not written into
+        is_as_given = real.is_leaf and acquisition.autograd.requires_grad(proxy) == real.requires_grad  # and not written into
+        return None if is_as_given else _UNKNOWN
     if acquisition.num_levels or acquisition.is_transformed or len(get_jit_ctx().computation_trace.scopes) > 1:
-        return False
+        return _UNKNOWN
     if not acquisition.autograd.requires_grad(proxy):
-        return True
-    acquisition.autograd.starts_late |= not acquisition.autograd.is_running
-    return acquisition.autograd.is_running
-
-
-def _node_of(acquisition: Acquisition, proxy: TensorProxy, real: torch.Tensor | None) -> Any:
-    if real is not None or not acquisition.autograd.requires_grad(proxy):
         return None
+    if not acquisition.autograd.is_running:
+        acquisition.autograd.starts_late = True
+        return _UNKNOWN
     with torch._C.DisableTorchFunctionSubclass():
         return acquisition.fake_of(proxy).grad_fn
 

@@ -88,7 +88,7 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, 
         return None
     if _TAKING_NUMBERS[fn] is None and any(isinstance(v, TensorProxy) for v in _entries(args)):
         return None  # what they return is one of the tensors
-    return lambda *args, **kwargs: _with_numbers(acquisition, fn, args, kwargs, what)
+    return lambda *args, **kwargs: _call_with_numbers(acquisition, fn, args, kwargs, what)
 
 
 def _entries(args: tuple[WrappedValue, ...]) -> list[Any]:
@@ -159,7 +159,7 @@ def _wrapped(value: Any, *origins: WrappedValue) -> WrappedValue:
     return wrap(value, provenance=ProvenanceRecord(PseudoInst.LOOKASIDE, inputs=[o.provenance for o in origins]))
 
 
-def _with_numbers(
+def _call_with_numbers(
     acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue], what: str
 ) -> Any:
     """Call `fn` with numbers for what is unknown among its arguments."""
