@@ -1,8 +1,26 @@
-"""Arithmetic of sizes, which are 0-dim float64 tensors: each operation on one is a line of a trace, and a call of torch in eager mode."""
+"""Which values are numbers, and arithmetic of sizes.
+
+Sizes are 0-dim float64 tensors: each operation on one is a line of a trace, and a call of torch in eager mode.
+"""
 
 from __future__ import annotations
 
+from numbers import Real
+from typing import Any
+
 import torch
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one real number: of Python or NumPy, or a tensor without dimensions; truth values are none, NaN is one."""
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0 and not value.is_meta and not value.is_complex() and value.dtype is not torch.bool
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is an integer > 0: a number of steps, of bytes."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def times(size: torch.Tensor, c: float | torch.Tensor) -> torch.Tensor:

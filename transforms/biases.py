@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from thunder_norm.checkpointing.regions import is_region, with_body
+from thunder_norm.errors import TransformTypeError
 from thunder_norm.functions.jitted import Watching
 from thunder_norm.functions.missing_gradients import has_gradient_of_ours
 from thunder_norm.tracing.recording import scope
@@ -64,7 +65,12 @@ def split_bias(trace: TraceCtx) -> TraceCtx:
     """The same program with biases added by operations of their own; the trace itself if it has none.
 
     Operations inside composites (of wrapper subclasses, of checkpointed regions) are split too.
+
+    Raises:
+        TransformTypeError: no trace of Thunder's.
     """
+    if not isinstance(trace, TraceCtx):
+        raise TransformTypeError(f"split_bias rewrites a trace of Thunder's, got {type(trace).__name__}")
     if not any(_has_bias(b) for b in trace.bound_symbols):
         return trace
     new = from_trace(trace)

@@ -16,6 +16,7 @@ from thunder_norm.checkpointing.regions import finished, is_region
 from thunder_norm.errors import CheckpointError, TransformTypeError, with_details
 from thunder_norm.functions.jitted import Watching
 from thunder_norm.profiling.memory import Kind
+from thunder_norm.scalars import is_count
 from thunder_norm.subclass.interpreting import interception
 from thunder_norm.tracing import hooks, lookasides
 import thunder
@@ -65,9 +66,11 @@ class CheckpointTransform(Watching):
                     f"unknown policy {policy!r}", instead=f'"{EVERY_BLOCK}", or a list of names of modules: [{policy!r}]'
                 )
             )
+        if policy is not None and not (isinstance(policy, Sequence) and policy and all(isinstance(p, str) for p in policy)):
+            raise CheckpointError(f'a policy is "{EVERY_BLOCK}" or a list of names of modules, got {policy!r}')
         if policy is not None and memory_budget is not None:
             raise CheckpointError("CheckpointTransform takes a policy or a memory budget, not both")
-        if memory_budget is not None and (not isinstance(memory_budget, int) or memory_budget <= 0):
+        if memory_budget is not None and not is_count(memory_budget):
             raise CheckpointError(f"memory_budget is a positive number of bytes, got {memory_budget!r}")
         self.policy = policy
         self.memory_budget = memory_budget

@@ -42,10 +42,8 @@ def register_lookaside(fn: Callable, replacement: Callable | None = None, *, ove
     >>> thunder.jit(lambda x: half(x) + 1)(torch.ones(2))
     tensor([1.5000, 1.5000])
     """
-    if replacement is None:
-        return lambda replacement: register_lookaside(fn, replacement, override=override)
     for role, given in (("fn", fn), ("replacement", replacement)):
-        if not callable(given):
+        if not callable(given) and (role == "fn" or given is not None):
             raise TransformTypeError(f"register_lookaside takes two functions, {role} is of type {type(given).__name__}")
     try:
         is_known = hooks.is_replaced_for_all(fn)

@@ -20,6 +20,7 @@ from thunder_norm.profiling.memory import Kind
 from thunder_norm.profiling.places import Watch
 from thunder_norm.profiling.recorder import Recorder
 from thunder_norm.profiling.report import Profile
+from thunder_norm.profiling.roofline import torch_device
 from thunder_norm.profiling.stand_ins import StandIns
 from thunder_norm.profiling.totals import TARGETS, Target
 from thunder_norm.tracing import compilation
@@ -70,7 +71,7 @@ def profile(
         UnsupportedOpError: the program needs values of tensors, at the line that is named.
         DataDependentError: the same, while its trace is acquired.
     """
-    _check(fn, target, count, executors)
+    _check(fn, target, count, executors, backward)
     with undisturbed(_plain(fn), args, kwargs):
         return _profile(fn, args, kwargs, backward, executors, target, device, count)
 
@@ -78,7 +79,7 @@ def profile(
 def _profile(
     fn: Callable, args: tuple, kwargs: dict, backward: bool, executors: Any, target: str, device: Any, count: Count
 ) -> Profile:
-    stand_ins = StandIns(None if device is None else torch.device(device))
+    stand_ins = StandIns(None if device is None else torch_device(device))
     recorder = Recorder(count)
     if target == "eager":
         with progress.counting("profiling", None) as tick:
@@ -137,13 +138,17 @@ def is_jitted(fn: Any) -> bool:
     return thunder.compile_data(fn) is not None
 
 
-def _check(fn: Any, target: str, count: str, executors: Any) -> None:
+def _check(fn: Any, target: str, count: str, executors: Any, backward: Any) -> None:
     if not callable(fn):
         raise ProfileError(f"profile needs a function or module, got {type(fn).__name__}")
     if target not in TARGETS:
         raise ProfileError(f"target must be one of {TARGETS}, got {target!r}")
     if count not in COUNTS:
         raise ProfileError(f"count must be one of {COUNTS}, got {count!r}")
+    if not isinstance(backward, bool):
+        raise ProfileError(f"backward says whether to profile the backward too, True or False, got {backward!r}")
+    if executors is not None and not isinstance(executors, Sequence):
+        raise ProfileError(f"executors are a list of executors of Thunder's, or of their names, got {executors!r}")
     if executors is not None and (target == "eager" or is_jitted(fn)):
         raise ProfileError(
             "executors are for a program that is jitted for its profile: not for target='eager', nor for a jitted one"

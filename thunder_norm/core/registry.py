@@ -94,9 +94,15 @@ class NormedOp:
             wants_own_kinds: parameters that it makes another of are taken as annotated, not in the kind that is wanted of that.
 
         Raises:
-            NormMismatchError: ``torch.Tensor`` in the annotations without `allow_plain_tensors`, no tensor annotation at
-                all in a rule that takes arguments of unknown kind, or an unknown mode.
+            NormMismatchError: the rule is no function, ``torch.Tensor`` in the annotations without `allow_plain_tensors`, no tensor
+                annotation at all in a rule that takes arguments of unknown kind, an unknown mode or `allow_plain_tensors`.
         """
+        if rule is not None and not callable(rule):
+            raise NormMismatchError(f"norm rule for {self.__qualname__}: a rule is a function, got {rule!r}")
+        if allow_plain_tensors is not True and allow_plain_tensors is not False and allow_plain_tensors != "constant":
+            raise NormMismatchError(f'allow_plain_tensors must be True, False or "constant", got {allow_plain_tensors!r}')
+        if mode is not None:
+            check_mode(mode)
         if rule is None:
             return lambda fn: self.register_norm(
                 fn,
@@ -108,8 +114,6 @@ class NormedOp:
                 takes_complex=takes_complex,
                 wants_own_kinds=wants_own_kinds,
             )
-        if mode is not None:
-            check_mode(mode)
         signature = inspect.signature(rule)
         hints = hints_of(rule)
         slots = {name: Slot.of(hints.get(name, inspect.Parameter.empty)) for name in signature.parameters}
@@ -245,7 +249,12 @@ def normed_op(func: Callable) -> NormedOp:
     """The `NormedOp` of an operation of torch, or a new one for a function of the user's own (as a decorator).
 
     For a function of one's own the body is its implementation on plain tensors.
+
+    Raises:
+        NormMismatchError: it cannot be called, or is not hashable.
     """
+    if not callable(func) and not hasattr(func, "__get__"):  # as the attribute torch.Tensor.T has
+        raise NormMismatchError(f"normed_op is for functions and operations of torch, got {func!r}")
     key = key_of(func)
     if key is None:
         raise NormMismatchError(f"{func!r} cannot be a normed operation: it is not hashable")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from thunder_norm.errors import DataDependentError, TransformError, with_details
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
 from thunder_norm.functions.programs import Values, flat_proxies, is_bookkeeping, outputs_of
 from thunder_norm.functions.registry import batching_rules, decomposed, drawing_rules, missing_rule
+from thunder_norm.scalars import is_count
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.torch_functions.random_numbers import draws
 import thunder.torch as ltorch
@@ -34,6 +35,20 @@ _DRAWS = {prims.PrimIDs.UNIFORM: 0, prims.PrimIDs.UNIFORM_PHILOX: 0, prims.PrimI
 
 # What reads a value out of a tensor.
 _READS_VALUES = frozenset({prims.PrimIDs.ITEM})
+
+
+def check_batches(name: str, randomness: Any, chunk_size: Any) -> None:
+    """Refuse options that say nothing of how a transform called `name` batches.
+
+    Raises:
+        TransformError: one does not.
+    """
+    if randomness not in get_args(Randomness):
+        raise TransformError(
+            with_details(f"{name}: randomness is {randomness!r}", expected=" or ".join(map(repr, get_args(Randomness))))
+        )
+    if chunk_size is not None and not is_count(chunk_size):
+        raise TransformError(with_details(f"{name}: chunk_size is {chunk_size!r}", expected="None or a positive int"))
 
 
 @langctx(Languages.TORCH)

@@ -14,7 +14,8 @@ from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.forward import jvp
 from thunder_norm.functions.gradients import vjp
 from thunder_norm.functions.programs import Values, operations_of, outputs_of
-from thunder_norm.functions.transformed import Call, Transformed
+from thunder_norm.functions.transformed import Call, Transformed, check_function
+from thunder_norm.scalars import is_count, is_number
 from thunder.core import dtypes
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, variableify
@@ -31,6 +32,8 @@ class Log(Transformed):
         super().__init__(function)
         if not isinstance(name, str):
             raise TransformTypeError(with_details("log: the name of a level must be a string", got=repr(name)))
+        if file is not None and not hasattr(file, "write"):
+            raise TransformTypeError(with_details("log: a file is something to write to", got=repr(file)))
         self.level = name
         self.file = file
 
@@ -89,6 +92,9 @@ def log(function: Callable, name: str = "log", *, file: TextIO | None = None) ->
         name: printed at the start of each line, to tell levels apart.
         file: where to, standard output by default.
 
+    Raises:
+        TransformTypeError: no function, a name that is no string, a file that cannot be written to.
+
     >>> import torch
     >>> from thunder_norm.transforms import grad
     >>> _ = log(grad(log(lambda x: torch.sin(x).sum(), "inside")), "outside")(torch.zeros(3))
@@ -117,7 +123,8 @@ def check_vjp(function: Callable, *primals: Any, num_directions: int = 3, rtol: 
 
     Raises:
         WrongDerivativeError: they differ.
-        TransformTypeError: a primal or a result is no floating point tensor.
+        TransformTypeError: no function, or a primal or a result that is no floating point tensor.
+        TransformError: no primals, no number of directions > 0, or no tolerance > 0.
 
     >>> check_vjp(lambda x: torch.sin(x) * x.sum(), torch.ones(3, dtype=torch.float64))
     """
@@ -144,8 +151,13 @@ def check_jvp(function: Callable, *primals: Any, num_directions: int = 3, rtol: 
 
 
 def _check(name: str, function: Callable, primals: tuple, analytic: Callable, num_directions: int, rtol: float | None) -> None:
+    check_function(function, f"check_{name}")
     if not primals:
         raise TransformError(f"check_{name} needs at least one primal")
+    if not is_count(num_directions):
+        raise TransformError(f"check_{name}: num_directions must be an integer > 0, got {num_directions!r}")
+    if rtol is not None and not (is_number(rtol) and rtol > 0):
+        raise TransformError(f"check_{name}: rtol must be a number > 0, got {rtol!r}")
     _check_floating(primals, f"check_{name}: a primal")
     generator = torch.Generator().manual_seed(0)
     value = function(*primals)

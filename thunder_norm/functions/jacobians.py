@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from thunder_norm.errors import TransformError, TransformTypeError, with_details
+from thunder_norm.errors import TransformTypeError, with_details
 from thunder_norm.functions.acquisition import Program
-from thunder_norm.functions.batching import Randomness, evaluate_in_chunks, with_batch
+from thunder_norm.functions.batching import Randomness, check_batches, evaluate_in_chunks, with_batch
 from thunder_norm.functions.calls import check_result, constructor, split_aux
 from thunder_norm.functions.completion import eye
 from thunder_norm.functions.forward import evaluate_jvp
@@ -35,8 +35,7 @@ class _Jacobian(Transformed):
         self.has_aux = has_aux
         self.chunk_size = chunk_size
         self.randomness = randomness
-        if chunk_size is not None and not (isinstance(chunk_size, int) and chunk_size > 0):
-            raise TransformError(with_details(f"{self.name}: chunk_size is {chunk_size!r}", expected="None or a positive int"))
+        check_batches(self.name, randomness, chunk_size)
 
     @langctx(Languages.TORCH)
     def emit(self, call: Call) -> Any:
@@ -209,7 +208,7 @@ def jacrev(
 
     Raises:
         TransformTypeError: an argument to differentiate, or the result, is no real floating point tensor.
-        TransformError: `argnums` or `chunk_size` do not fit.
+        TransformError: `argnums`, `chunk_size` or `randomness` do not fit.
 
     >>> import torch
     >>> jacrev(torch.sin)(torch.zeros(2))

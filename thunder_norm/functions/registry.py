@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from thunder_norm.errors import MissingTransformRuleError, TransformError, with_details
+from thunder_norm.errors import MissingTransformRuleError, TransformError, TransformTypeError, with_details
 from thunder_norm.tracing.hooks import torch_functions_on_proxies
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
@@ -217,6 +217,7 @@ def register_vjp(operation: Callable | Symbol | Hashable, *, override: bool = Fa
 
     Raises:
         TransformError: the operation is unknown, or has such a rule and `override` is not given.
+        TransformTypeError: a rule is no function.
 
     >>> import torch
     >>> rule = register_vjp(torch.hypot)(
@@ -240,11 +241,16 @@ def self_adjoint(function: Callable) -> tuple[Callable, Callable]:
 
     `check_vjp` finds out whether it is.  Further arguments are the same in both directions and get no gradient.
 
+    Raises:
+        TransformTypeError: no function.
+
     >>> import torch
     >>> rule = register_vjp(torch.fliplr)(*self_adjoint(torch.fliplr))
     >>> vjp_rules.remove(torch.fliplr) is rule
     True
     """
+    if not callable(function):
+        raise TransformTypeError(f"self_adjoint takes a function, got {function!r}")
 
     def forward(x: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         return function(x, *args, **kwargs), (args, kwargs)
@@ -265,6 +271,7 @@ def register_jvp(operation: Callable | Symbol | Hashable, *, override: bool = Fa
 
     Raises:
         TransformError: the operation is unknown, or has such a rule and `override` is not given.
+        TransformTypeError: a rule is no function.
 
     >>> import torch
     >>> @register_jvp(torch.special.bessel_j0)
@@ -292,6 +299,7 @@ def register_batching(operation: Callable | Symbol | Hashable, *, override: bool
 
     Raises:
         TransformError: the operation is unknown, or has such a rule and `override` is not given.
+        TransformTypeError: a rule is no function.
 
     >>> import torch
     >>> @register_batching(torch.trace)
@@ -309,7 +317,13 @@ def register_batching(operation: Callable | Symbol | Hashable, *, override: bool
 
 
 def _in_torch(rule: Callable) -> Callable:
-    """A rule of the user's, written in torch's functions and called on proxies."""
+    """A rule of the user's, written in torch's functions and called on proxies.
+
+    Raises:
+        TransformTypeError: it is no function.
+    """
+    if not callable(rule):
+        raise TransformTypeError(f"a rule of a transform is a function, got {rule!r}")
 
     @functools.wraps(rule)
     def in_torch(*args: Any, **kwargs: Any) -> Any:

@@ -73,6 +73,16 @@ def compiles(cls: type[torch.Tensor]) -> Callable[[type[hooks.Participant]], typ
     return enter
 
 
+def check_function(function: Any, name: str, **details: str) -> None:
+    """Refuse what cannot be called, given to what is called `name`.
+
+    Raises:
+        TransformTypeError: it cannot.
+    """
+    if not callable(function):
+        raise TransformTypeError(with_details(f"{name} takes a function, got {type(function).__name__}", **details))
+
+
 class Transformed:
     """A function of tensors made from another one by a transform.
 
@@ -83,10 +93,7 @@ class Transformed:
     num_own_arguments = 0  # how many of the first arguments are the transform's, not the function's
 
     def __init__(self, function: Callable):
-        if not callable(function):
-            raise TransformTypeError(
-                with_details(f"{self.name} takes a function, got {type(function).__name__}", instead=f"{self.name}(f)(x)")
-            )
+        check_function(function, self.name, instead=f"{self.name}(f)(x)")
         self.function = function
         self._programs: dict[type[hooks.Participant], Callable] = {}
         self.result_specs: list[TreeSpec] = []  # the structures of results, by their number in what `_run` returns

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from torch.utils._pytree import PyTree, TreeSpec, _broadcast_to_and_flatten, keystr, tree_flatten, tree_flatten_with_path
 
 import thunder_norm.functions.rules  # noqa: F401 - registers the rules
 from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.acquisition import Program
-from thunder_norm.functions.batching import Randomness, evaluate_in_chunks, with_batch
+from thunder_norm.functions.batching import Randomness, check_batches, evaluate_in_chunks, with_batch
 from thunder_norm.functions.calls import constructor
 from thunder_norm.functions.transformed import Call, Transformed, shared
 from thunder_norm.functions.wrappers_in_torchs import OfTorch, check_maps
@@ -93,12 +93,7 @@ def _check_options(in_dims: Dims, out_dims: Dims, randomness: Any, chunk_size: A
         for d in tree_flatten(dims)[0]:
             if not (d is None or _is_int(d)):
                 raise TransformTypeError(with_details(f"vmap: {name} must be made of ints and None", got=repr(d)))
-    if randomness not in get_args(Randomness):
-        raise TransformError(
-            with_details(f"vmap: randomness is {randomness!r}", expected=" or ".join(map(repr, get_args(Randomness))))
-        )
-    if chunk_size is not None and not (_is_int(chunk_size) and chunk_size > 0):
-        raise TransformError(with_details(f"vmap: chunk_size is {chunk_size!r}", expected="None or a positive int"))
+    check_batches("vmap", randomness, chunk_size)
 
 
 def _is_int(value: Any) -> bool:

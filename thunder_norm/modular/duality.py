@@ -246,8 +246,10 @@ def ball(kind: type[NormedTensor], elem_dims: tuple[int, ...], shape: torch.Size
     """The unit ball for tensors of `shape`, in a kind over canonical elem_dims.
 
     Raises:
-        NormMismatchError: a kind with a norm of its own, whose ball is not known.
+        NormMismatchError: no kind, or one with a norm of its own, whose ball is not known.
     """
+    if not (isinstance(kind, type) and issubclass(kind, NormedTensor)):
+        raise NormMismatchError(f"a ball is of a kind of NormedTensor, got {kind!r}")
     if issubclass(kind, RMSToRMSConvTensor):
         taps = math.prod(s for d, s in enumerate(shape, -len(shape)) if d not in elem_dims)
         return ConvBall(kind, elem_dims, taps, kind.groups)

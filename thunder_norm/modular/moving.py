@@ -152,6 +152,9 @@ def check_options(group: Mapping[str, Any]) -> None:
         is_number = is_number and not (is_optional and value is False)  # which says "none", not 0
         if not is_number or not is_right(float(value)):
             raise NormMismatchError(f"{name} must be {what}, got {value!r}")
+    for name in ("nesterov", "project"):
+        if not isinstance(group[name], bool):
+            raise NormMismatchError(f"{name} must be True or False, got {group[name]!r}")
 
 
 def check_choice(value: Any, name: str, choices: Any) -> Any:

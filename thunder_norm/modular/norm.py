@@ -35,6 +35,7 @@ from thunder_norm.modular.unit_norms import UnitNorms
 from thunder_norm.modular.wrappers import unwrapped
 from thunder_norm.norms.lifts.inference import NormSpec
 from thunder_norm.norms.lifts.parameters import tied_names
+from thunder_norm.scalars import is_number
 
 _VANISHING = 1e-6  # the part of a step that counts as none
 
@@ -135,7 +136,7 @@ class ModularNorm:
         light = light_mass(light, self.mode)
         self._examples, self._roles = (example_args, example_kwargs), roles_given(blocks, model, example_args, example_kwargs)
         of_roles = attention, gated, places
-        by_role = role_masses(self.roles, *of_roles) if of_roles != (1, 1, 1) else {}
+        by_role = role_masses(self.roles, *of_roles) if any(not is_number(mass) or mass != 1 for mass in of_roles) else {}
         self.masses: dict[str, float] = assign_masses(model, masses, found.norms, tied, light, self.mode, found.uses, by_role)
         self.frozen: frozenset[str] = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
         self._check_bounded(found.loss)

@@ -138,6 +138,8 @@ class ModularOptimizer(torch.optim.Optimizer):
                 )
             self.norm = model
         else:
+            if not isinstance(model, torch.nn.Module):
+                raise NormMismatchError(f"ModularOptimizer needs a torch.nn.Module or a ModularNorm, got {describe(model)}")
             check_foreign_options(example_kwargs, inspect.signature(type(self)).parameters, model)
             is_whole = noise_adaptation is None or mode not in (None, "typical")
             by_role = {} if is_whole else {"attention": ATTENTION, "gated": GATED, "places": PLACES}

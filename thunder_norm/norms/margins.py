@@ -21,6 +21,7 @@ from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.norms.decisions import NoDecisions
 from thunder_norm.norms.sensitivity import sensitivities, with_perturbation
 from thunder_norm.norms.undisturbed import Surroundings
+from thunder_norm.scalars import is_count, is_number
 from thunder.core.module import ThunderModule
 
 Scope = Literal["composed", "global"]
@@ -43,12 +44,12 @@ class LipschitzMargin(torch.nn.Module):
         model: from inputs [batch, ...] to logits [batch, classes].
         example: an input; its entries matter by their norm alone (the largest RMS over all but the first dimension), and where the
             model has no product of two tensors that depend on the input not even by that.
-        radius: r >= 0, a Euclidean length.
+        radius: r >= 0, a Euclidean length, finite.
         sensitivity: "composed" (see `norm_sensitivity`): a constant for each pair of classes, from the ellipsoid that the logits move
             in; or "global": sqrt(2) times the product of norms, the same for all pairs.
 
     Raises:
-        NormMismatchError: a negative radius, no such sensitivity, no plain module; later, logits that are not [batch, classes] or cannot
+        NormMismatchError: a radius that is no finite number >= 0, no such sensitivity, no plain module; later, logits that are not [batch, classes] or cannot
             be bounded, targets that are no classes, a model that decides by values, or draws random numbers in eval mode.
     """
 
@@ -56,8 +57,8 @@ class LipschitzMargin(torch.nn.Module):
         super().__init__()
         if sensitivity not in ("composed", "global"):
             raise NormMismatchError(f'sensitivity must be "composed" or "global", which hold for all inputs, got {sensitivity!r}')
-        if not radius >= 0:
-            raise NormMismatchError(f"radius must be a length >= 0, got {radius}")
+        if not is_number(radius) or not 0 <= radius < math.inf:
+            raise NormMismatchError(f"radius must be a finite length >= 0, got {radius!r}")
         _check_model(model)
         _check_example(example)
         self._model = (model,)  # in a tuple: its parameters are not this module's
@@ -116,15 +117,16 @@ class LipschitzMargin(torch.nn.Module):
 
     def _of(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         found = self.constants()
-        _check_target(target, len(logits) if logits.ndim else 0)
-        if logits.ndim != 2 or logits.shape[-1] != len(found):
+        is_matrix = isinstance(logits, torch.Tensor) and logits.ndim == 2 and logits.is_floating_point()
+        if not is_matrix or logits.shape[-1] != len(found):
             raise NormMismatchError(
                 with_details(
-                    f"logits of shape {tuple(logits.shape)}",
+                    f"logits are {describe(logits)}",
                     why=f"the model has {len(found)} classes",
                     instead="what the model returns, [batch, classes]",
                 )
             )
+        _check_target(target, len(logits))
         if target.numel() and target.max() >= len(found):
             raise NormMismatchError(f"a target is class {int(target.max())}, and the model has {len(found)}")
         return found
@@ -146,18 +148,20 @@ def certified_radii(model: torch.nn.Module, x: torch.Tensor, target: torch.Tenso
         model: from inputs [batch, ...] to logits [batch, classes].
         x: inputs [batch, ...].
         target: the class of each, [batch].
-        steps: how many radii are tried at most, until the interval is halved as often.
+        steps: how many radii are tried at most, until the interval is halved as often; at least 1.
 
     Returns:
         [batch] float64; 0 where the label is another already.
 
     Raises:
-        NormMismatchError: no plain module, inputs of no floating-point numbers, targets that are no classes, logits that are not [batch,
+        NormMismatchError: no plain module, inputs of no floating-point numbers, no such number of steps, targets that are no classes, logits that are not [batch,
             classes] or cannot be bounded, a model that decides by values, or draws random numbers in eval mode.
     """
     _check_model(model)
     _check_example(x)
     _check_target(target, len(x))
+    if not is_count(steps):
+        raise NormMismatchError(f"steps must be a number of steps > 0, got {steps!r}")
     around = Surroundings(model, x)  # nothing changes between the runs
     found = [_certified_radius(model, x[i : i + 1].detach(), int(c), steps, around) for i, c in enumerate(target)]
     return torch.tensor(found, dtype=torch.float64)

@@ -30,11 +30,13 @@ class NormVector(Mapping[str, Any]):
         requires_grad: make `norm_sizes` a leaf that requires grad.
 
     Raises:
-        NormMismatchError: a value cannot be a norm, only some norms have a perturbation_size, sizes are on several devices, or
+        NormMismatchError: no mapping, a value that cannot be a norm, only some norms have a perturbation_size, sizes are on several devices, or
             requires_grad is asked for where a size requires grad already.
     """
 
     def __init__(self, norms: Mapping[str, Any], *, requires_grad: bool = False):
+        if not isinstance(norms, Mapping):
+            raise NormMismatchError(f"a NormVector is made of a mapping from names to norms, got {describe(norms)}")
         self._positions = {name: i for i, name in enumerate(norms)}
         given = Sizes(norms.values())
         # of a bare size nothing is known but that

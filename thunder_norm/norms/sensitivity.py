@@ -16,6 +16,7 @@ from thunder_norm.core.nonfinite import bounded, settled
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.norm_vector import NormVector, is_entry
+from thunder_norm.scalars import is_number
 from thunder_norm.trees import leaves_of_results
 
 
@@ -85,8 +86,8 @@ def with_perturbation(x: NormedTensor, radius: float = 0.0) -> NormedTensor:
     """
     if not isinstance(x, NormedTensor):
         raise NormMismatchError(f"with_perturbation needs a NormedTensor, got {type(x).__name__}")
-    if not radius >= 0:
-        raise NormMismatchError(f"with_perturbation: radius must be a size >= 0, got {radius}")
+    if not is_number(radius) or not radius >= 0:
+        raise NormMismatchError(f"with_perturbation: radius must be a size >= 0, got {radius!r}")
     if x.perturbation_size is not None:
         raise NormMismatchError("with_perturbation: the tensor carries a perturbation_size already")
     with perturbations_recorded():

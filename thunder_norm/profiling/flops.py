@@ -46,11 +46,13 @@ def register_flop_rule(op: Any, *, override: bool = False) -> Callable[[Rule], R
     The rule takes what `op` takes, with placeholders without data in place of tensors, and the result as ``out``.
 
     Raises:
-        ProfileError: `op` has a rule already, or is nothing that a program can call.
+        ProfileError: `op` has a rule already, or is nothing that a program can call; the rule is no function.
     """
     key = op_of(op)
 
     def register(rule: Rule) -> Rule:
+        if not callable(rule):
+            raise ProfileError(f"a FLOP rule is a function, got {rule!r}")
         if not override and (key in _rules or key in flop_counter.flop_registry):
             raise ProfileError(f"{name_of(key)} has a FLOP rule already; register_flop_rule(..., override=True) replaces it")
         _rules[key] = rule

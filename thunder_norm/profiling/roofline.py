@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from thunder_norm.errors import ProfileError
 from thunder_norm.profiling.rows import Kernel, ProfileRow
+from thunder_norm.scalars import is_count, is_number
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class Device:
         peak_flops: FLOP/s by dtype; a number holds for all.
         bandwidth: bytes/s between memory and processor.
         source: where the figures are from.
+
+    Raises:
+        ProfileError: a figure is no number > 0, or there is none.
     """
 
     name: str
@@ -31,9 +35,9 @@ class Device:
 
     def __post_init__(self) -> None:
         peaks = self.peak_flops.values() if isinstance(self.peak_flops, Mapping) else [self.peak_flops]
-        if not peaks or min(peaks) <= 0 or self.bandwidth <= 0:
+        if not peaks or not all(is_number(figure) and figure > 0 for figure in (*peaks, self.bandwidth)):
             raise ProfileError(
-                f"a device's peak FLOP/s and bandwidth must be positive, got {self.peak_flops} and {self.bandwidth}"
+                f"a device's peak FLOP/s and bandwidth must be positive numbers, got {self.peak_flops} and {self.bandwidth}"
             )
 
     def peak(self, dtype: torch.dtype) -> float:
@@ -189,7 +193,7 @@ def measure_gpu(device: str | torch.device = "cuda", *, size: int = 8192, repeat
         ProfileError: size or repeats is not positive, or there is no such device.
     """
     _check_amount(size, repeats)
-    where = torch.device(device)
+    where = torch_device(device)
     if where.type != "cuda" or not torch.cuda.is_available():
         raise ProfileError(f"measure_gpu needs a CUDA device, got {where}; measure_cpu measures the processor")
     peaks = {}
@@ -236,9 +240,21 @@ def _fastest_on_gpu(run: Callable[[], object], repeats: int) -> float:
     return best
 
 
+def torch_device(device: Any) -> torch.device:
+    """What a user calls a device.
+
+    Raises:
+        ProfileError: torch knows none of that name.
+    """
+    try:
+        return torch.device(device)
+    except (TypeError, RuntimeError) as e:
+        raise ProfileError(f"a device is a torch.device or the name of one, got {device!r}") from e
+
+
 def _check_amount(size: int, repeats: int) -> None:
-    if size < 1 or repeats < 1:
-        raise ProfileError(f"size and repeats must be positive, got {size} and {repeats}")
+    if not (is_count(size) and is_count(repeats)):
+        raise ProfileError(f"size and repeats must be positive integers, got {size!r} and {repeats!r}")
 
 
 def _fastest(run: Callable[[], object], repeats: int) -> float:

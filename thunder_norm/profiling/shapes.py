@@ -34,11 +34,13 @@ def register_shape_rule(op: Any, *, override: bool = False) -> Callable[[Rule], 
     The rule takes what `op` takes, with tensors without data, and returns such tensors.
 
     Raises:
-        ProfileError: `op` has a rule already, or is nothing that a program can call.
+        ProfileError: `op` has a rule already, or is nothing that a program can call; the rule is no function.
     """
     key = op_of(op)
 
     def register(rule: Rule) -> Rule:
+        if not callable(rule):
+            raise ProfileError(f"a shape rule is a function, got {rule!r}")
         if not override and key in _rules:
             raise ProfileError(f"{name_of(key)} has a shape rule already; register_shape_rule(..., override=True) replaces it")
         _rules[key] = rule

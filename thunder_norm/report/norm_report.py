@@ -29,6 +29,7 @@ from thunder_norm.report.explanation import explain_row
 from thunder_norm.report.precision.prediction import in_precision
 from thunder_norm.report.rows import Findings
 from thunder_norm.report.runs import AsModule, Program
+from thunder_norm.scalars import is_number
 from thunder_norm.tables import shortened
 
 # Rows of a report that is printed; `table(max_rows=None)` has all.
@@ -324,8 +325,8 @@ def _scope(sensitivity: Sensitivity | None, radius: float | None) -> Sensitivity
         return sensitivity
     if sensitivity not in (None, "within"):
         raise NormMismatchError(f'a radius is of sensitivity "within", not of {sensitivity!r}')
-    if not radius >= 0:
-        raise NormMismatchError(f"radius must be a distance >= 0, got {radius}")
+    if not is_number(radius) or not radius >= 0:
+        raise NormMismatchError(f"radius must be a distance >= 0, got {radius!r}")
     return "within"
 
 

@@ -10,6 +10,7 @@ import torch
 
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.scalars import is_number
 
 # Of a module class: parameter name -> kind, or (kind, elem_dims).
 CLASS_ATTRIBUTE = "norm_annotations"
@@ -52,28 +53,33 @@ def annotate(
 
     Args:
         module: the module that holds the parameters.
-        mass: share of the modular norm the module's parameters get together.
+        mass: share of the modular norm the module's parameters get together, >= 0.
         elem_dims: parameter name -> dimensions the norm runs over, for parameters named in `kinds`.
         **kinds: parameter name -> kind, for instance ``weight=RMSToRMSTensor``.
 
     Raises:
         NormMapKeyError: the module has no parameter or buffer of that name.
-        NormMismatchError: a kind is not a NormedTensor class, or the mass is negative.
+        NormMismatchError: no module, a kind that is not a NormedTensor class, a mass that is no number >= 0, or elem_dims that are
+            not a mapping to tuples of numbers.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise NormMismatchError(f"annotate needs a torch.nn.Module, got {module!r}")
+    if elem_dims is not None and not isinstance(elem_dims, Mapping):
+        raise NormMismatchError(f"elem_dims must be a mapping from parameter names to dimensions, got {elem_dims!r}")
     own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    dims = elem_dims or {}
+    said: dict[str, Annotation] = {}
     for name, kind in kinds.items():
         if name not in own:
             raise NormMapKeyError(f"{type(module).__name__} has no parameter or buffer {name!r} of its own; it has {sorted(own)}")
-        _check_kind(name, kind)
-    if mass is not None and not mass >= 0:
-        raise NormMismatchError(f"mass must be >= 0, got {mass}")
-    unknown = set(elem_dims or ()) - set(kinds)
+        said[name] = _annotation(name, (kind, dims.get(name)), "annotate")
+    if mass is not None and not (is_number(mass) and mass >= 0):
+        raise NormMismatchError(f"mass must be a number >= 0, got {mass!r}")
+    unknown = set(dims) - set(kinds)
     if unknown:
-        raise NormMapKeyError(f"elem_dims given for {sorted(unknown)}, which have no kind in this call")
+        raise NormMapKeyError(f"elem_dims given for {sorted(unknown, key=str)}, which have no kind in this call")
     found = annotations_of(module)
-    for name, kind in kinds.items():
-        dims = (elem_dims or {}).get(name)
-        found.kinds[name] = Annotation(kind, None if dims is None else tuple(dims))
+    found.kinds.update(said)
     found.mass = found.mass if mass is None else mass
     module.__dict__[_INSTANCE_ATTRIBUTE] = found
     return module

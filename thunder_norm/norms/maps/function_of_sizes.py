@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
 
-from thunder_norm.errors import TransformError, with_details
+from thunder_norm.core.tensors import describe
+from thunder_norm.errors import TransformError, TransformTypeError, with_details
 from thunder_norm.functions.programs import flat_program, is_bookkeeping, replayed
 from thunder_norm.functions.transformed import Call, Transformed
+from thunder_norm.norms.maps.norm_map import NormMap
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
-
-if TYPE_CHECKING:
-    from thunder_norm.norms.maps.norm_map import NormMap
 
 
 class SizesFunction(Transformed):
@@ -58,8 +57,11 @@ def function_of_sizes(
         kwargs: as for the norm map.
 
     Raises:
+        TransformTypeError: no norm map.
         NormMismatchError, NormMapKeyError: as the norm map.
     """
+    if not isinstance(norm_map, NormMap):
+        raise TransformTypeError(f"function_of_sizes needs a norm map, made by build_norm_map, got {describe(norm_map)}")
     with torch.enable_grad():  # a program acquired without gradients would be constant for reverse mode
         norm_map(*args, normed_state_dict=normed_state_dict, **kwargs)
     program = norm_map.last_program

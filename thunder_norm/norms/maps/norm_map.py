@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from thunder_norm.core.context import Mode, check_mode, current_sensitivity, not_composed
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, describe
 from thunder_norm.errors import NormMismatchError, SavedFileError, with_details
 from thunder_norm.model_state.shards import whole_data
 from thunder_norm.norms.lifts.annotations import named_annotations
@@ -64,9 +64,11 @@ def build_norm_map(
         outputs of the model, such as masks, are meta tensors: there is no data.
 
     Raises:
-        NormMismatchError: dynamic_shapes do not fit the arguments, or an unknown mode or policy.
+        NormMismatchError: what cannot be called, dynamic_shapes that do not fit the arguments, or an unknown mode or policy.
         NormMapKeyError: `parameters` or an annotation names a parameter the model does not have.
     """
+    if not callable(model):
+        raise NormMismatchError(f"build_norm_map needs a module or function, got {describe(model)}")
     leaves, spec = tree_flatten((example_args, example_kwargs))
     if isinstance(model, torch.nn.Module):
         named_annotations(model)  # mistakes in them are errors now
@@ -181,9 +183,12 @@ class NormMap:
 
     def _norms_in_call(self, normed_state_dict: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The norms given for parameters, in this call and when the norm map was built."""
-        if isinstance(self.parameters, Mapping):
-            return {**self.parameters, **(normed_state_dict or {})}
-        return normed_state_dict or {}
+        given = {} if normed_state_dict is None else normed_state_dict
+        if type(given) is not dict and not isinstance(given, Mapping):
+            raise NormMismatchError(
+                f"normed_state_dict must be a mapping from names of parameters to norms, got {describe(given)}"
+            )
+        return {**self.parameters, **given} if isinstance(self.parameters, Mapping) else given
 
     def _signature(self, position: int, value: Any) -> Any:
         """What a program relies on about one argument, besides its norm."""
