@@ -9,7 +9,16 @@ import thunder_norm
 from thunder_norm import LipschitzMargin, NormVector, RMSTensor, annotate, build_norm_map, certified_radii, norm_report
 from thunder_norm import transforms as tf
 from thunder_norm.errors import ThunderNormError
-from thunder_norm.modular import ModularNorm, ModularOptimizer, ball
+from thunder_norm.modular import (
+    ModularNorm,
+    ModularOptimizer,
+    TrainingMonitor,
+    ball,
+    find_roles,
+    mup_scales,
+    orthogonalize,
+    split,
+)
 
 X = torch.tensor([[1.0, -2.0, 0.5], [0.0, 1.0, 3.0]])
 TARGET = torch.tensor([0, 1])
@@ -85,6 +94,18 @@ CALLS = {
     "ModularOptimizer()": (lambda v: ModularOptimizer(v, X, lr=0.1), tuple(BAD)),
     "ModularOptimizer(nesterov)": (lambda v: optimizer(nesterov=v), (*VALUES, "number")),
     "ModularOptimizer(project)": (lambda v: optimizer(project=v), (*VALUES, "number")),
+    "ModularNorm.initialize_()": (
+        lambda v: ModularNorm(linear(), X).initialize_(v),
+        tuple(name for name in BAD if name != "None"),
+    ),
+    "find_roles(roles)": (lambda v: find_roles(linear(), X, roles=v), ("string", "number", "list", "object", "tensor", "class")),
+    "mup_scales()": (lambda v: mup_scales(v, linear()), tuple(BAD)),
+    "mup_scales(_, base_model)": (lambda v: mup_scales(linear(), v), tuple(BAD)),
+    "orthogonalize()": (orthogonalize, tuple(name for name in BAD if name != "tensor")),
+    "split()": (split, tuple(BAD)),
+    "split(axis)": (lambda v: split([2, 2], v), NO_NUMBERS),
+    "split(roles)": (lambda v: split([2, 2], roles=v), ("None", "string", "NaN", "number", "object", "tensor", "class")),
+    "TrainingMonitor(keep)": (lambda v: TrainingMonitor(linear(), keep=v), OR_NONE),
     "ball()": (lambda v: ball(v, (-1,), X.shape), tuple(BAD)),
     "CheckpointTransform()": (tf.CheckpointTransform, tuple(name for name in BAD if name != "None")),
     "CheckpointTransform(memory_budget)": (lambda v: tf.CheckpointTransform(memory_budget=v), OR_NONE),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.scalars import is_count
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,15 @@ def split(sizes: Sequence[int], axis: int = 0, roles: Sequence[str] = (), heads:
     ['query 0:4', 'key 4:6', 'value 6:8']
 
     Raises:
-        NormMismatchError: a size is not positive, or there are other numbers of roles or heads than of sizes.
+        NormMismatchError: sizes, roles or heads are no sequences, a size is not positive, the axis is no integer, or there are other
+            numbers of roles or heads than of sizes.
     """
-    if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes):
-        raise NormMismatchError(f"sizes of blocks must be positive integers, got {list(sizes)}")
+    if not isinstance(sizes, Sequence) or not sizes or not all(map(is_count, sizes)):
+        raise NormMismatchError(f"sizes of blocks must be positive integers, got {sizes!r}")
+    if not isinstance(axis, int) or isinstance(axis, bool):
+        raise NormMismatchError(f"the axis of blocks must be an integer, got {axis!r}")
+    if not (isinstance(roles, Sequence) and isinstance(heads, Sequence)):
+        raise NormMismatchError(f"roles and heads of blocks must be sequences, got {roles!r} and {heads!r}")
     if any(given and len(given) != len(sizes) for given in (roles, heads)):
         raise NormMismatchError(f"{len(sizes)} blocks were given {len(roles)} roles and {len(heads)} numbers of heads")
     total, start, found = sum(sizes), 0, []

@@ -114,11 +114,14 @@ def mup_scales(model: torch.nn.Module, base_model: torch.nn.Module, example: Any
 
     Raises:
         NormMapKeyError: the models have other parameters.
-        NormMismatchError: a parameter has other numbers of dimensions in both, a table or vector two that grow, or is used as two
+        NormMismatchError: a model is no module; a parameter has other numbers of dimensions in both, a table or vector two that grow, or is used as two
             operators that sum over different dimensions; or, without an example, one of a module that is not torch's grows in one
             dimension, which products may sum over or not (a class token, a transposed head).
         MissingNormRuleError: an operation has no rule; without an example none are needed.
     """
+    for given in (model, base_model):
+        if not isinstance(given, torch.nn.Module):
+            raise NormMismatchError(f"mup_scales compares two torch.nn.Modules, got {type(given).__name__}")
     wide, base = dict(model.named_parameters()), dict(base_model.named_parameters())
     if wide.keys() != base.keys():
         different = sorted(wide.keys() ^ base.keys())

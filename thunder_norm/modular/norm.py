@@ -19,6 +19,7 @@ import torch
 
 from thunder_norm import first_calls
 from thunder_norm.core.context import Mode, check_mode
+from thunder_norm.core.initializing import check_generator
 from thunder_norm.core.tensors import NORM_DTYPE, describe, has_norm
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning, some_of, with_details
 from thunder_norm.model_state.shards import around, cut, is_spread, local, reshard, whole
@@ -334,8 +335,9 @@ class ModularNorm:
             zero_biases: start one-dimensional parameters of an RMS norm at 0 instead, as is usual to train from.
 
         Raises:
-            NormMismatchError: a parameter is on the meta device.
+            NormMismatchError: a parameter is on the meta device, or no generator of torch's.
         """
+        check_generator(generator)
 
         def drawn(name: str, p: torch.Tensor, random: torch.Generator | None) -> torch.Tensor:
             is_bias = p.ndim == 1 and isinstance(self.balls[name].single, RMSBall)

@@ -22,6 +22,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # type: ignore[import]
 from torch.autograd.forward_ad import unpack_dual
 
+from thunder_norm.core.tensors import describe
 from thunder_norm.errors import NormMismatchError
 
 Method = Literal["newton_schulz", "newton_schulz_bf16", "svd"]
@@ -146,10 +147,12 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
         size: the singular values of the result.
 
     Raises:
-        NormMismatchError: an unknown method.
+        NormMismatchError: an unknown method, or no matrices of floating-point numbers.
     """
     if method not in get_args(Method):
         raise NormMismatchError(f"method must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}")
+    if not isinstance(matrices, torch.Tensor) or matrices.ndim < 2 or not (matrices.is_floating_point() or matrices.is_complex()):
+        raise NormMismatchError(f"orthogonalize needs matrices [..., m, n] of floating-point numbers, got {describe(matrices)}")
     if not matrices.numel():
         return matrices.clone()
     x = at_least_float32(matrices)

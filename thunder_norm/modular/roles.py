@@ -114,8 +114,10 @@ class Roles:
 
         Raises:
             NormMapKeyError: no parameter has that name, or fits that pattern.
-            NormMismatchError: no role of that name, one that a parameter of that shape cannot have, or blocks that do not make it up.
+            NormMismatchError: no mapping, no role of that name, one that a parameter of that shape cannot have, or blocks that do not make it up.
         """
+        if not isinstance(given, Mapping):
+            raise NormMismatchError(f"roles are given as a mapping from names to roles or blocks, got {given!r}")
         rows = {row.name: row for row in self.rows}
         for pattern, value in given.items():
             fitting = [row for row in self.rows if any(fnmatchcase(n, str(pattern)) for n in (row.name, *row.names))]
@@ -215,7 +217,7 @@ def find_roles(
         raise NormMismatchError(f"roles are those of a torch.nn.Module, got {type(model).__name__}")
     model, _ = unwrapped(model)
     found = roles_in(follow(model, example_args, example_kwargs), tied_names(model))
-    return found.changed(roles) if roles else found
+    return found if roles is None else found.changed(roles)
 
 
 def roles_in(notes: Notes, tied: Mapping[str, tuple[str, ...]]) -> Roles:

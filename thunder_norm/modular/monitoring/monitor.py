@@ -108,6 +108,8 @@ class TrainingMonitor:
     ):
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise NormMismatchError(f"every must be a whole number of steps >= 1, got {every!r}")
+        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
+            raise NormMismatchError(f"keep must be None or a number of records, got {keep!r}")
         self.model, compiled = _plain(model, activations)
         self.every, self.step = every, 0
         self.history: deque[Record] = deque(maxlen=keep)
