@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, api_page
 from thunder_norm.core import registry
 from thunder.core.jit_ext import _general_jit_lookaside_map
 
@@ -203,3 +203,7 @@ def test_an_error_names_the_line_in_the_file():
     with pytest.raises(ZeroDivisionError) as info:
         run(Path("error.md"), "text\n\n```python\nx = 1\n1 / 0\n```\n", run_by_default=True)
     assert (str(info.traceback[-1].path), info.traceback[-1].lineno + 1) == ("error.md", 5)
+
+
+def test_the_page_of_public_names_has_them_all_as_their_docstrings_say_it():
+    assert api_page.PAGE.read_text() == api_page.written(), "python -m tests.api_page writes it anew"

@@ -35,6 +35,19 @@ def test_programs_with_subclasses():
     assert quoted in text_of("README.md"), quoted
 
 
+def test_what_calls_cost():
+    page, readme = text_of("docs/benchmarks.md"), text_of("README.md")
+    of_calls = [float(r) for r in re.findall(r"\| depth \d+: forward[^|]*\| [\d.]+ [mu]s \| ([\d.]+) \([\d. to]+\) \|", page)]
+    quoted = f"takes {min(of_calls):.2f} to {max(of_calls):.2f} times as long as Thunder's call without them"
+    assert len(of_calls) == 6 and quoted in readme, quoted
+    found = re.findall(r"\| [^|]+ \| [\d.]+ s \| ([\d.]+) \| [\d.]+ \| [\d.]+ \| ([\d.]+) \| [\d.]+ \| [\d.]+ \|", page)
+    real, normed = ([float(row[i]) for row in found] for i in (0, 1))
+    quoted = (
+        f"{min(real):.2f} to {max(real):.2f} of plain Thunder's time, with norms {min(normed):.2f} to {max(normed):.2f} ([first"
+    )
+    assert len(found) == 7 and quoted in readme, quoted
+
+
 def test_octaves_of_the_best_learning_rate(examples):
     views = importlib.import_module("transfer_views")
     sweeps = [s for s in views.load(ROOT / "docs" / "learning_rate_transfer.json") if not s.variant]
