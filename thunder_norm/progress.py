@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
+from thunder_norm.context_variables import setting
 from thunder_norm.errors import NormMismatchError
 
 T = TypeVar("T")
@@ -32,11 +33,8 @@ def show_progress(wanted: bool = True) -> Iterator[None]:
     Args:
         wanted: whether it is shown.
     """
-    token = _wanted.set(bool(wanted))
-    try:
+    with setting(_wanted, bool(wanted)):
         yield
-    finally:
-        _wanted.reset(token)
 
 
 def has_bar() -> bool:

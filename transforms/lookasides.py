@@ -45,6 +45,8 @@ def register_lookaside(fn: Callable, replacement: Callable | None = None, *, ove
     for role, given in (("fn", fn), ("replacement", replacement)):
         if not callable(given) and (role == "fn" or given is not None):
             raise TransformTypeError(f"register_lookaside takes two functions, {role} is of type {type(given).__name__}")
+    if replacement is None:
+        return lambda replacement: register_lookaside(fn, replacement, override=override)
     try:
         is_known = hooks.is_replaced_for_all(fn)
     except TypeError as e:

@@ -16,7 +16,16 @@ from tests import ROOT
 
 # From the ground up: a room imports from those before it, and from itself.
 _LAYERS = (
-    ("errors", "user_code", "op_names", "trees", "numbered_generators", "random_states", "higher_order_operators"),
+    (
+        "errors",
+        "user_code",
+        "op_names",
+        "trees",
+        "context_variables",
+        "numbered_generators",
+        "random_states",
+        "higher_order_operators",
+    ),
     ("_thunder", "progress", "tables", "padded_sequences", "scalars"),
     ("_versions", "first_calls", "wrapper_classes"),
     ("model_state", "tracing"),

@@ -14,9 +14,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from thunder_norm.context_variables import setting
 from thunder_norm.core import conversions
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_environment, lift, perturbations_recorded, setting
+from thunder_norm.core.context import current_environment, lift, perturbations_recorded
 from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, is_complex

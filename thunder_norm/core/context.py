@@ -12,6 +12,7 @@ import torch
 from torch.overrides import _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from thunder_norm.context_variables import setting
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor, describe, has_norm
 from thunder_norm.errors import InnerDerivativeError, NormMismatchError, with_details
@@ -21,16 +22,6 @@ Mode = Literal["bound", "typical", "modula"]
 MODES: tuple[Mode, ...] = typing.get_args(Mode)
 
 _mode: contextvars.ContextVar[Mode] = contextvars.ContextVar("thunder_norm_mode", default="bound")
-
-
-@contextlib.contextmanager
-def setting(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
-    """`variable` has `value` inside the block."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
 
 
 @contextlib.contextmanager

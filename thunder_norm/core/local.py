@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity, setting
+from thunder_norm.context_variables import setting
+from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, RMSTensor
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor
 from thunder_norm.trees import flat_tensors, map_tensors

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from thunder_norm.context_variables import setting
 from thunder_norm.core import by_data, conversions
-from thunder_norm.core.context import current_mode, measured, setting
+from thunder_norm.core.context import current_mode, measured
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import at_data
 from thunder_norm.core.nonfinite import Followed, bounded, settled, spoiled

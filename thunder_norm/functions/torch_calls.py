@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from thunder_norm.context_variables import setting
 from thunder_norm.functions.programs import flat_proxies, is_differentiable
 from thunder_norm.functions.pulled_back import nothing_transforms, pulled_back
 from thunder_norm.subclass.acquiring.aliasing import is_expanded, lies_once
@@ -155,15 +156,6 @@ def _samples(tree: Any, make: Callable) -> tuple[Any, list[torch.Tensor]]:
 _is_differentiated: contextvars.ContextVar[bool] = contextvars.ContextVar("is_differentiated", default=False)
 
 
-@contextlib.contextmanager
-def _differentiated() -> Iterator[None]:
-    token = _is_differentiated.set(True)
-    try:
-        yield
-    finally:
-        _is_differentiated.reset(token)
-
-
 class Forward(enum.Enum):
     """What torch's forward mode of an operation is worth.
 
@@ -260,13 +252,13 @@ def _push(function: Callable, points: tuple, directions: tuple, is_backwards: bo
 def _push_forwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
     # torch lays a direction out as its point lies, and cannot write into one element several times
     points = tuple([t.contiguous() if is_expanded(t) or not lies_once(t) else t for t in points])
-    with _differentiated():
+    with setting(_is_differentiated, True):
         _, pushed, results = _jvp(function, points, directions, has_aux=True)
     return results, pushed
 
 
 def _push_backwards(function: Callable, points: tuple, directions: tuple) -> tuple[tuple, tuple]:
-    with _differentiated():
+    with setting(_is_differentiated, True):
         floating, pull, results = _vjp(function, *points, has_aux=True)
     _, push = _vjp(pull, tuple(torch.zeros_like(t) for t in floating))
     return results, push(directions)[0]
@@ -297,7 +289,8 @@ def run_vjp(
 
     received = tuple(g for g in cotangents if g is not None)
     is_alone = not _is_differentiated.get() and nothing_transforms((args, kwargs, received))
-    with torch.enable_grad(), _differentiated():  # see `_push`: the other variants are wrong in a batch of batches as well
+    # see `_push`: the other variants are wrong in a batch of batches as well
+    with torch.enable_grad(), setting(_is_differentiated, True):
         if is_alone:
             with contextlib.suppress(RuntimeError):  # in some arguments, `pos_weight`, torch.func alone differentiates
                 return pulled_back(used, points, received)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from thunder_norm.context_variables import setting
 from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.model_state.places import held_instead, places_of
 
@@ -137,12 +138,9 @@ def as_one_process(model: Any) -> Iterator[None]:
         yield
         return
     made = {id(t): whole_data(t) for _, t in spread}  # a tied one is gathered once
-    token = _gathered.set({**(_gathered.get() or {}), **{id(made[id(t)]): t for _, t in spread}})
-    try:
-        with held_instead([(place, made[id(t)]) for place, t in spread]), without_hooks(model):
-            yield
-    finally:
-        _gathered.reset(token)
+    gathered = {**(_gathered.get() or {}), **{id(made[id(t)]): t for _, t in spread}}
+    with setting(_gathered, gathered), held_instead([(place, made[id(t)]) for place, t in spread]), without_hooks(model):
+        yield
 
 
 def is_collective() -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch.nn.parameter import is_lazy
 
-from thunder_norm.core.context import setting
+from thunder_norm.context_variables import setting
 from thunder_norm.model_state.places import held_instead, places_of
 
 _standing_in: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("thunder_norm_standing_in", default=frozenset())

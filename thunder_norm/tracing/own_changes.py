@@ -7,16 +7,16 @@ next one is acquired anew, until a call changes nothing any more: one that finds
 from __future__ import annotations
 
 import collections
-import contextlib
 import contextvars
 import functools
 import warnings
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
+from thunder_norm.context_variables import setting
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
 from thunder_norm.tracing.guarding import guards, snapshots, stored
 from thunder_norm.tracing.guarding.ways import GONE, LEFT_OUT, Path, Ways, path_of
@@ -80,14 +80,9 @@ def note(what: str, changes: dict[Any, tuple[Any, Any]]) -> None:
         _acquire_anew(what)
 
 
-@contextlib.contextmanager
-def made_once() -> Iterator[None]:
+def made_once() -> AbstractContextManager[None]:
     """A trace that is acquired meanwhile stands for all calls: what it appends to a list, say, is appended once."""
-    token = _are_made_once.set(True)
-    try:
-        yield
-    finally:
-        _are_made_once.reset(token)
+    return setting(_are_made_once, True)
 
 
 def _acquire_for_all(what: str) -> None:

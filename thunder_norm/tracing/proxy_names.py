@@ -8,14 +8,15 @@ would stand where the prologue's own is meant; and an operation that is called b
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
+from thunder_norm.context_variables import setting
 from thunder.core.proxies import Proxy, Variable
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
@@ -26,14 +27,9 @@ _named: contextvars.ContextVar[dict[str, torch.Tensor] | None] = contextvars.Con
 _OF_PROLOGUES = ("args", "kwargs", "fn", "obj", "module", "cache_info", "thunder")
 
 
-@contextlib.contextmanager
-def noted() -> Iterator[None]:
+def noted() -> AbstractContextManager[None]:
     """Note which tensors are named meanwhile."""
-    token = _named.set({})
-    try:
-        yield
-    finally:
-        _named.reset(token)
+    return setting(_named, {})
 
 
 def own_name(wanted: str | None, x: torch.Tensor, trace: TraceCtx) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from thunder_norm import first_calls
+from thunder_norm.context_variables import setting
 from thunder_norm.user_code import is_users
 from thunder.core.interpreter import get_interpreterruntimectx, unwrap
 
@@ -71,12 +72,8 @@ _current: contextvars.ContextVar[Whereabouts | None] = contextvars.ContextVar("t
 def shown() -> Iterator[None]:
     """An acquisition: where it is shows on the terminal if it takes long."""
     where = Whereabouts()
-    token = _current.set(where)
-    try:
-        with first_calls.shown("tracing", where):
-            yield
-    finally:
-        _current.reset(token)
+    with setting(_current, where), first_calls.shown("tracing", where):
+        yield
 
 
 def follow() -> None:

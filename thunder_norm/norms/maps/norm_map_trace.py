@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from thunder_norm.core.context import Mode, setting
+from thunder_norm.context_variables import setting
+from thunder_norm.core.context import Mode
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.model_state.shards import spread_of

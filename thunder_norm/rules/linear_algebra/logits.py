@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.context import current_mode, setting
+from thunder_norm.context_variables import setting
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.context_variables import setting
 from thunder_norm.tracing.guarding import stored, tensor_keys
 from thunder_norm.tracing.guarding.guards import CONTAINERS, note
 from thunder_norm.tracing.guarding.ways import is_another_key, note_key, path_of
@@ -26,12 +27,8 @@ _with_own_methods: contextvars.ContextVar[list[type] | None] = contextvars.Conte
 def noted() -> Iterator[list[type]]:
     """Note it meanwhile; yields a list of the classes that have methods of their own where the builtin class has one."""
     found: list[type] = []
-    token = _with_own_methods.set(found)
-    try:
-        with _REPLACEMENTS.in_place(), stored.IN_INTERPRETER.in_place():
-            yield found
-    finally:
-        _with_own_methods.reset(token)
+    with setting(_with_own_methods, found), _REPLACEMENTS.in_place(), stored.IN_INTERPRETER.in_place():
+        yield found
 
 
 def _populate_item_wrappers(obj: WrappedValue) -> None:

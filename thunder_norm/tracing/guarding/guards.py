@@ -20,7 +20,7 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from thunder_norm.context_variables import setting
 from thunder_norm.tracing.arguments import as_python_binds
 from thunder_norm.tracing.compiled import given_to_compiler
 from thunder_norm.tracing.guarding import overwritten, run_unseen, snapshots, stored
@@ -137,12 +138,8 @@ def noted(fn: Callable, args: tuple, kwargs: dict) -> Iterator[Surroundings]:
     """Note what the jitted function looks at meanwhile."""
     _KINDS.forget()
     surroundings = Surroundings(fn)
-    token = _current.set(Guards(roots_of(fn, args, kwargs), surroundings))
-    try:
-        with REPLACEMENTS.in_place():
-            yield surroundings
-    finally:
-        _current.reset(token)
+    with setting(_current, Guards(roots_of(fn, args, kwargs), surroundings)), REPLACEMENTS.in_place():
+        yield surroundings
 
 
 # -- noting -------------------------------------------------------------------------------------------------------------------
@@ -277,14 +274,9 @@ def note_none(asked: WrappedValue) -> None:
         note(asked, "is none", None, False)
 
 
-@contextmanager
-def telling_called(note_called: Callable[[FunctionType], None]) -> Iterator[None]:
+def telling_called(note_called: Callable[[FunctionType], None]) -> AbstractContextManager[None]:
     """Have `note_called` told each function of Python's that is about to be interpreted."""
-    token = _note_called.set(note_called)
-    try:
-        yield
-    finally:
-        _note_called.reset(token)
+    return setting(_note_called, note_called)
 
 
 def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: Any, **kwargs: Any) -> Any:

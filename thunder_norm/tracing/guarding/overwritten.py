@@ -7,10 +7,11 @@ finds something else they do.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
+from thunder_norm.context_variables import setting
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import EXT_FLAG_IS_MODULE_MEMBER_DICT
 
@@ -23,14 +24,9 @@ _current: contextvars.ContextVar[dict[int, tuple[Any, _Keys]] | None] = contextv
 )
 
 
-@contextmanager
-def noted() -> Iterator[None]:
+def noted() -> AbstractContextManager[None]:
     """Note meanwhile what the program overwrites."""
-    token = _current.set({})
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return setting(_current, {})
 
 
 def note(owner: Any, key: Any) -> None:

@@ -6,11 +6,12 @@ import builtins
 import contextvars
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import FunctionType, MethodType
 from typing import Any
 
+from thunder_norm.context_variables import setting
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes, is_of_program
 from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder.core.interpreter import WrappedValue
@@ -19,14 +20,9 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that is not one of Python's 
 _told: contextvars.ContextVar[Callable[..., None] | None] = contextvars.ContextVar("thunder_norm_run_unseen", default=None)
 
 
-@contextmanager
-def telling(told: Callable[..., None]) -> Iterator[None]:
+def telling(told: Callable[..., None]) -> AbstractContextManager[None]:
     """Have `told` told the functions, classes and objects whose code may run unseen: later calls are to find what that can reach."""
-    token = _told.set(told)
-    try:
-        yield
-    finally:
-        _told.reset(token)
+    return setting(_told, told)
 
 
 def note(*running: Any) -> None:

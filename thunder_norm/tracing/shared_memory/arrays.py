@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextvars
 import functools
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from thunder_norm.context_variables import setting
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.bindable import bindable
@@ -74,14 +75,9 @@ class _Arrays:
 _current: contextvars.ContextVar[_Arrays | None] = contextvars.ContextVar("thunder_norm_arrays", default=None)
 
 
-@contextmanager
-def noted() -> Iterator[None]:
+def noted() -> AbstractContextManager[None]:
     """Note what a program does with arrays meanwhile."""
-    token = _current.set(_Arrays())
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return setting(_current, _Arrays())
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:

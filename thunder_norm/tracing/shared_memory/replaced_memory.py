@@ -9,13 +9,14 @@ program is known, and the epilogue gives the memory of the value to the input of
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from thunder_norm.context_variables import setting
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.activity import depending_on_gradients
 from thunder_norm.tracing.guarding.bindable import bindable
@@ -72,14 +73,9 @@ class _Replaced:
 _current: contextvars.ContextVar[dict[str, _Replaced]] = contextvars.ContextVar("thunder_norm_replaced_memory")
 
 
-@contextmanager
-def noted() -> Iterator[None]:
+def noted() -> AbstractContextManager[None]:
     """Note what becomes of inputs meanwhile."""
-    token = _current.set({})
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return setting(_current, {})
 
 
 def is_replaced(proxy: TensorProxy) -> bool:
