@@ -196,31 +196,33 @@ def rule_of(case: Case) -> NormRule | None:
 
 def cases_of(op: NormedOp, rule: NormRule, count: int) -> list[Case]:
     """At most `count` cases in which this rule of `op` runs, and no other."""
-    samples = _usable_samples(op, *map(id, op.rules))
-    known = _rules_known(op, *map(id, op.rules))
-    found: list[Case] = []
     # a rule that others go before, always, is run although they would be
     for is_forced in (False, True) if rule.when is None else (False,):
-        places: dict[int, Places | None] = {}
-        # another setting with each sample, then again with other pairs: few cases are as different as possible
-        for offset in range(len(SETTINGS)):
-            for i, sample in enumerate(copy.copy(samples)):
-                if i not in places:
-                    places[i] = places_of(op, rule, sample)
-                if (of := places[i]) is None or (balls := balls_of(of, (i + offset) % len(SETTINGS), i)) is None:
-                    continue
-                # no rule looks at a size: in a trace there is none to see
-                norms = tuple((b.kind, b.elem_dims) for b in balls)
-                for output in of.outputs:
-                    given = (i, of.positions, norms, output, id(rule) if is_forced else None)
-                    case = case_of(op, rule, of, balls, output, i, is_forced)
-                    if known.tries(rule, given, case, op_key(sample.fn) == op.key):
-                        found.append(case)
-                        if len(found) == count:
-                            return found
+        found = list(itertools.islice(_cases_that_run(op, rule, is_forced), count))
         if found:
-            break
-    return found
+            return found
+    return []
+
+
+def _cases_that_run(op: NormedOp, rule: NormRule, is_forced: bool) -> Iterator[Case]:
+    """All cases in which this rule of `op` runs, and no other; with `is_forced` also where others go before it."""
+    samples = _usable_samples(op, *map(id, op.rules))
+    known = _rules_known(op, *map(id, op.rules))
+    places: dict[int, Places | None] = {}
+    # another setting with each sample, then again with other pairs: few cases are as different as possible
+    for offset in range(len(SETTINGS)):
+        for i, sample in enumerate(copy.copy(samples)):  # which looks for no more of them than are asked for
+            if i not in places:
+                places[i] = places_of(op, rule, sample)
+            if (of := places[i]) is None or (balls := balls_of(of, (i + offset) % len(SETTINGS), i)) is None:
+                continue
+            # no rule looks at a size: in a trace there is none to see
+            norms = tuple((b.kind, b.elem_dims) for b in balls)
+            for output in of.outputs:
+                given = (i, of.positions, norms, output, id(rule) if is_forced else None)
+                case = case_of(op, rule, of, balls, output, i, is_forced)
+                if known.tries(rule, given, case, op_key(sample.fn) == op.key):
+                    yield case
 
 
 @functools.lru_cache(maxsize=16)  # the rules of one operation are tried one after the other

@@ -86,18 +86,17 @@ def names_of_one_object(what: str, here: Sequence[BoundSymbol], proxy: TensorPro
         UnsupportedOpError: nobody knows, as strides say it.
     """
     found = {proxy.name: proxy}
+    pairs = [(bsym.sym.name, pair) for bsym in here for pair in _taken_and_returned(bsym)]
+    pairs = [(name, pair) for name, pair in pairs if name != "contiguous" or not _is_permuted(here, pair[0])]
     num_before = 0
     while num_before != len(found):
         num_before = len(found)
-        for bsym in here:
-            for pair in _taken_and_returned(bsym):
-                if not any(p.name in found for p in pair):
-                    continue
-                if bsym.sym.name == "contiguous":
-                    if _is_permuted(here, pair[0]):
-                        continue
-                    raise _refused(what, "contiguous() may have returned it as it was")
-                found |= {p.name: p for p in pair}
+        for name, pair in pairs:
+            if not any(p.name in found for p in pair):
+                continue
+            if name == "contiguous":
+                raise _refused(what, "contiguous() may have returned it as it was")
+            found |= {p.name: p for p in pair}
     return list(found.values())
 
 
