@@ -213,6 +213,11 @@ class Functions(TorchFunctionMode):
         tensors = flat_tensors((args, kwargs))
         if any(isinstance(t, NormedTensor) for t in tensors):
             return environment.run(func, environment.annotated(args), environment.annotated(kwargs))
+        return self._on_plain(func, args, kwargs, tensors)
+
+    def _on_plain(self, func: Callable, args: tuple, kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """An operation none of whose tensors is a NormedTensor by now: those that have norms here become one where a rule takes them."""
+        environment, known = self.environment, self.environment.lifting
         if getattr(func, "__self__", None) is torch.Tensor.data:  # the same tensor by another name
             is_derived = len(tensors) == 1 and id(tensors[0]) in known.derived
             return environment.derive(torch.Tensor.detach, tensors, {}) if is_derived else func(*args, **kwargs)

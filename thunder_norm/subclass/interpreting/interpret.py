@@ -133,6 +133,12 @@ def lookaside(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict)
         return _without_checkpoint
     if is_derivative(fn) and fn is not torch.autograd.grad:
         return functools.partial(refuse_derivative, acquisition)
+    return _operation(acquisition, fn, args, kwargs)
+
+
+def _operation(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Callable | None:
+    """What to call instead of an operation of torch or of the user's; None where Thunder's own is right, or `fn` is none."""
+    first = args[0].value if args else None
     if _has_wrapper(args, kwargs):
         if fn in ASKS_FOR_OVERRIDES:  # torch's modules leave their fused inference kernels where a subclass takes part
             return functools.partial(has_override, acquisition, fn)
