@@ -58,7 +58,13 @@ class Ball:
 
 
 def norm(kind: type[NormedTensor], t: torch.Tensor, dims: Dims) -> torch.Tensor:
-    """The norm of a plain tensor, differentiable, 0-dim."""
+    """The norm of a plain tensor, differentiable, 0-dim.
+
+    Args:
+        kind: which norm.
+        t: a floating-point tensor.
+        dims: canonical elem_dims, negative.
+    """
     return norms(kind, t.unsqueeze(0), dims).squeeze(0)
 
 
@@ -104,7 +110,10 @@ def _unmatrices(kind: type[RMSToRMSTensor], m: torch.Tensor, dims: Dims) -> torc
 
 
 def lmo(kind: type[NormedTensor], g: torch.Tensor, dims: Dims, stacked: bool = False) -> torch.Tensor:
-    """The tensor of norm 1 with the largest inner product with `g`; several where they are `stacked` in the first dimension."""
+    """The tensor of norm 1 with the largest inner product with `g`; several where they are `stacked` in the first dimension.
+
+    `kind` and `dims` are as for `norm`.
+    """
     if issubclass(kind, RMSToRMSTensor):
         m, scale = _matrices(kind, g, dims, stacked)
         u, _, v = torch.linalg.svd(m, full_matrices=False)
@@ -129,7 +138,8 @@ def project(
 ) -> torch.Tensor:
     """`t` moved into the ball, one group at a time (a matrix: singular values clipped).
 
-    Of several tensors, `stacked` in the first dimension, each has its own radius: a tensor of the same number of dimensions.
+    Of several tensors, `stacked` in the first dimension, each has its own radius: a tensor of the same number of dimensions.  `kind`
+    and `dims` are as for `norm`.
     """
     if issubclass(kind, RMSToRMSTensor):
         m, scale = _matrices(kind, t, dims, stacked)
@@ -152,7 +162,7 @@ def fill(kind: type[NormedTensor], t: torch.Tensor, dims: Dims, radius: float) -
 
 
 def start(ball: Ball, which: int, generator: torch.Generator) -> torch.Tensor:
-    """A starting point of norm 1, one of eight sorts."""
+    """A starting point of norm 1 in a ball, of the sort number ``which % 8``, drawn with `generator` where that is random; float64."""
     t = torch.randn(ball.shape, generator=generator, dtype=torch.float64)
     made = (_matrix_start if issubclass(ball.kind, RMSToRMSTensor) else _vector_start)(ball, t, which % 8, generator)
     return fill(ball.kind, made, ball.dims, 1.0)

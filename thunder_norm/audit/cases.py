@@ -14,7 +14,15 @@ from thunder_norm.errors import UnsoundRuleError
 
 @dataclass(frozen=True)
 class Case:
-    """One row of a table of rules: an operation, its inputs, and how much of each claim the search must attain."""
+    """One row of a table of rules: an operation, its inputs, and how much of each claim the search must attain.
+
+    Attributes:
+        name: what messages call it.
+        call: takes a tensor for each ball, in order, and returns one.
+        balls: the inputs: see `Ball`.
+        tight: the part of each claim that must be found, at most 1.
+        options: further arguments of `check`, by name.
+    """
 
     name: str
     call: Callable[..., torch.Tensor]

@@ -39,7 +39,12 @@ _ROUNDING = 8 * torch.finfo(torch.float64).eps
 
 @dataclass
 class Found:
-    """What `search` found, as found / claimed; NaN where the claim is beyond what can be searched."""
+    """What `search` found, as found / claimed; NaN where the claim is beyond what can be searched.
+
+    Attributes:
+        value: of the norm of the result.
+        sensitivity: of the sensitivity to each argument, by its name.
+    """
 
     value: float
     sensitivity: dict[str, float] = field(default_factory=dict)

@@ -23,9 +23,8 @@ class RMSTensor(NormedTensor):
     """Root mean square over `elem_dims`, maximum over the rest: ``sqrt(mean(t ** 2))``.
 
     Over the last dimension of an embedding table it is the l1-to-RMS operator norm, the largest row RMS.
+    Arguments and errors are those of `NormedTensor`.
     """
-
-    norm_formula = "sqrt(mean(t^2))"
 
     @classmethod
     @takes_complex
@@ -39,9 +38,10 @@ class RMSTensor(NormedTensor):
 
 
 class LinfTensor(RMSTensor):
-    """Largest absolute entry: RMS over no dimension, maximum over all.  `elem_dims` is always ``()``."""
+    """Largest absolute entry: RMS over no dimension, maximum over all.  `elem_dims` is always ``()``.
 
-    norm_formula = "max(|t|)"
+    Arguments and errors are those of `NormedTensor`.
+    """
 
     @classmethod
     def default_elem_dims(cls, ndim: int) -> ed.Dims:
@@ -59,9 +59,10 @@ class LinfTensor(RMSTensor):
 
 
 class L2Tensor(NormedTensor):
-    """Euclidean length over `elem_dims`, maximum over the rest: ``sqrt(sum(t ** 2))``."""
+    """Euclidean length over `elem_dims`, maximum over the rest: ``sqrt(sum(t ** 2))``.
 
-    norm_formula = "sqrt(sum(t^2))"
+    Arguments and errors are those of `NormedTensor`.
+    """
 
     @classmethod
     @takes_complex
@@ -74,9 +75,10 @@ class L2Tensor(NormedTensor):
 
 
 class L1Tensor(NormedTensor):
-    """Sum of absolute entries over `elem_dims`, maximum over the rest: ``sum(|t|)``."""
+    """Sum of absolute entries over `elem_dims`, maximum over the rest: ``sum(|t|)``.
 
-    norm_formula = "sum(|t|)"
+    Arguments and errors are those of `NormedTensor`.
+    """
 
     @classmethod
     @takes_complex
@@ -88,10 +90,8 @@ class RMSToRMSTensor(NormedTensor):
     """Operator norm of a matrix from RMS to RMS: ``sigma_max(W) * sqrt(in / out)``, maximum over the other dimensions.
 
     `elem_dims` is the *ordered* pair (output dimension, input dimension), (-2, -1) by default: transposing a matrix swaps the
-    pair, and the operator it stands for stays the same.
+    pair, and the operator it stands for stays the same.  Other arguments and errors are those of `NormedTensor`.
     """
-
-    norm_formula = "sigma_max(W) sqrt(in / out)"
 
     @classmethod
     def default_elem_dims(cls, ndim: int) -> ed.Dims:
@@ -126,10 +126,10 @@ class RMSToRMSConvTensor(RMSToRMSTensor):
 
     ``K * max_k sigma_max(W_k) * sqrt(in / out)`` with K the number of taps.
     For a grouped convolution each group is an operator of its own, [out / groups, in / groups], and the maximum runs over
-    groups too: construct with `RMSToRMSConvTensor.grouped(groups)`.
+    groups too: construct with `RMSToRMSConvTensor.grouped(groups)`.  Arguments and errors are those of `NormedTensor`; `elem_dims`
+    are (-4, -3) for images, output and input channels.
     """
 
-    norm_formula = "K max_k sigma_max(W_k) sqrt(in / out)"
     groups: ClassVar[int] = 1
     _by_groups: ClassVar[dict[int, type[RMSToRMSConvTensor]]] = {}
 

@@ -73,7 +73,6 @@ class NormedTensor(torch.Tensor):
     _inside: torch.Tensor | None
     _is_of_parameters: bool
 
-    norm_formula: ClassVar[str] = ""
     _undifferentiated: ClassVar[str] = "backing"  # derivatives have norms of their own, which those of norms are not
 
     # as torch knows them, without a call of `__torch_function__`: rules ask for them thirty times for each operation

@@ -139,7 +139,7 @@ def check_vjp(function: Callable, *primals: Any, num_directions: int = 3, rtol: 
 def check_jvp(function: Callable, *primals: Any, num_directions: int = 3, rtol: float | None = None) -> None:
     """Check the tangents of a function against central differences: ``<u, J v> = <u, (f(x + h v) - f(x - h v)) / 2h>``.
 
-    As `check_vjp`, for forward mode.
+    As `check_vjp`, for forward mode: the same arguments and errors.
 
     >>> check_jvp(lambda x: torch.sin(x) * x.sum(), torch.ones(3, dtype=torch.float64))
     """

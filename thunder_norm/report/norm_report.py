@@ -214,6 +214,9 @@ def norm_report(
 def load_norm_report(path: str | Path) -> NormReport:
     """The report that `NormReport.save` wrote to a file.
 
+    Args:
+        path: of the file.
+
     Raises:
         SavedFileError: no such file, a damaged one, or one of a newer format.
         OSError: the file cannot be read.
