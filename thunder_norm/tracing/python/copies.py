@@ -13,8 +13,7 @@ from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.shared_memory.aliases import given_as, memory_of, storage_address
-from thunder_norm.tracing.torch_functions.function_overrides import overrides_torch_function
-from thunder_norm.wrapper_classes import flattened, is_wrapper
+from thunder_norm.wrapper_classes import flattened, is_wrapper, overrides_torch_function
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, make_opaque, wrap_const
 from thunder.core.jit_ext import get_jit_ctx

@@ -16,6 +16,7 @@ from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
+from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, operator_of
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, WrappedValue, do_raise, wrap_const
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
@@ -49,6 +50,16 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
             stack.pop_wrapped()
             stack.pop_wrapped()
             return found if found is _EXCEPTION_RAISED else stack.append(found)
+    if (
+        of_class(b)
+        and is_asked_first(b, a, name := _REFLECTED[op.value % BINARY_OP.IADD.value])
+        and op.value < BINARY_OP.IADD.value
+    ):
+        result = thunders._interpret_call(wrap_const(operator_of(b, name)), b, a)
+        if result is _EXCEPTION_RAISED or result.value is not NotImplemented:
+            stack.pop_wrapped()
+            stack.pop_wrapped()
+            return result if result is _EXCEPTION_RAISED else stack.append(result)
     kind, base = type(b.value), type(a.value)
     if kind is base or isinstance(a.value, Proxy) or not (issubclass(kind, base) or issubclass(base, _SEQUENCES)):
         return _thunders_binary_op(stack, op)
