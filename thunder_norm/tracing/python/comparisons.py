@@ -21,7 +21,7 @@ from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.python.identities import object_behind
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions.known_values import is_replaced
-from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, operator_of
+from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, own_operator
 from thunder_norm.tracing.torch_functions.torch_arguments import as_pythons, holds_number
 from thunder.core import dtypes
 from thunder.core import interpreter as thunders
@@ -82,7 +82,8 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
         a, b = as_pythons(a), as_pythons(b)
         result = thunders._interpret_call(COMPARISONS[operation], a, b)
         return result if result is _EXCEPTION_RAISED else stack.append(result)
-    if operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
+    has_own = any(own_operator(x, name) is not None for x in (a, b) for name in _METHODS[operation])
+    if not has_own and operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
         stack.pop_wrapped()
         stack.pop_wrapped()
         return stack.append(_wrapped(operation == "!=", a, b))
@@ -123,7 +124,8 @@ def _of_classes(a: WrappedValue, b: WrappedValue, operation: str) -> Any:
         asked.reverse()
     for left, right, method in asked:
         if type(left.value) is TensorProxy:
-            result = thunders._interpret_call(wrap_const(operator_of(left, method)), left, right)
+            of_torch = getattr(torch.Tensor, method)
+            result = thunders._interpret_call(wrap_const(own_operator(left, method) or of_torch), left, right)
         elif _has_own(left, operation):
             result = _asked(left, right, method)
         else:

@@ -16,7 +16,7 @@ from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
-from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, operator_of
+from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, own_operator
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, WrappedValue, do_raise, wrap_const
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
@@ -50,16 +50,12 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
             stack.pop_wrapped()
             stack.pop_wrapped()
             return found if found is _EXCEPTION_RAISED else stack.append(found)
-    if (
-        of_class(b)
-        and is_asked_first(b, a, name := _REFLECTED[op.value % BINARY_OP.IADD.value])
-        and op.value < BINARY_OP.IADD.value
-    ):
-        result = thunders._interpret_call(wrap_const(operator_of(b, name)), b, a)
-        if result is _EXCEPTION_RAISED or result.value is not NotImplemented:
+    if of_class(a) or of_class(b):
+        found = _of_class(op, a, b)
+        if found is not None and (found is _EXCEPTION_RAISED or found.value is not NotImplemented):
             stack.pop_wrapped()
             stack.pop_wrapped()
-            return result if result is _EXCEPTION_RAISED else stack.append(result)
+            return found if found is _EXCEPTION_RAISED else stack.append(found)
     kind, base = type(b.value), type(a.value)
     if kind is base or isinstance(a.value, Proxy) or not (issubclass(kind, base) or issubclass(base, _SEQUENCES)):
         return _thunders_binary_op(stack, op)
@@ -85,6 +81,20 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
     if result.value is NotImplemented:
         return do_raise(_unsupported(op, base, kind))
     stack.append(result)
+    return None
+
+
+def _of_class(op: BINARY_OP, a: WrappedValue, b: WrappedValue) -> Any:
+    """What a method of its own says that the class of a tensor has; None where torch's or another object's is asked first."""
+    reflected = _REFLECTED[op.value % BINARY_OP.IADD.value]
+    names = [reflected.replace("__r", f"__{kind}", 1) for kind in ("i", "")]
+    asked = [(own_operator(a, name), a, b) for name in names[op.value < BINARY_OP.IADD.value :]]
+    of_right = own_operator(b, reflected), b, a
+    if of_right[0] is not None and (isinstance(a.value, int | float | complex) or is_asked_first(b, a, reflected)):
+        asked = [of_right, *asked] if op.value < BINARY_OP.IADD.value or asked[0][0] is None else [asked[0], of_right, *asked[1:]]
+    for method, x, other in asked:
+        if method is not None:
+            return thunders._interpret_call(wrap_const(method), x, other)
     return None
 
 

@@ -104,7 +104,13 @@ class _First(TorchFunctionMode):
 
 @functools.cache
 def _told_to_modes() -> frozenset[Callable]:
-    return frozenset(torch.overrides.get_testing_overrides()) | frozenset(_device_constructors())
+    return frozenset(torch.overrides.get_testing_overrides()) | frozenset(_device_constructors()) | _TOLD_TOO
+
+
+_TOLD_TOO = frozenset(  # which torch's list leaves out
+    getattr(torch.Tensor, name)
+    for name in "new new_empty new_full new_ones new_tensor new_zeros stride to_padded_tensor unflatten".split()
+)
 
 
 def _in_mode(function: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,9 @@ done here.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch._tensor import _convert
 from torch.overrides import get_default_nowrap_functions
 from torch.utils._pytree import tree_leaves
 
-from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.lookasides import instead_of, look_up
 from thunder_norm.tracing.torch_functions import function_modes, known_classes
 from thunder_norm.wrapper_classes import DEFAULT_TORCH_FUNCTION
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, unwrap, wrap_const
@@ -30,6 +32,10 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, W
     asked = _asked([*args, *kwargs.values()])
     if not asked or known_classes.say_nothing():
         return None
+    if isinstance(fn, BuiltinFunctionType) and (method := look_up(_BY_METHODS, fn)) is not None:
+        return lambda x, *rest: _interpret_call(
+            lambda bound, *given: bound(*given), _interpret_call(getattr, x, wrap_const(method)), *rest
+        )
     told = _told(fn, args)
     if told is None:
         return None
@@ -42,6 +48,13 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, W
     if says is None:
         return lambda *_, **__: do_raise(TypeError(_nobody_answers(told, types)))
     return functools.partial(_as_torch_does, says, told, fn)
+
+
+# Python's functions that ask what stands for a tensor, natively.
+_BY_METHODS = {
+    **{abs: "__abs__", round: "__round__", operator.abs: "__abs__"},
+    **{operator.neg: "__neg__", operator.pos: "__pos__", operator.inv: "__invert__", operator.invert: "__invert__"},
+}
 
 
 def _told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
