@@ -18,7 +18,15 @@ from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, own_operator
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, WrappedValue, do_raise, wrap_const
+from thunder.core.interpreter import (
+    BINARY_OP,
+    InterpreterRuntimeCtx,
+    InterpreterStack,
+    WrappedValue,
+    do_raise,
+    unwrap,
+    wrap_const,
+)
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 
 _REFLECTED = (
@@ -247,7 +255,26 @@ def _delitem(*args: WrappedValue) -> Any:
     return thunders._interpret_call(_delete_item, *args)
 
 
+def _users_location(runtime: InterpreterRuntimeCtx) -> tuple[str, Any] | tuple[None, None]:
+    """Where the program is: functions of ours that are interpreted in place of others are none of its."""
+    for frame in reversed(runtime.frame_stack):
+        module = unwrap(frame.globals).get("__name__", "")
+        if not module.startswith(_NOT_OF_PROGRAMS):
+            return frame.code.co_filename, frame.positions
+    return _thunders_location(runtime)
+
+
+_thunders_location = InterpreterRuntimeCtx.get_current_user_source_location
+_NOT_OF_PROGRAMS = ("thunder.core.interpreter", "thunder.core.jit_ext", "thunder.torch", "thunder_norm.")
+
+
 REPLACEMENTS = (
+    Replacement(
+        InterpreterRuntimeCtx,
+        "get_current_user_source_location",
+        _users_location,
+        'get_current_user_source_location: if modname not in ("thunder.core.interpreter", ...)',
+    ),
     Replacement(thunders, "_binary_op_helper", _binary_op, "outofplace_impl in _binary_op, which asks the left operand first"),
     Replacement(InterpreterRuntimeCtx, "curexc", property(_curexc.fget, _set_current), "do_raise: runtimectx.curexc = value"),
 )

@@ -58,6 +58,8 @@ def function_told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None
     if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return fn
     name = _name_of(fn)
+    if name == "__iter__":  # which torch writes with others
+        return None
     if args and isinstance(args[0].value, TensorProxy):
         if isinstance(fn, Symbol) or getattr(type(args[0].value), name, None) is fn:
             fn = getattr(torch.Tensor, name, fn)
@@ -107,10 +109,8 @@ def _told_to_modes() -> frozenset[Callable]:
     return frozenset(torch.overrides.get_testing_overrides()) | frozenset(_device_constructors()) | _TOLD_TOO
 
 
-_TOLD_TOO = frozenset(  # which torch's list leaves out
-    getattr(torch.Tensor, name)
-    for name in "new new_empty new_full new_ones new_tensor new_zeros stride to_padded_tensor unflatten".split()
-)
+_METHODS = "new new_empty new_full new_ones new_tensor new_zeros stride to_padded_tensor unflatten".split()
+_TOLD_TOO = frozenset({torch.autograd.grad, *(getattr(torch.Tensor, name) for name in _METHODS)})  # which torch's list leaves out
 
 
 def _in_mode(function: Callable, *args: Any, **kwargs: Any) -> Any:

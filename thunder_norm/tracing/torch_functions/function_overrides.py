@@ -36,6 +36,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, W
         return lambda x, *rest: _interpret_call(
             lambda bound, *given: bound(*given), _interpret_call(getattr, x, wrap_const(method)), *rest
         )
+    if getattr(fn, "__name__", "") == "__iter__":
+        return lambda x: _interpret_call(lambda of: iter(of.unbind(0)), x)
     told = _told(fn, args)
     if told is None:
         return None
@@ -52,7 +54,7 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, W
 
 # Python's functions that ask what stands for a tensor, natively.
 _BY_METHODS = {
-    **{abs: "__abs__", round: "__round__", operator.abs: "__abs__"},
+    **{abs: "__abs__", operator.abs: "__abs__"},
     **{operator.neg: "__neg__", operator.pos: "__pos__", operator.inv: "__invert__", operator.invert: "__invert__"},
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils._pytree import tree_map
 
 from thunder_norm.tracing.guarding.bindable import bindable, executor
 from thunder_norm.tracing.shared_memory import aliases
@@ -135,9 +136,25 @@ def with_plain_inputs(trace: TraceCtx) -> TraceCtx:
     rest = [b for b in trace.bound_symbols if b.sym.id is not prims.PrimIDs.DEL]
     first = next(i for i, b in enumerate(rest) if b.sym.id is not prims.PrimIDs.UNPACK_TRIVIAL)
     computed = [b.from_bsym_swap_proxies(plain, skip_output=True) if _computes(b) else b for b in rest[first:]]
-    new.bound_symbols = [*rest[:first], *made, *computed]
+    new.bound_symbols = [
+        *rest[:first],
+        *made,
+        *_returning_given(computed, dict(zip((b.output.name for b in made), given, strict=True))),
+    ]
     frees = any(b.sym.name == "clear_mutable_collection" for b in trace.bound_symbols)
     return del_last_used(dce(new), clear_mutable_collections=frees)
+
+
+def _returning_given(bsyms: list[BoundSymbol], given: dict[str, TensorProxy]) -> list[BoundSymbol]:
+    """Have what was written into in place be returned as the object that it was given as: `given` has it by the name of the plain tensor."""
+    for b in bsyms:
+        pairs = zip(b.flat_proxy_args, b.flat_proxy_outs, strict=False) if b.sym.id is prims.PrimIDs.UPDATE_ALIASES else ()
+        pairs = zip(b.args[1:2], b.flat_proxy_outs, strict=False) if b.sym.name in ("copy_", "torch_copy_") else pairs
+        given |= {made.name: given[old.name] for old, made in pairs if getattr(old, "name", None) in given}
+    *rest, returned = bsyms
+    results, *saved = returned.args
+    results = tree_map(lambda p: given.get(p.name, p) if isinstance(p, TensorProxy) else p, results)
+    return [*rest, returned.from_bsym(args=(results, *saved))]
 
 
 def _computes(bsym: BoundSymbol) -> bool:
@@ -176,5 +193,5 @@ def _restoring(proxy: TensorProxy, cls: type, epilogue: TraceCtx) -> BoundSymbol
 
 
 def _of_class(cls: type, x: torch.Tensor) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), torch.set_grad_enabled(x.requires_grad):  # an epilogue runs without gradients
         return x.as_subclass(cls)

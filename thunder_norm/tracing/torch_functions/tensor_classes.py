@@ -27,6 +27,7 @@ from thunder.core.interpreter import (
     WrappedValue,
     _interpret_call,
     do_raise,
+    get_interpreterruntimectx,
     populate_attribute_wrapper,
     wrap_const,
 )
@@ -46,9 +47,7 @@ def method(obj: WrappedValue, name: Any) -> Callable | None:
         return None
     if name == "as_subclass":
         return functools.partial(_bound, _as_subclass)
-    cls = type(obj.original_value)
-    if not issubclass(cls, torch.Tensor):
-        cls = known_classes.class_of(obj.value) if known_classes.are_met() else torch.Tensor
+    cls = _class(obj)
     if cls in _PLAIN or not _is_plain_class(cls):
         return None
     found = in_classes(_own(cls), name)
@@ -58,7 +57,25 @@ def method(obj: WrappedValue, name: Any) -> Callable | None:
         return functools.partial(_computed, found.fget)
     if found is MISSING and isinstance(name, str) and not hasattr(torch.Tensor, name):
         _noted(obj, name)
+        computed = in_classes(_own(cls), "__getattr__")
+        return functools.partial(_got, computed) if isinstance(computed, FunctionType) else None
     return None if found is MISSING else functools.partial(_of_class, cls)
+
+
+def setter(obj: WrappedValue, name: Any) -> Callable | None:
+    """What to call for `setattr` of a plain tensor whose class has a property of its own under `name`; None otherwise."""
+    found = in_classes(_own(_class(obj)), name) if isinstance(name, str) else MISSING
+    if not isinstance(found, property) or found.fset is None:
+        return None
+    return lambda x, _, value: _interpret_call(found.fset, x, value)
+
+
+def _class(obj: WrappedValue) -> type:
+    """The class of a plain tensor in eager mode."""
+    cls = type(obj.original_value)
+    if not issubclass(cls, torch.Tensor):
+        cls = known_classes.class_of(obj.value) if known_classes.are_met() else torch.Tensor
+    return cls
 
 
 def of_class(obj: WrappedValue) -> bool:
@@ -223,6 +240,17 @@ def _bound(function: FunctionType, obj: WrappedValue, name: WrappedValue, *_: Wr
 def _computed(getter: Callable, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     _noted(obj, name.value)
     return _interpret_call(getter, obj)
+
+
+def _got(computed: FunctionType, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    found = _interpret_call(computed, obj, name)
+    if found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not default:
+        return found
+    runtime = get_interpreterruntimectx()
+    if not isinstance(runtime.curexc, AttributeError):
+        return found
+    runtime.curexc = None
+    return default[0]
 
 
 def _of_class(cls: type, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
