@@ -222,7 +222,10 @@ def outcome(f: Callable, kind: str, requires_grad: bool) -> Any:
 
 @pytest.mark.parametrize(
     ("program", "kind", "requires_grad"),
-    [(p, kind, p is functions or (r and p is not written)) for p, kind, r in crossed(PROGRAMS, CLASSES, [False, True])],
+    [
+        (p, "unit" if p is functions and kind == "meta" else kind, p is functions or (r and p is not written))
+        for p, kind, r in crossed(PROGRAMS, CLASSES, [False, True])
+    ],
 )
 def test_eager_mode_is_met(program: Callable, kind: str, requires_grad: bool):
     jitted = thunder.jit(program, transforms=[SubclassTransform()])

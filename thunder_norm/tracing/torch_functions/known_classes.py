@@ -148,7 +148,7 @@ def with_plain_inputs(trace: TraceCtx) -> TraceCtx:
 def _returning_given(bsyms: list[BoundSymbol], given: dict[str, TensorProxy]) -> list[BoundSymbol]:
     """Have what was written into in place be returned as the object that it was given as: `given` has it by the name of the plain tensor."""
     for b in bsyms:
-        pairs = zip(b.flat_proxy_args, b.flat_proxy_outs, strict=False) if b.sym.id is prims.PrimIDs.UPDATE_ALIASES else ()
+        pairs = zip(b.flat_proxy_args, b.flat_proxy_outs, strict=False) if b.sym.name == "update_aliases" else ()
         pairs = zip(b.args[1:2], b.flat_proxy_outs, strict=False) if b.sym.name in ("copy_", "torch_copy_") else pairs
         given |= {made.name: given[old.name] for old, made in pairs if getattr(old, "name", None) in given}
     *rest, returned = bsyms

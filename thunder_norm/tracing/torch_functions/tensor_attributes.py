@@ -78,7 +78,7 @@ class _OwnDict(dict):
             )
         )
 
-    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # pyright: ignore[reportAssignmentType]
 
 
 def own_dict(obj: WrappedValue, *_: WrappedValue) -> WrappedValue:
