@@ -266,7 +266,9 @@ def assert_same(got: Any, want: Any) -> None:
         elif want.is_floating_point() and want.element_size() == 1:
             assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
         else:
-            torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7, equal_nan=True)
+            with torch._C.DisableTorchFunctionSubclass():  # a class may say that none is equal
+                plain = got.as_subclass(torch.Tensor), want.as_subclass(torch.Tensor)
+            torch.testing.assert_close(*plain, rtol=1e-6, atol=1e-7, equal_nan=True)
     elif isinstance(want, dict):
         assert type(got) is type(want) and list(got) == list(want)
         for key in want:

@@ -158,3 +158,12 @@ def gives_its_class(cls: type) -> bool:
     if not is_of_users(cls) or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return False
     return cls.__torch_function__ is not torch._C._disabled_torch_function_impl
+
+
+def overrides_torch_function(cls: type) -> bool:
+    """Whether a class says itself what torch's functions do with it."""
+    own = cls.__torch_function__
+    return own is not torch._C._disabled_torch_function_impl and getattr(own, "__func__", None) is not DEFAULT_TORCH_FUNCTION
+
+
+DEFAULT_TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__

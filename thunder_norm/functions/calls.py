@@ -25,7 +25,6 @@ from thunder_norm.tracing.activity import depending_on_gradients
 from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.locations import with_users_line
 from thunder_norm.tracing.recording import gradients_recorded, scope
-from thunder_norm.tracing.torch_functions import result_classes
 from thunder_norm.tracing.torch_functions.named_results import without_fields
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder.core import prims
@@ -147,7 +146,6 @@ def _written(
     except Exception as e:  # of a rule, or of Thunder's own checks: the user's to see, not a crash of the interpreter
         return do_raise(e)
     result = finish(call, bsyms, result)
-    result_classes.note_unknown(tree_flatten(result)[0])
     try:
         shown = closed(result)
     except ThunderNormError as e:

@@ -17,8 +17,8 @@ from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder_norm.tracing.torch_functions.function_overrides import overrides_torch_function
 from thunder_norm.tracing.torch_functions.tensor_attributes import tensor_of_given
+from thunder_norm.wrapper_classes import overrides_torch_function
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy

@@ -38,7 +38,7 @@ from thunder_norm.tracing.guarding import guards, overwritten, run_unseen
 from thunder_norm.tracing.guarding.bindable import guard, guard_arguments
 from thunder_norm.tracing.guarding.stored import same_keys
 from thunder_norm.tracing.provenances import provenance_of, walked, walked_from
-from thunder_norm.tracing.torch_functions import tensor_attributes
+from thunder_norm.tracing.torch_functions import known_classes, tensor_attributes
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import PseudoInst, WrappedValue
@@ -320,7 +320,8 @@ class SideEffects:
                 vars(new[0]).pop(place, None) if value is _ABSENT else setattr(new[0], place, value)
 
         wrapped = [w for w in of_tensor.values.values() if w is not None]
-        values = [of_tensor.owner, *(_ABSENT if w is None else w.value for w in of_tensor.values.values())]
+        owner = known_classes.returned(of_tensor.owner, epilogue) if isinstance(of_tensor.owner, TensorProxy) else of_tensor.owner
+        values = [owner, *(_ABSENT if w is None else w.value for w in of_tensor.values.values())]
         self._keep_attributes(epilogue, wrapped, values, "attributes of a tensor", put)
         self.give_attributes(epilogue, None)
 

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedSubclassError, with_details
 from thunder_norm.subclass.classes import jagged
 from thunder_norm.tracing.guarding.tensor_checks import check_like
-from thunder_norm.tracing.torch_functions.tensor_classes import operators_of
 from thunder_norm.wrapper_classes import PROTOCOL, check_stable, dispatches, flattened, inner_tensors, is_wrapper, unflattened
 
 _opaque_objects = sys.modules.get("torch._library.opaque_object")  # torch 2.9 has none
@@ -39,10 +38,7 @@ def check_supported(x: torch.Tensor) -> None:
                 with_details("a nested tensor of the strided layout cannot be interpreted", instead="layout=torch.jagged")
             )
         return
-    if not dispatches(cls):
-        _check_operators(cls)
-        return
-    if is_wrapper(x):
+    if not dispatches(cls) or is_wrapper(x):
         return
     if isinstance(x, torch._subclasses.FakeTensor):
         return
@@ -57,18 +53,6 @@ def check_supported(x: torch.Tensor) -> None:
             "torch runs its operations on the objects themselves",
         )
     )
-
-
-def _check_operators(cls: type) -> None:
-    own = operators_of(cls)
-    if own:
-        raise UnsupportedSubclassError(
-            with_details(
-                f"{cls.__module__}.{cls.__qualname__} has operators of its own: {', '.join(own)}",
-                why="a trace does torch's with its tensors, as the class does not dispatch",
-                instead="methods with other names, or a __torch_dispatch__ and the protocol of wrapper subclasses",
-            )
-        )
 
 
 def taken_apart(x: torch.Tensor) -> tuple[tuple[str, ...], Any]:

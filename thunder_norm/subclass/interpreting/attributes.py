@@ -23,8 +23,7 @@ from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
-from thunder_norm.tracing.torch_functions.function_overrides import overrides_torch_function
-from thunder_norm.wrapper_classes import is_wrapper
+from thunder_norm.wrapper_classes import is_wrapper, overrides_torch_function
 from thunder.core import interpreter
 from thunder.core.interpreter import (
     WrappedValue,

@@ -28,7 +28,7 @@ from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.guarding.layouts import guard_layout, guard_put_off
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder_norm.tracing.torch_functions import result_classes
+from thunder_norm.tracing.torch_functions import known_classes
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -160,8 +160,7 @@ def _type(acquisition: Acquisition | None, obj: WrappedValue) -> Any:
     real = _real(acquisition, obj)
     if real is not None:
         _guard_type(obj, real)
-    example = _example(real, obj)
-    return wrapped_result(torch.Tensor if example is None else type(example), [obj.provenance])
+    return wrapped_result(_class_of(real, obj), [obj.provenance])
 
 
 def _is_instance(acquisition: Acquisition | None, obj: WrappedValue, cls: WrappedValue) -> Any:
@@ -169,27 +168,26 @@ def _is_instance(acquisition: Acquisition | None, obj: WrappedValue, cls: Wrappe
     real, expected = _real(acquisition, obj), unwrap(cls)
     if real is not None:
         _guard_type(obj, real)
-    example = _example(real, obj)
-    result = isinstance(_like(obj.value) if example is None else example, expected)
-    return wrapped_result(result, [obj.provenance, cls.provenance])
+    return wrapped_result(isinstance(_example(real, obj), expected), [obj.provenance, cls.provenance])
 
 
-def _example(real: torch.Tensor | None, obj: WrappedValue) -> torch.Tensor | None:
-    """An input itself, or what stands for a result of a class of a user's; None for a plain result."""
-    return result_classes.example_of(obj.value) if real is None else real
+def _class_of(real: torch.Tensor | None, obj: WrappedValue) -> type:
+    """The class of an input, or of a result."""
+    return known_classes.class_of(obj.value) if real is None else type(real)
 
 
-def _like(proxy: TensorProxy) -> torch.Tensor:
-    """A tensor of the dtype and device of a result: of which ``torch.FloatTensor`` it is an instance hangs on these."""
+def _example(real: torch.Tensor | None, obj: WrappedValue) -> torch.Tensor:
+    """An input itself, or what stands for a result: of which ``torch.FloatTensor`` it is an instance hangs on its dtype and device."""
+    if real is not None:
+        return real
     with _disable_current_modes():
-        return torch.empty(0, dtype=dtypes.to_torch_dtype(proxy.dtype), device=devices.to_torch_device(proxy.device))
+        return known_classes.example(obj.value, known_classes.class_of(obj.value))
 
 
 def _has_attribute(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue) -> Any:
     """Called for ``hasattr(t, name)``."""
     real = _real(acquisition, obj)
-    example = _example(real, obj)
-    found = hasattr(torch.Tensor if example is None else example, unwrap(name))
+    found = hasattr(known_classes.class_of(obj.value) if real is None else real, unwrap(name))
     if real is not None and type(real) not in (torch.Tensor, torch.nn.Parameter):
         guards.note(obj, "has", unwrap(name), found)
     return wrapped_result(found, [obj.provenance, name.provenance])

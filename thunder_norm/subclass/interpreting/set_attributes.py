@@ -17,8 +17,7 @@ from thunder_norm.subclass.classes.jagged import is_jagged_class
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.torch_functions.function_overrides import overrides_torch_function
-from thunder_norm.wrapper_classes import flattened
+from thunder_norm.wrapper_classes import flattened, overrides_torch_function
 from thunder.core import interpreter
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise, unwrap, wrap_const
 from thunder.core.proxies import TensorProxy

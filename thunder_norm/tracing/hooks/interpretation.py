@@ -28,8 +28,10 @@ from thunder_norm.tracing.torch_functions import (
     causal_bias,
     constructors,
     function_modes,
+    function_overrides,
     higher_order_operators,
     known_arguments,
+    known_classes,
     known_values,
     modules,
     named_results,
@@ -41,8 +43,8 @@ from thunder_norm.tracing.torch_functions import (
 )
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
-from thunder.core.proxies import Proxy, ProxyTag
-from thunder.core.trace import TraceCtx
+from thunder.core.proxies import Proxy, ProxyTag, TensorProxy
+from thunder.core.trace import TraceCtx, get_tracectx
 
 _original_process = jit_ext.process_recorded_modifications
 _original_value = jit_ext.build_value_from_wrapped
@@ -57,7 +59,9 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     if asked is None:
         return thunders_proxy(x, name, history)
     aliases.note(x, history)
-    found = asked.proxy(x, own_name(name, x, jit_ext.get_jit_ctx().computation_trace), history)
+    with torch._C.DisableTorchFunctionSubclass():  # what a class says of its shape is asked where the program asks
+        found = asked.proxy(x, own_name(name, x, jit_ext.get_jit_ctx().computation_trace), history)
+    known_classes.mark(found, x)
     if isinstance(found, Proxy) and not isinstance(x, torch.nn.Parameter) and is_parameter_of_module(history):
         # unpack_parameter_or_buffer_or_submodule asserts it; functional_call gives any tensor
         found.tags.add(ProxyTag.STATIC_MEMORY_LOCATION)
@@ -97,7 +101,12 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
     if fn is getattr and asked is not None:  # more than half of all calls, of which most below have nothing to say
         guards.note_call(fn, args)
         autocast.note_call()
-        found = function_modes.lookaside(fn, args) or attributes.lookaside(fn, args) or asked.lookaside(fn, args, kwargs)
+        found = (
+            function_modes.lookaside(fn, args)
+            or attributes.lookaside(fn, args)
+            or function_overrides.lookaside(fn, args, kwargs)
+            or asked.lookaside(fn, args, kwargs)
+        )
         return found if len(args) > 1 else misused.refusing(fn, found)
     if special_methods.is_compared_by_own_method(fn):
         return None  # its ``__call__`` is interpreted
@@ -110,6 +119,9 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         in_mode = function_modes.lookaside(fn, args)
         if in_mode is not None:
             return in_mode
+        of_class = function_overrides.lookaside(fn, args, kwargs)
+        if of_class is not None:
+            return of_class
         about_python = (
             attributes.lookaside(fn, args)
             or identities.lookaside(fn, args)
@@ -171,6 +183,7 @@ def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
     process = functools.partial(_original_process if asked is None else _processed, ctx, epilogue)
     process() if asked is None else asked.write_epilogue(ctx, epilogue, process)
     if asked is not None:
+        known_classes.restore_kept(epilogue)
         changing_numbers.note(ctx._constraints)
         own_changes.let_be(ctx, guards.roots())
         arrays.check(ctx.computation_trace)
@@ -233,6 +246,8 @@ def _value(wrapped_v: WrappedValue) -> Any:
         return _original_value(wrapped_v)
     if own_changes.is_moved(wrapped_v):
         return wrapped_v.value
+    if type(wrapped_v.value) is TensorProxy:
+        return known_classes.returned(asked.result(wrapped_v, _original_value), get_tracectx())
     for key, wrapped_key in list(getattr(wrapped_v, "key_wrappers", {}).items()):
         is_itself = wrapped_key.provenance.inst is PseudoInst.CONSTANT  # of an enum's member Thunder knows nothing to write
         if is_itself or jit_ext.should_register_for_prologue(

@@ -21,6 +21,7 @@ from thunder_norm.tracing.shared_memory.freed_inputs import freeing_inputs
 from thunder_norm.tracing.shared_memory.saved_tensors import releasing_saved
 from thunder_norm.tracing.shared_memory.views_of_results import reshaping_results
 from thunder_norm.tracing.torch_functions.attention_kernels import with_torchs_masks
+from thunder_norm.tracing.torch_functions.known_classes import with_plain_inputs
 from thunder.core import jit_ext
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue
@@ -99,7 +100,7 @@ class Participant(Transform):
 
     def transform_trace_post_optimization(self, computation_trace: TraceCtx, **kwargs: Any) -> TraceCtx:
         """The program that runs, forward or backward, which lets go of tensors as soon as nobody needs them, and whose views need no layout."""
-        return freeing_inputs(releasing_saved(reshaping_results(with_torchs_masks(computation_trace))))
+        return freeing_inputs(releasing_saved(reshaping_results(with_torchs_masks(with_plain_inputs(computation_trace)))))
 
 
 _BROUGHT: dict[type, Callable[[], Participant]] = {}

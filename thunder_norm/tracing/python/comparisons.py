@@ -21,6 +21,7 @@ from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.python.identities import object_behind
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions.known_values import is_replaced
+from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, own_operator
 from thunder_norm.tracing.torch_functions.torch_arguments import as_pythons, holds_number
 from thunder.core import dtypes
 from thunder.core import interpreter as thunders
@@ -81,10 +82,15 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
         a, b = as_pythons(a), as_pythons(b)
         result = thunders._interpret_call(COMPARISONS[operation], a, b)
         return result if result is _EXCEPTION_RAISED else stack.append(result)
-    if operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
+    has_own = any(own_operator(x, name) is not None for x in (a, b) for name in _METHODS[operation])
+    if not has_own and operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
         stack.pop_wrapped()
         stack.pop_wrapped()
         return stack.append(_wrapped(operation == "!=", a, b))
+    if of_class(a) or of_class(b):
+        stack.pop_wrapped()
+        stack.pop_wrapped()
+        return _taken(_of_classes(a, b, operation), inst, stack)
     # torch's function refuses as torch does, and is asked for what a tensor is since it was written into
     if (operation in _ORDERS and _are_complex(a, b)) or is_replaced(a.value) or is_replaced(b.value):
         stack.pop_wrapped()
@@ -99,10 +105,36 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
             return do_raise(e)
     stack.pop_wrapped()
     stack.pop_wrapped()
-    result = _compared(a, b, operation)
+    return _taken(_compared(a, b, operation), inst, stack)
+
+
+def _taken(result: Any, inst: dis.Instruction, stack: InterpreterStack) -> Any:
+    """Put the result of a comparison on the stack."""
+    assert inst.arg is not None
     if result is not _EXCEPTION_RAISED and sys.version_info >= (3, 13) and inst.arg & _WANTS_BOOL:
         result = thunders._interpret_call(bool, result)
     return result if result is _EXCEPTION_RAISED else stack.append(result)
+
+
+def _of_classes(a: WrappedValue, b: WrappedValue, operation: str) -> Any:
+    """The same for tensors of classes that do not dispatch, which may say it themselves."""
+    name, reflected = _METHODS[operation]
+    asked = [(a, b, name), (b, a, reflected)]
+    if of_class(b) and is_asked_first(b, a, reflected):
+        asked.reverse()
+    for left, right, method in asked:
+        if type(left.value) is TensorProxy:
+            of_torch = getattr(torch.Tensor, method)
+            result = thunders._interpret_call(wrap_const(own_operator(left, method) or of_torch), left, right)
+        elif _has_own(left, operation):
+            result = _asked(left, right, method)
+        else:
+            continue
+        if result is _EXCEPTION_RAISED or result.value is not NotImplemented:
+            return result
+    if operation in ("==", "!="):
+        return _wrapped(_is_one(a, b) is (operation == "=="), a, b)
+    return do_raise(_without_order(operation, a.value, b.value))
 
 
 def _of_tensors(stack: InterpreterStack, operation: str, a: WrappedValue, b: WrappedValue) -> Any:

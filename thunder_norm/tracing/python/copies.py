@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from thunder_norm.errors import EscapeError
+from thunder_norm.errors import EscapeError, UnsupportedSubclassError, with_details
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
+from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.shared_memory.aliases import given_as, memory_of, storage_address
-from thunder_norm.tracing.torch_functions.function_overrides import overrides_torch_function
-from thunder_norm.wrapper_classes import flattened, is_wrapper
+from thunder_norm.tracing.torch_functions.known_classes import class_of
+from thunder_norm.tracing.torch_functions.tensor_classes import of_class
+from thunder_norm.wrapper_classes import flattened, is_wrapper, overrides_torch_function
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import WrappedValue, make_opaque, wrap_const
+from thunder.core.interpreter import WrappedValue, do_raise, make_opaque, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
@@ -24,12 +27,24 @@ from thunder.core.trace import get_tracectx
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn`, if it copies a tensor; None for all others."""
+    if (fn is copy.deepcopy or fn is copy.copy) and args and of_class(args[0]):
+        return functools.partial(_refused, fn)
     if fn is copy.deepcopy and args and isinstance(args[0].value, TensorProxy):
         found = wrap_const(_place(args[0]))
         return lambda *given, **named: thunders._interpret_call(_deep_copied, found, *given, **named)
     if fn is copy.copy and args and isinstance(args[0].value, TensorProxy):
         return lambda *given: thunders._interpret_call(_copied, *given)
     return None
+
+
+def _refused(fn: Callable, x: WrappedValue, *_: WrappedValue) -> Any:
+    error = with_details(
+        f"copy.{fn.__name__} of a {class_of(x.value).__qualname__}, a tensor whose class does not dispatch",
+        at=location_of_user(),
+        why="torch makes it of what the class says it is pickled as",
+        instead="x.clone()",
+    )
+    return do_raise(UnsupportedSubclassError(error))
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,17 @@ from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
+from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, own_operator
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import BINARY_OP, InterpreterRuntimeCtx, InterpreterStack, WrappedValue, do_raise, wrap_const
+from thunder.core.interpreter import (
+    BINARY_OP,
+    InterpreterRuntimeCtx,
+    InterpreterStack,
+    WrappedValue,
+    do_raise,
+    unwrap,
+    wrap_const,
+)
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 
 _REFLECTED = (
@@ -49,6 +58,12 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
             stack.pop_wrapped()
             stack.pop_wrapped()
             return found if found is _EXCEPTION_RAISED else stack.append(found)
+    if of_class(a) or of_class(b):
+        found = _of_class(op, a, b)
+        if found is not None and (found is _EXCEPTION_RAISED or found.value is not NotImplemented):
+            stack.pop_wrapped()
+            stack.pop_wrapped()
+            return found if found is _EXCEPTION_RAISED else stack.append(found)
     kind, base = type(b.value), type(a.value)
     if kind is base or isinstance(a.value, Proxy) or not (issubclass(kind, base) or issubclass(base, _SEQUENCES)):
         return _thunders_binary_op(stack, op)
@@ -74,6 +89,20 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
     if result.value is NotImplemented:
         return do_raise(_unsupported(op, base, kind))
     stack.append(result)
+    return None
+
+
+def _of_class(op: BINARY_OP, a: WrappedValue, b: WrappedValue) -> Any:
+    """What a method of its own says that the class of a tensor has; None where torch's or another object's is asked first."""
+    reflected = _REFLECTED[op.value % BINARY_OP.IADD.value]
+    names = [reflected.replace("__r", f"__{kind}", 1) for kind in ("i", "")]
+    asked = [(own_operator(a, name), a, b) for name in names[op.value < BINARY_OP.IADD.value :]]
+    of_right = own_operator(b, reflected), b, a
+    if of_right[0] is not None and (isinstance(a.value, int | float | complex) or is_asked_first(b, a, reflected)):
+        asked = [of_right, *asked] if op.value < BINARY_OP.IADD.value or asked[0][0] is None else [asked[0], of_right, *asked[1:]]
+    for method, x, other in asked:
+        if method is not None:
+            return thunders._interpret_call(wrap_const(method), x, other)
     return None
 
 
@@ -226,7 +255,26 @@ def _delitem(*args: WrappedValue) -> Any:
     return thunders._interpret_call(_delete_item, *args)
 
 
+def _users_location(runtime: InterpreterRuntimeCtx) -> tuple[str, Any] | tuple[None, None]:
+    """Where the program is: functions of ours that are interpreted in place of others are none of its."""
+    for frame in reversed(runtime.frame_stack):
+        module = unwrap(frame.globals).get("__name__", "")
+        if not module.startswith(_NOT_OF_PROGRAMS):
+            return frame.code.co_filename, frame.positions
+    return _thunders_location(runtime)
+
+
+_thunders_location = InterpreterRuntimeCtx.get_current_user_source_location
+_NOT_OF_PROGRAMS = ("thunder.core.interpreter", "thunder.core.jit_ext", "thunder.torch", "thunder_norm.")
+
+
 REPLACEMENTS = (
+    Replacement(
+        InterpreterRuntimeCtx,
+        "get_current_user_source_location",
+        _users_location,
+        'get_current_user_source_location: if modname not in ("thunder.core.interpreter", ...)',
+    ),
     Replacement(thunders, "_binary_op_helper", _binary_op, "outofplace_impl in _binary_op, which asks the left operand first"),
     Replacement(InterpreterRuntimeCtx, "curexc", property(_curexc.fget, _set_current), "do_raise: runtimectx.curexc = value"),
 )

@@ -39,8 +39,9 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     """What to call instead of `fn`, if it makes a tensor, of a sequence say, as Thunder does not; None for all others."""
     if fn is torch.Tensor._make_subclass and args and issubclass(args[0].value, torch.nn.Parameter):
         return _refuse_parameter
-    if tensor_classes.makes_one(fn, args):
-        return tensor_classes.refused
+    of_class = tensor_classes.making(fn, args, functools.partial(_of_class, torch.Tensor))
+    if of_class is not None:
+        return of_class
     if fn is torch.Tensor.new and args and type(args[0].value) is TensorProxy:
         return _new
     place: Any = 1 if isinstance(fn, Symbol) and fn.name == "new_tensor" else look_up(_OF_SEQUENCES, fn)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import GetSetDescriptorType
 from typing import Any
 
@@ -39,25 +39,27 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if not _entered():
         return None
     if fn is getattr:
-        getter = _getter(*args[:2]) if len(args) > 1 else None
+        getter = getter_told(*args[:2]) if len(args) > 1 else None
         return None if getter is None else lambda obj, *_: _interpret_call(_in_mode, wrap_const(getter), obj)
-    function = _function_of_torch(fn, args)
+    function = function_told(fn, args)
     return None if function is None else functools.partial(_interpret_call, _in_mode, wrap_const(function))
 
 
-def _getter(obj: WrappedValue, name: WrappedValue) -> Callable | None:
-    """What torch tells a mode when an attribute of a tensor is read; None where nothing is."""
+def getter_told(obj: WrappedValue, name: WrappedValue) -> Callable | None:
+    """What torch tells modes and classes when an attribute of a tensor is read; None where nothing is."""
     if not isinstance(obj.value, TensorProxy) or type(name.value) is not str:
         return None
     found = getattr(torch.Tensor, name.value, None)
     return found.__get__ if type(found) is GetSetDescriptorType and found.__get__ in _told_to_modes() else None
 
 
-def _function_of_torch(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
-    """What torch tells a mode is called: of methods and operators of tensors in a trace, those of torch's."""
+def function_told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
+    """What torch tells modes and classes is called: of methods and operators of tensors in a trace, those of torch's."""
     if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return fn
-    name = fn.name if isinstance(fn, Symbol) else getattr(fn, "__name__", "")
+    name = _name_of(fn)
+    if name == "__iter__":  # which torch writes with others
+        return None
     if args and isinstance(args[0].value, TensorProxy):
         if isinstance(fn, Symbol) or getattr(type(args[0].value), name, None) is fn:
             fn = getattr(torch.Tensor, name, fn)
@@ -67,6 +69,13 @@ def _function_of_torch(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable
         return fn if fn in _told_to_modes() else None
     except TypeError:  # not hashable
         return None
+
+
+def _name_of(fn: Any) -> str:
+    """What torch calls a function: of some Thunder's symbol has another name, and an id that ends with torch's."""
+    if isinstance(fn, Symbol):
+        return fn.id.rpartition(".")[2] if isinstance(fn.id, str) else fn.name
+    return getattr(fn, "__name__", "")
 
 
 @functools.cache
@@ -97,7 +106,11 @@ class _First(TorchFunctionMode):
 
 @functools.cache
 def _told_to_modes() -> frozenset[Callable]:
-    return frozenset(torch.overrides.get_testing_overrides()) | frozenset(_device_constructors())
+    return frozenset(torch.overrides.get_testing_overrides()) | frozenset(_device_constructors()) | _TOLD_TOO
+
+
+_METHODS = "new new_empty new_full new_ones new_tensor new_zeros stride to_padded_tensor unflatten".split()
+_TOLD_TOO = frozenset({torch.autograd.grad, *(getattr(torch.Tensor, name) for name in _METHODS)})  # which torch's list leaves out
 
 
 def _in_mode(function: Callable, *args: Any, **kwargs: Any) -> Any:

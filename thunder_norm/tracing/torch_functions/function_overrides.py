@@ -1,190 +1,216 @@
-"""Classes without dispatch that say in their ``__torch_function__`` what torch's functions do with their tensors.
+"""What a ``__torch_function__`` says: torch's functions ask the classes of their arguments, and a program is traced through their answers.
 
-A trace has plain tensors, and torch's operations on them.  Whether that is what the class does is tried for each operation of a trace: the
-torch functions that may stand behind it are called on the meta device with tensors of the class and with plain ones, and the operators that
-reach the dispatcher are compared.
+Such classes are derived from torch.Tensor and do not dispatch, or are no tensors at all.  Where the program calls a function of torch's, their
+``__torch_function__`` is interpreted as the program is.  Torch's own, which gives results the class of the arguments, is not: what it does is
+done here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map
+from torch._tensor import _convert
+from torch.overrides import get_default_nowrap_functions
+from torch.utils._pytree import tree_leaves
 
-from thunder_norm.errors import UnsupportedSubclassError, with_details
-from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.lookasides import instead_of
-from thunder_norm.tracing.translation import for_torch
-from thunder_norm.trees import map_leaves
-from thunder_norm.wrapper_classes import gives_its_class
-from thunder.core import devices
-from thunder.core.compile_data import get_compile_data
-from thunder.core.interpreter import wrap_const
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol
-from thunder.core.trace import TraceCtx
+from thunder_norm.tracing.lookasides import instead_of, look_up
+from thunder_norm.tracing.torch_functions import function_modes, known_classes
+from thunder_norm.wrapper_classes import DEFAULT_TORCH_FUNCTION
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, unwrap, wrap_const
+from thunder.core.proxies import Proxy, TensorProxy
 
-_PLACES = (torch, torch.Tensor, F, torch.special, torch.linalg, torch.fft, torch._C._nn)
-_READ = "T dtype grad is_leaf is_sparse itemsize layout mT names ndim requires_grad shape".split()
-_ASKED: tuple[Callable, ...] = (
-    *(functools.partial(lambda name, x: getattr(x, name), name) for name in _READ),
-    torch.Tensor.size,
-    torch.Tensor.stride,
-    torch.Tensor.numel,
-    torch.Tensor.dim,
-    torch.Tensor.is_contiguous,
-    torch.Tensor.is_floating_point,
-    torch.is_tensor,
-    len,
-)
-_OPERATORS = {"true_divide": ("truediv", "div"), "div": ("truediv", "div"), "floor_divide": ("floordiv",), "rsub": ("sub",)}
-_Log = list[tuple[Any, ...]]
-_DISABLED = "_thunder_norm_classes_say_nothing"  # of compile data: where the program has it so
+_DISABLED = torch._C._disabled_torch_function_impl
 
 
-def check(trace: TraceCtx, inputs: Iterable[torch.Tensor]) -> None:
-    """Refuse a program with a tensor whose class does something else than torch with it.
-
-    Args:
-        trace: the computation that was acquired.
-        inputs: the tensors that it was given, parameters and globals among them.
-
-    Raises:
-        UnsupportedSubclassError: it does, or it cannot be tried.
-    """
-    inputs, where = list(inputs), vars(get_compile_data()).pop(_DISABLED, None)
-    if where is not None and any(gives_its_class(type(x)) for x in inputs):
-        raise UnsupportedSubclassError(
-            with_details(
-                "DisableTorchFunctionSubclass in a program with tensors of a class that does not dispatch",
-                at=where,
-                why="a trace calls torch's functions when the program has been gone through, and the class says then what comes out",
-                instead="x.as_subclass(torch.Tensor) of what the program is given",
-            )
+def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> Callable | None:
+    """What to call instead of `fn`, if it is a function of torch's, and the class of an argument has something to say of it; None otherwise."""
+    asked = _asked([*args, *kwargs.values()])
+    if not asked or known_classes.say_nothing():
+        return None
+    if isinstance(fn, BuiltinFunctionType) and (method := look_up(_BY_METHODS, fn)) is not None:
+        return lambda x, *rest: _interpret_call(
+            lambda bound, *given: bound(*given), _interpret_call(getattr, x, wrap_const(method)), *rest
         )
-    for x in {type(x): x for x in inputs if _says_itself(type(x))}.values():
-        like = torch.empty(2, 3, device="meta")
-        for function in _ASKED:
-            _compare(x, function, (like,), {})
-        for bsym in trace.bound_symbols:
-            args, kwargs = on_meta((bsym.args, bsym.kwargs))
-            for function in functions_of(bsym):
-                if function.__name__.startswith("__"):  # an operator, with its operands alone, or reflected
-                    _compare(x, function, args, {})
-                    _compare(x, function, args[::-1], {})
-                else:
-                    _compare(x, function, args, kwargs)
+    if getattr(fn, "__name__", "") == "__iter__":
+        return lambda x: _interpret_call(lambda of: iter(of.unbind(0)), x)
+    told = _told(fn, args)
+    if told is None:
+        return None
+    types = list(asked)
+    if not all(getattr(getattr(cls, "__torch_function__", None), "__func__", None) is DEFAULT_TORCH_FUNCTION for cls in types):
+        of_program = wrap_const(told), wrap_const(tuple(types)), wrap_const(len(types)), *asked.values()
+        given = args[:1] if fn is getattr else args
+        return lambda *_, **named: _interpret_call(_ask, *of_program, *given, **named)
+    says = next((cls for cls in types if all(issubclass(cls, other) for other in types)), None)
+    if says is None:
+        return lambda *_, **__: do_raise(TypeError(_nobody_answers(told, types)))
+    return functools.partial(_as_torch_does, says, told, fn)
+
+
+# Python's functions that ask what stands for a tensor, natively.
+_BY_METHODS = {
+    **{abs: "__abs__", operator.abs: "__abs__"},
+    **{operator.neg: "__neg__", operator.pos: "__pos__", operator.inv: "__invert__", operator.invert: "__invert__"},
+}
+
+
+def _told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
+    """Which function of torch's a class is asked of."""
+    if fn is getattr:
+        return function_modes.getter_told(*args[:2]) if len(args) > 1 else None
+    return function_modes.function_told(fn, args)
+
+
+def _asked(values: Sequence[Any]) -> dict[type, WrappedValue]:
+    """By type what is asked, in torch's order: as the arguments come, those of derived classes first; nothing beside wrappers, which dispatch."""
+    found: dict[type, WrappedValue] = {}
+    has_classes = known_classes.are_met()
+    for v in _one_by_one(values):
+        value = v.value if isinstance(v, WrappedValue) else v
+        kind = type(value)
+        if kind in _PLAIN or (kind is TensorProxy and not has_classes):
+            continue
+        if kind is TensorProxy:
+            cls = known_classes.class_of(value)
+            asked = None if cls is torch.Tensor or cls.__torch_function__ is _DISABLED else wrap_const(cls)
+        elif isinstance(value, Proxy):
+            if isinstance(value, TensorProxy):
+                return {}
+            continue
+        else:
+            cls, asked = kind, (v if isinstance(v, WrappedValue) else wrap_const(v)) if _answers_by_itself(kind) else None
+        if asked is not None and cls not in found:
+            place = next((i for i, other in enumerate(found) if issubclass(cls, other)), len(found))
+            items = list(found.items())
+            found = dict([*items[:place], (cls, asked), *items[place:]])
+    return found
+
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type, slice, dict})
+
+
+def _one_by_one(values: Sequence[Any]) -> Iterator[Any]:
+    """Arguments, and what is in lists and tuples of them, as torch looks for tensors."""
+    for v in values:
+        value = v.value if isinstance(v, WrappedValue) else v
+        if type(value) is list or type(value) is tuple:
+            yield from value
+        else:
+            yield v
+
+
+@functools.cache
+def _answers_by_itself(kind: type) -> bool:
+    """Whether objects that are no tensors say what torch's functions do with them."""
+    return hasattr(kind, "__torch_function__") and not issubclass(kind, torch.Tensor | torch.overrides.TorchFunctionMode)
+
+
+def _ask(told: Callable, types: tuple[type, ...], count: int, /, *args: Any, **kwargs: Any) -> Any:
+    """Interpreted: ask one after the other."""
+    for asked in args[:count]:
+        if kwargs:
+            found = asked.__torch_function__(told, types, args[count:], kwargs)
+        else:
+            found = asked.__torch_function__(told, types, args[count:])
+        if found is not NotImplemented:
+            return found
+    raise TypeError(_nobody_answers(told, types))
+
+
+def _nobody_answers(told: Callable, types: Sequence[type]) -> str:
+    listed = "".join(f"\n\n  - tensor subclass {cls}" for cls in types)
+    return f"Multiple dispatch failed for '{told}'; all __torch_function__ handlers returned NotImplemented:{listed}"
+
+
+# -- what torch's own says ------------------------------------------------------------------------------------------------------
+
+
+@instead_of(DEFAULT_TORCH_FUNCTION)
+def _torchs_own(
+    cls: WrappedValue, func: WrappedValue, types: WrappedValue, args: Any = None, kwargs: Any = None, /, **named: WrappedValue
+) -> Any:
+    """Called for ``super().__torch_function__(func, types, args, kwargs)``."""
+    args, kwargs = named.get("args", args), named.get("kwargs", kwargs)
+    if not all(issubclass(cls.value, t) for t in unwrap(types)):
+        return wrap_const(NotImplemented)
+    args = wrap_const(()) if args is None else args
+    kwargs = wrap_const({}) if kwargs is None or kwargs.value is None else kwargs
+    with known_classes.saying_nothing():
+        found = _interpret_call(_call, func, args, kwargs)
+    return _given_class(found, cls.value, func.value, list(args.value))
+
+
+@instead_of(_DISABLED)
+def _torchs_own_of_nothing(func: WrappedValue, types: WrappedValue, args: Any = None, kwargs: Any = None, /) -> Any:
+    """Called for ``super().__torch_function__(func, types, args, kwargs)`` of a class derived from one that has nothing to say."""
+    args = wrap_const(()) if args is None else args
+    kwargs = wrap_const({}) if kwargs is None or kwargs.value is None else kwargs
+    with known_classes.saying_nothing():
+        return _interpret_call(_call, func, args, kwargs)
+
+
+def _call(func: Callable, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _as_torch_does(cls: type, told: Callable, fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for a function of torch's of tensors whose classes leave it to torch."""
+    with known_classes.saying_nothing():
+        found = _interpret_call(fn, *args, **kwargs)
+    return _given_class(found, cls, told, args)
+
+
+def _given_class(found: Any, cls: type, told: Callable, args: Sequence[Any]) -> Any:
+    """Give results a class: what an operation in place returns is what it was given."""
+    if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED or told in get_default_nowrap_functions():
+        return found
+    if type(found.value) is TensorProxy and args and _writes(told):
+        into = args[0] if isinstance(args[0], WrappedValue) else found
+        if type(into.value) is TensorProxy and issubclass(known_classes.class_of(into.value), cls):
+            return into
+    made = [p for p in tree_leaves(found.value) if type(p) is TensorProxy and not issubclass(known_classes.class_of(p), cls)]
+    given = {v.name for v in tree_leaves([a.value if isinstance(a, WrappedValue) else a for a in args]) if isinstance(v, Proxy)}
+    if any(p.name in given or p.history is not None for p in made):
+        return _interpret_call(_convert, found, wrap_const(cls))
+    for p in made:
+        known_classes.note(p, cls)
+    return found
+
+
+def _writes(told: Callable) -> bool:
+    """Whether a method is one in place: ``add_``, ``__iadd__``."""
+    name = getattr(told, "__name__", "")
+    return hasattr(torch.Tensor, f"__{name[3:]}") if name.startswith("__i") else name.endswith("_") and not name.startswith("__")
+
+
+# -- contexts -------------------------------------------------------------------------------------------------------------------
+
+
+class _Disabling:
+    """What a program enters in place of torch's contexts, which it has left before the trace runs."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 @instead_of(torch._C.DisableTorchFunctionSubclass)
 @instead_of(torch._C.DisableTorchFunction)
 def _disabled() -> Any:
-    """Called where a program has classes say nothing: it has left that before the trace runs."""
-    vars(get_compile_data()).setdefault(_DISABLED, location_of_user())
-    return wrap_const(contextlib.nullcontext())
+    return wrap_const(_Disabling())
 
 
-def overrides_torch_function(cls: type) -> bool:
-    """Whether a class says itself what torch's functions do with it."""
-    own = cls.__torch_function__
-    return own is not torch._C._disabled_torch_function_impl and getattr(own, "__func__", None) is not _DEFAULT_TORCH_FUNCTION
+@instead_of(_Disabling.__enter__)
+def _enter(_: WrappedValue) -> WrappedValue:
+    known_classes.enter()
+    return wrap_const(None)
 
 
-_DEFAULT_TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__
-
-
-def _says_itself(cls: type) -> bool:
-    """Whether a class of a user's does that does not dispatch: torch's own are known."""
-    is_wrapper = cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    return not is_wrapper and overrides_torch_function(cls) and cls.__torch_function__.__module__.partition(".")[0] != "torch"
-
-
-def functions_of(bsym: BoundSymbol) -> list[Callable]:
-    """What a program may have called for an operation of its trace, and what may run for it: a function, a method, an operator, in place or not."""
-    name = bsym.sym.name.rpartition(".")[2].rstrip("_").removeprefix("torch_")
-    names = (name, f"{name}_", *(f"__{kind}{base}__" for base in _OPERATORS.get(name, (name,)) for kind in ("", "r", "i")))
-    found = [getattr(place, n, None) for n in names for place in _PLACES]
-    return list({id(f): f for f in found if callable(f)}.values())
-
-
-def on_meta(tree: Any, examples: Mapping[str, torch.Tensor] = MappingProxyType({})) -> Any:
-    """Arguments for torch's functions: for proxies the `examples` that have their names, or plain tensors on the meta device."""
-
-    def made(v: Any) -> Any:
-        if isinstance(v, TensorProxy):
-            if v.name in examples:
-                return examples[v.name]
-            return torch.empty(tuple(map(int, v.shape)), dtype=for_torch(v.dtype), device="meta")
-        return torch.device("meta") if isinstance(v, devices.Device) else for_torch(v)
-
-    return map_leaves(made, tree)
-
-
-def of_class(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A tensor like a plain one that is of the class of `x`, with its attributes."""
-    with torch._C.DisableTorchFunctionSubclass():
-        made = torch.Tensor._make_subclass(type(x), like)
-    made.__dict__.update(vars(x))
-    return made
-
-
-def _compare(x: torch.Tensor, function: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Refuse where a class does something else than torch with a function."""
-    with _disable_current_modes(), torch.no_grad():
-        try:
-            wanted = _logged(function, *tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) else v, (args, kwargs)))
-        except Exception:  # noqa: BLE001 - not what stands behind the operation
-            return
-        try:
-            found = _logged(function, *tree_map(lambda v: of_class(x, v) if isinstance(v, torch.Tensor) else v, (args, kwargs)))
-        except Exception as e:
-            raise _refused(type(x), function, f"it raises {type(e).__name__}: {e}") from e
-    if found != wanted:
-        raise _refused(type(x), function, "it computes something else than torch")
-
-
-def _logged(function: Callable, args: tuple, kwargs: dict[str, Any]) -> _Log:
-    """What reaches the dispatcher in a call, and what it returns."""
-    log: _Log = []
-    with _Logging(log):
-        found = function(*args, **kwargs)
-    log.append(("returned", _described(found)))
-    return log
-
-
-class _Logging(TorchDispatchMode):
-    def __init__(self, log: _Log):
-        super().__init__()
-        self.log = log
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is not torch.ops.aten.alias.default and func is not torch.ops.aten.detach.default:
-            self.log.append((func, _described((args, kwargs or {}))))
-        return func(*args, **(kwargs or {}))
-
-
-def _described(tree: Any) -> str:
-    def described(v: Any) -> Any:
-        return (tuple(v.shape), v.dtype, v.stride()) if isinstance(v, torch.Tensor) else v
-
-    with torch._C.DisableTorchFunctionSubclass():
-        return repr(tree_map(described, tree))
-
-
-def _refused(cls: type, function: Callable, what: str) -> UnsupportedSubclassError:
-    name = getattr(function, "__qualname__", None) or str(getattr(function, "args", function))
-    return UnsupportedSubclassError(
-        with_details(
-            f"{cls.__module__}.{cls.__qualname__} has a __torch_function__ of its own, and a program that does not do what it says",
-            of=f"{name}: {what}",
-            why="a trace does torch's operations with its tensors, as the class does not dispatch",
-            instead="x.as_subclass(torch.Tensor) of what the program is given, or a __torch_dispatch__ and the protocol of wrapper subclasses",
-        )
-    )
+@instead_of(_Disabling.__exit__)
+def _leave(*_: WrappedValue) -> WrappedValue:
+    known_classes.leave()
+    return wrap_const(None)

@@ -17,9 +17,12 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.guarding.ways import path_of
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
-from thunder_norm.tracing.torch_functions.function_overrides import on_meta
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
+from thunder_norm.tracing.translation import for_torch
+from thunder_norm.trees import map_leaves
+from thunder.core import devices
 from thunder.core.interpreter import WrappedValue, unwrap, wrap_const
+from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
 
 
@@ -55,4 +58,15 @@ def _infer(module: WrappedValue, _: WrappedValue, args: WrappedValue, kwargs: Wr
                 instead="call the module itself once, with an input like those to come",
             )
         )
-    raise Uninitialized(module.value, *on_meta((unwrap(args), {} if kwargs is None else unwrap(kwargs))))
+    raise Uninitialized(module.value, *_on_meta((unwrap(args), {} if kwargs is None else unwrap(kwargs))))
+
+
+def _on_meta(tree: Any) -> Any:
+    """Arguments for a function of torch's: for proxies tensors without numbers."""
+
+    def made(v: Any) -> Any:
+        if isinstance(v, TensorProxy):
+            return torch.empty(tuple(map(int, v.shape)), dtype=for_torch(v.dtype), device="meta")
+        return torch.device("meta") if isinstance(v, devices.Device) else for_torch(v)
+
+    return map_leaves(made, tree)

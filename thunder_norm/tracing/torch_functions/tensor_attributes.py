@@ -21,6 +21,7 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import member_of_module, place_in_module
 from thunder_norm.tracing.shared_memory import aliases, replaced_memory
 from thunder_norm.tracing.shared_memory.version_counters import give_own
+from thunder_norm.tracing.torch_functions import tensor_classes
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext, prims
 from thunder.core.dtypes import to_torch_dtype
@@ -61,6 +62,34 @@ def read(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
         return thunders.wrap_attribute(found, obj, name)
     guards.note(obj, "own attribute", name.value, same_as(found))
     return wrap_const(found)
+
+
+class _OwnDict(dict):
+    """The attributes that a tensor has of its own, to be read."""
+
+    @thunders.make_opaque
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise UnsupportedOpError(
+            with_details(
+                "__dict__ of a tensor is written into",
+                at=location_of_user(),
+                why="the trace computes new tensors, the one given to the program would stay as it is",
+                instead="setattr(tensor, name, value)",
+            )
+        )
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # pyright: ignore[reportAssignmentType]
+
+
+def own_dict(obj: WrappedValue, *_: WrappedValue) -> WrappedValue:
+    """Called for ``x.__dict__`` of a plain tensor: what is there in the call at hand, and what the program has set."""
+    real, known = _given(obj), _known(obj)
+    found = {} if real is None else dict(vars(real))
+    if real is not None:
+        guards.note_at(obj.value.history, "own attribute", "__dict__", same_as(found))
+    for name, value in {} if known is None else known.values.items():
+        found.pop(name, None) if value is None else found.update({name: value.value})
+    return wrap_const(_OwnDict(found))
 
 
 def data_of(obj: WrappedValue, *_: WrappedValue) -> Any:
@@ -150,6 +179,9 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
     """What to call for `setattr` of a plain tensor."""
+    setter = tensor_classes.setter(obj, name.value)
+    if setter is not None:
+        return setter
     if not hasattr(torch.Tensor, name.value):
         return _refuse if _is_of_module(obj) else _set_users
     if name.value == "grad":

@@ -19,10 +19,18 @@ from thunder_norm.tracing.guarding.classes import MISSING, in_classes
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.shared_memory import aliases
-from thunder_norm.tracing.torch_functions import result_classes
+from thunder_norm.tracing.torch_functions import known_classes
 from thunder_norm.wrapper_classes import is_of_users
 from thunder.core import prims
-from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, populate_attribute_wrapper, wrap_const
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    WrappedValue,
+    _interpret_call,
+    do_raise,
+    get_interpreterruntimectx,
+    populate_attribute_wrapper,
+    wrap_const,
+)
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
 
@@ -34,25 +42,68 @@ _AS_TORCHS = frozenset(
 
 
 def method(obj: WrappedValue, name: Any) -> Callable | None:
-    """What to call for `getattr` of an input whose class has a method or property of its own under `name`; None otherwise."""
-    if name == "as_subclass" and type(obj.value) is TensorProxy:
-        return refused
-    cls, example = type(obj.original_value), None
-    if cls in _PLAIN or type(obj.value) is not TensorProxy or name in _AS_TORCHS:
+    """What to call for `getattr` of a plain tensor whose class has a method or property of its own under `name`; None otherwise."""
+    if type(obj.value) is not TensorProxy or name in _AS_TORCHS:
         return None
-    if not issubclass(cls, torch.Tensor) and aliases.noted_of_classes():
-        example = result_classes.example_of(obj.value)
-        cls = type(example)
-    if not _is_plain_class(cls):
+    if name == "as_subclass":
+        return functools.partial(_bound, _as_subclass)
+    cls = _class(obj)
+    if cls in _PLAIN or not _is_plain_class(cls):
         return None
-    if example is not None and name in vars(example):
-        return lambda *_: wrap_const(vars(example)[name])
     found = in_classes(_own(cls), name)
     if isinstance(found, FunctionType):
         return functools.partial(_bound, found)
     if isinstance(found, property) and found.fget is not None:
         return functools.partial(_computed, found.fget)
+    if found is MISSING and isinstance(name, str) and not hasattr(torch.Tensor, name):
+        _noted(obj, name)
+        computed = in_classes(_own(cls), "__getattr__")
+        return functools.partial(_got, computed) if isinstance(computed, FunctionType) else None
     return None if found is MISSING else functools.partial(_of_class, cls)
+
+
+def setter(obj: WrappedValue, name: Any) -> Callable | None:
+    """What to call for `setattr` of a plain tensor whose class has a property of its own under `name`; None otherwise."""
+    found = in_classes(_own(_class(obj)), name) if isinstance(name, str) else MISSING
+    if not isinstance(found, property) or found.fset is None:
+        return None
+    return lambda x, _, value: _interpret_call(found.fset, x, value)
+
+
+def _class(obj: WrappedValue) -> type:
+    """The class of a plain tensor in eager mode."""
+    cls = type(obj.original_value)
+    if not issubclass(cls, torch.Tensor):
+        cls = known_classes.class_of(obj.value) if known_classes.are_met() else torch.Tensor
+    return cls
+
+
+def of_class(obj: WrappedValue) -> bool:
+    """Whether it is a plain tensor that is of such a class in eager mode."""
+    return type(obj.value) is TensorProxy and known_classes.are_met() and known_classes.class_of(obj.value) is not torch.Tensor
+
+
+def own_operator(obj: WrappedValue, name: str) -> Callable | None:
+    """The method that the class of a plain tensor has of its own for an operator; None if that is torch's."""
+    if not of_class(obj):
+        return None
+    found = in_classes(_own(known_classes.class_of(obj.value)), name)
+    if found is MISSING:
+        return None
+    _noted(obj, name)
+    return found
+
+
+def is_asked_first(right: WrappedValue, left: WrappedValue, reflected: str) -> bool:
+    """Whether a tensor is asked for an operator before what stands left of it: its class derives from that one's, and says it anew."""
+    kinds = [known_classes.class_of(x.value) if type(x.value) is TensorProxy else type(x.value) for x in (left, right)]
+    if kinds[0] is kinds[1] or not issubclass(kinds[1], kinds[0]):
+        return False
+    return in_classes(kinds[1].__mro__, reflected) is not in_classes(kinds[0].__mro__, reflected)
+
+
+def _as_subclass(x: torch.Tensor, cls: Any) -> torch.Tensor:
+    return torch.Tensor.as_subclass(x, cls)
 
 
 def check_classes_of_plain_tensors(*tensors: torch.Tensor) -> None:
@@ -79,20 +130,76 @@ def guard(prologue: TraceCtx) -> None:
         prologue.bound_symbols.insert(len(prologue.bound_symbols) - 1, _check.bind(*tensors, output=None))
 
 
-def makes_one(fn: Callable, args: Sequence[WrappedValue]) -> bool:
-    """Whether a call makes a tensor of such a class of one that a trace has: a method of torch's that is called by its name, or the class."""
-    if fn is torch.Tensor.as_subclass:
-        return any(type(a.value) is TensorProxy for a in args[:1])
-    if fn is torch.Tensor._make_subclass:
-        return len(args) > 1 and type(args[1].value) is TensorProxy and _is_plain_class(args[0].value)
-    if not isinstance(fn, type(torch.Tensor)) or fn in _PLAIN or not _is_plain_class(fn):
-        return False
-    return in_classes(_own(fn), "__new__") is MISSING and any(type(a.value) is TensorProxy for a in args)
+def making(fn: Any, args: Sequence[WrappedValue], new: Callable) -> Callable | None:
+    """What to call instead of `fn`, if it makes a tensor of such a class; None otherwise.
+
+    Args:
+        fn: what is called.
+        args: with which arguments.
+        new: what to call for ``torch.Tensor.__new__(torch.Tensor, ...)``.
+    """
+    if fn is torch.Tensor.as_subclass and len(args) > 1 and type(args[0].value) is TensorProxy:
+        return _viewed
+    if fn is torch.Tensor._make_subclass and len(args) > 1 and type(args[1].value) is TensorProxy:
+        return _detached if _is_plain_class(args[0].value) else refused
+    if fn is torch.Tensor.__new__ and args and _is_of_users(args[0].value):
+        return functools.partial(_new, new)
+    if _is_of_users(fn) and type(fn).__call__ is type.__call__:
+        init = in_classes(_own(fn), "__init__")
+        init = wrap_const(init if isinstance(init, FunctionType) else None)
+        return functools.partial(_interpret_call, _constructed, wrap_const(fn), init)
+    return None
 
 
-def operators_of(cls: type) -> list[str]:
-    """The operators of torch's tensors that a class without dispatch has written anew: a trace does torch's."""
-    return [name for base in _own(cls) for name in vars(base) if name in _OPERATORS] if _is_plain_class(cls) else []
+def _is_of_users(cls: Any) -> bool:
+    """Whether it is a class of a user's, of which the program may make tensors: no parameters."""
+    return (
+        isinstance(cls, type(torch.Tensor))
+        and is_of_users(cls)
+        and _is_plain_class(cls)
+        and not issubclass(cls, torch.nn.Parameter)
+    )
+
+
+def _constructed(cls: Any, init: Callable | None, /, *args: Any, **kwargs: Any) -> torch.Tensor:
+    made = cls.__new__(cls, *args, **kwargs)
+    if init is not None and isinstance(made, cls):
+        init(made, *args, **kwargs)
+    return made
+
+
+def _viewed(x: WrappedValue, cls: WrappedValue) -> Any:
+    """Called for ``x.as_subclass(cls)``: another object with the memory and the history of x."""
+    if not (isinstance(cls.value, type) and issubclass(cls.value, torch.Tensor)):
+        return do_raise(TypeError(f"as_subclass(): argument 'cls' must be a class derived from torch.Tensor, not {cls.value!r}"))
+    if not _is_plain_class(cls.value):
+        return refused()
+    with known_classes.saying_nothing():
+        return _noted_as(cls.value, _interpret_call(torch.Tensor.view_as, x, x))
+
+
+def _detached(cls: WrappedValue, data: WrappedValue, require_grad: WrappedValue | None = None, *_: WrappedValue) -> Any:
+    """Called for ``torch.Tensor._make_subclass(cls, data, require_grad)``."""
+    with known_classes.saying_nothing():
+        return _noted_as(
+            cls.value, _interpret_call(_without_history, data, wrap_const(False) if require_grad is None else require_grad)
+        )
+
+
+def _without_history(data: torch.Tensor, require_grad: bool) -> torch.Tensor:
+    return data.detach().requires_grad_() if require_grad else data.detach()
+
+
+def _new(new: Callable, cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for ``torch.Tensor.__new__(cls, ...)``."""
+    with known_classes.saying_nothing():
+        return _noted_as(cls.value, new(*args, **kwargs))
+
+
+def _noted_as(cls: type, made: Any) -> Any:
+    if made is not INTERPRETER_SIGNALS.EXCEPTION_RAISED and type(made.value) is TensorProxy:
+        known_classes.note(made.value, cls)
+    return made
 
 
 def _is_plain_class(cls: type) -> bool:
@@ -104,14 +211,14 @@ def _own(cls: type) -> tuple[type, ...]:
 
 
 def refused(*_: WrappedValue, **__: WrappedValue) -> Any:
-    """Called for what makes a tensor of such a class in a program."""
+    """Called for what makes a wrapper of a tensor without its class."""
     return do_raise(
         UnsupportedSubclassError(
             with_details(
-                "as_subclass of a tensor in a jitted function: one of a class without __torch_dispatch__ is made",
+                "as_subclass of a plain tensor in a jitted function, with a class that has a __torch_dispatch__",
                 at=location_of_user(),
-                why="a trace has plain tensors and those that classes with a __torch_dispatch__ hold",
-                instead="x.as_subclass(torch.Tensor) of what the function is given, or of what it returns",
+                why="a trace has plain tensors and those that such classes hold",
+                instead="what the class says to make one",
             )
         )
     )
@@ -135,16 +242,17 @@ def _computed(getter: Callable, obj: WrappedValue, name: WrappedValue, *_: Wrapp
     return _interpret_call(getter, obj)
 
 
+def _got(computed: FunctionType, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    found = _interpret_call(computed, obj, name)
+    if found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not default:
+        return found
+    runtime = get_interpreterruntimectx()
+    if not isinstance(runtime.curexc, AttributeError):
+        return found
+    runtime.curexc = None
+    return default[0]
+
+
 def _of_class(cls: type, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     _noted(obj, name.value)
     return _interpret_call(getattr, wrap_const(cls), name)
-
-
-_OPERATORS = frozenset(
-    f"__{prefix}{name}__"
-    for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
-    for prefix in ("", "r", "i")
-) | {
-    f"__{name}__"
-    for name in "lt le gt ge eq ne neg pos abs invert getitem setitem bool int float index len iter contains".split()
-}
