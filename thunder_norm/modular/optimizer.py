@@ -176,7 +176,8 @@ class ModularOptimizer(torch.optim.Optimizer):
             given = param_group["params"]
             is_one = isinstance(given, torch.Tensor)
             if not isinstance(given, set):  # which torch refuses: it has no order
-                param_group = param_group | {"params": [self._named(p) for p in ([given] if is_one else given)]}
+                named = [self._named(p) for p in ([given] if is_one else given)]
+                param_group = param_group | {"params": named, "param_names": []}  # torch leaves them out of an empty group
             check_foreign_options(param_group.keys() - self.defaults, self.defaults, self.norm.model)
             check_options(self.defaults | param_group)
             if (self.defaults | param_group)["noise_adaptation"] is not None:
@@ -377,6 +378,7 @@ class ModularOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # which torch puts there, and no group that was saved has
         for group in self.param_groups:
             group.setdefault("noise_adaptation", None)  # pickled before there was any
         self.__dict__.setdefault("_frozen", [])  # the same
