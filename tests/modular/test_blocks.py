@@ -374,6 +374,7 @@ def test_blocks_that_are_asked_for_are_stepped_or_refused():
 # -- over several processes ------------------------------------------------------------------------------------------------
 
 _CUTS = {
+    "conv.weight": split([3, 7]),
     "hidden.2.weight": split([3, 5]),
     "hidden.4.weight": split([4, 4]),
     "hidden.4.bias": split([2, 6]),
@@ -381,9 +382,17 @@ _CUTS = {
 }
 
 
+def of_one_group() -> nn.Module:
+    model = net()
+    with torch.random.fork_rng():
+        torch.manual_seed(seeded(8))
+        model.conv = nn.Conv1d(6, 10, 3, padding=1)
+    return model
+
+
 def check_sharded(wanted: dict[str, torch.Tensor]) -> None:
     for mesh, *placements in layouts(dist.get_world_size()).values():
-        model = sharded(net(), mesh, *placements)
+        model = sharded(of_one_group(), mesh, *placements)
         optimizer = ModularOptimizer(model, SEQUENCES, blocks=_CUTS, **OPTIONS)
         assert optimizer.norm.blocks.keys() == _CUTS.keys()
         assert_same(train(model, optimizer, range(2)), wanted, 1e-6)
@@ -391,9 +400,9 @@ def check_sharded(wanted: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.slow
 def test_steps_by_blocks_of_shards_are_those_of_one_process():
-    model = net()
+    model = of_one_group()
     wanted = train(model, ModularOptimizer(model, SEQUENCES, blocks=_CUTS, **OPTIONS), range(2))
-    whole = net()
+    whole = of_one_group()
     other = train(whole, ModularOptimizer(whole, SEQUENCES, **OPTIONS), range(2))
     assert [name for name in wanted if not torch.allclose(wanted[name], other[name])] == [n for n in wanted if n in _CUTS]
     run_ranks(2, check_sharded, wanted)
