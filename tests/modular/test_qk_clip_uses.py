@@ -229,6 +229,22 @@ class Mixed(ByHand):
         return t + 1
 
 
+class Distances(nn.Module):
+    """Logits are `-|q - k|^2`, by differences or by what they add up to."""
+
+    def __init__(self, is_added_up):
+        super().__init__()
+        self.is_added_up, self.q, self.k, self.v = is_added_up, nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.is_added_up:
+            logits = 2 * q @ k.mT - q.square().sum(-1, keepdim=True) - k.square().sum(-1).unsqueeze(-2)
+        else:
+            logits = -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)
+        return logits.softmax(-1) @ v
+
+
 class Partly(nn.Module):
     """As Llama 4: queries and keys are normalized without gains in some layers, and not at all in others."""
 
@@ -247,6 +263,8 @@ X = torch.randn(2, 5, 6)
     "make, says",
     [
         (lambda: nn.Linear(6, 4), "no attention is found"),
+        (lambda: Distances(False), "no attention is found(.|\n)*are at most 0 whatever the weights"),
+        (lambda: Distances(True), "head 0 cannot be scaled(.|\n)*taken elsewhere"),
         (Normalized, "head 0 cannot be scaled(.|\n)*normalized, clamped, frozen, or constants are added"),
         (Clamped, "head 0 cannot be scaled(.|\n)*normalized, clamped, frozen, or constants are added"),
         (lambda: Reparametrized(torch.tanh), "nothing multiplies them"),
