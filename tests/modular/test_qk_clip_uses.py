@@ -280,6 +280,25 @@ def test_attentions_that_cannot_be_clipped_are_refused(make, says):
         QKClip(make(), X)
 
 
+class Bent(ByHand):
+    """Logits are a function of products, entry by entry."""
+
+    def __init__(self, bend):
+        super().__init__()
+        self.bend = bend
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.bend(q @ k.mT / 2).softmax(-1) @ v
+
+
+def test_logits_that_are_powers_of_products_are_not_taken_for_these():
+    assert QKClip(Bent(torch.tanh), X, tau=1e-3).step_(X)
+    for stretch in (torch.square, torch.sinh, lambda t: t.relu().pow_(3) + 1):
+        with pytest.raises(NormMismatchError, match="cannot be told from what is done with them before the softmax"):
+            QKClip(Bent(stretch), X, tau=1e-3).step_(X)
+
+
 def test_heads_that_nothing_scales_stay_and_are_refused_when_they_exceed_tau():
     torch.manual_seed(seeded(0))
     model = Partly().to(D)
