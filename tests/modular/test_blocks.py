@@ -60,10 +60,34 @@ class Unequal(nn.Module):
         return torch.cat([a.tanh().sum(-1, keepdim=True), 3 * b.sin()], -1)
 
 
+class GatedKernels(nn.Module):
+    """A kernel whose channels are a gate and what it gates."""
+
+    def __init__(self, of=nn.Conv1d):
+        super().__init__()
+        self.up, self.down = of(3, 8, 3, padding=1), nn.Conv1d(4, 2, 1)
+
+    def forward(self, x):
+        gate, y = self.up(x).chunk(2, 1)
+        return self.down(gate.tanh() * y)
+
+
+class GatedBySeparate(GatedKernels):
+    """The same with a kernel each."""
+
+    def __init__(self, of=nn.Conv1d):
+        super().__init__(of)
+        self.up, self.gate, self.up_of_it = None, of(3, 4, 3, padding=1), of(3, 4, 3, padding=1)
+
+    def forward(self, x):
+        return self.down(self.gate(x).tanh() * self.up_of_it(x))
+
+
 FUSED = {
     "attention": Family(lambda: nn.Sequential(nn.Linear(6, 8), FusedAttention()), torch.randn(2, 3, 6), 0.05),
     "gates": Family(Gated, torch.randn(3, 6), 0.2),
     "unequal blocks": Family(Unequal, torch.randn(3, 6), 0.2),
+    "kernels": Family(GatedKernels, torch.randn(2, 3, 5), 0.2),
 }
 
 
@@ -167,6 +191,30 @@ def test_every_block_is_stepped_initialized_and_projected_by_itself(name):
     for w in rows(model.get_parameter(parameter).detach()):
         assert operator_norm(w).item() == pytest.approx(1, rel=1e-6)
     torch.testing.assert_close(rows(model.get_parameter(parameter))[0], first / 3)
+
+
+@pytest.mark.parametrize("of", [nn.Conv1d, nn.ConvTranspose1d])
+def test_kernels_that_are_several_step_as_separate_ones(of):
+    torch.manual_seed(seeded(0))
+    model, separate, x = GatedKernels(of).to(D), GatedBySeparate(of).to(D), torch.randn(2, 3, 5, dtype=D)
+    axis = 0 if of is nn.Conv1d else 1
+    with torch.no_grad():
+        separate.down.load_state_dict(model.down.state_dict())
+        for i, one in enumerate((separate.gate, separate.up_of_it)):
+            one.weight.copy_(model.up.weight.chunk(2, axis)[i])
+            one.bias.copy_(model.up.bias.chunk(2)[i])
+    torch.testing.assert_close(model(x), separate(x))
+    steps = []
+    for m, blocks in ((model, True), (separate, False)):
+        norm = ModularNorm(m, x, mode="typical", blocks=blocks)
+        m(x).square().sum().backward()
+        step = norm.dualize({name: p.grad for name, p in m.named_parameters()}, method="svd")
+        steps.append({name: t / norm.targets[name] for name, t in step.items()})
+        assert blocks is False or norm.blocks.keys() == {"up.weight", "up.bias"}
+    whole, parts = steps
+    for of_parameter, along in (("weight", axis), ("bias", 0)):
+        together = torch.cat([parts[f"gate.{of_parameter}"], parts[f"up_of_it.{of_parameter}"]], along)
+        torch.testing.assert_close(whole[f"up.{of_parameter}"], together)
 
 
 class Cut(nn.Module):
@@ -308,9 +356,25 @@ def test_blocks_that_make_no_sense_are_refused():
         ModularOptimizer(ModularNorm(model, x), lr=0.1, blocks=True)
 
 
+def test_blocks_that_are_asked_for_are_stepped_or_refused():
+    model = nn.Sequential(nn.Conv1d(4, 8, 3, groups=2), nn.Flatten(), nn.Linear(16, 6), nn.LayerNorm(6), nn.Linear(6, 4))
+    x = torch.randn(2, 4, 4)
+    for name, blocks, why in (
+        ("2.weight", split([8, 8], axis=1), "along the outputs of an operator"),
+        ("3.weight", split([3, 3]), "along a row that has a norm together"),
+        ("0.*ght", split([2, 6]), "each group of a kernel is stepped by itself"),
+    ):
+        with pytest.raises(NormMismatchError, match=f"cannot be stepped by its blocks(.|\n)*{why}"):
+            ModularNorm(model, x, mode="typical", blocks={name: blocks})
+        assert not ModularNorm(model, x, mode="typical", blocks=find_roles(model, x, roles={name: blocks})).blocks
+    asked = {"2.bias": split([4, 2]), "4.weight": split([4])}
+    assert ModularNorm(model, x, mode="typical", blocks=asked).blocks.keys() == {"2.bias"}
+
+
 # -- over several processes ------------------------------------------------------------------------------------------------
 
 _CUTS = {
+    "conv.weight": split([3, 7]),
     "hidden.2.weight": split([3, 5]),
     "hidden.4.weight": split([4, 4]),
     "hidden.4.bias": split([2, 6]),
@@ -318,9 +382,17 @@ _CUTS = {
 }
 
 
+def of_one_group() -> nn.Module:
+    model = net()
+    with torch.random.fork_rng():
+        torch.manual_seed(seeded(8))
+        model.conv = nn.Conv1d(6, 10, 3, padding=1)
+    return model
+
+
 def check_sharded(wanted: dict[str, torch.Tensor]) -> None:
     for mesh, *placements in layouts(dist.get_world_size()).values():
-        model = sharded(net(), mesh, *placements)
+        model = sharded(of_one_group(), mesh, *placements)
         optimizer = ModularOptimizer(model, SEQUENCES, blocks=_CUTS, **OPTIONS)
         assert optimizer.norm.blocks.keys() == _CUTS.keys()
         assert_same(train(model, optimizer, range(2)), wanted, 1e-6)
@@ -328,9 +400,9 @@ def check_sharded(wanted: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.slow
 def test_steps_by_blocks_of_shards_are_those_of_one_process():
-    model = net()
+    model = of_one_group()
     wanted = train(model, ModularOptimizer(model, SEQUENCES, blocks=_CUTS, **OPTIONS), range(2))
-    whole = net()
+    whole = of_one_group()
     other = train(whole, ModularOptimizer(whole, SEQUENCES, **OPTIONS), range(2))
     assert [name for name in wanted if not torch.allclose(wanted[name], other[name])] == [n for n in wanted if n in _CUTS]
     run_ranks(2, check_sharded, wanted)

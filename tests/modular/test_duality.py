@@ -131,6 +131,17 @@ def test_steps_do_not_depend_on_the_size_of_the_gradient(name, scale):
 
 
 @EACH
+def test_autocast_rounds_nothing(name):
+    case = CASES[name]
+    g = torch.randn(case.shape)
+    maps = [case.ball.lmo, lambda t: case.ball.lmo(t, "svd"), lambda t: case.ball.project(5 * t), case.ball.norm]
+    exact = [f(g) for f in maps]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(torch.equal(f(g), t) for f, t in zip(maps, exact, strict=True))
+        assert case.ball.lmo(g.to("meta")).shape == g.shape
+
+
+@EACH
 @pytest.mark.parametrize("method", ["newton_schulz", "svd"])
 def test_stacked_tensors_are_mapped_one_by_one(name, method):
     case = CASES[name]

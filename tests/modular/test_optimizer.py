@@ -118,6 +118,21 @@ def test_groups_have_options_of_their_own():
     assert norm.balls["head.weight"].norm(model.head.weight.detach()) <= 1 + 1e-9
 
 
+def test_a_group_may_be_empty():
+    model, i = made()
+    other, _ = made()
+    groups = [{"params": [], "lr": 0.5}, {"params": [p for p in model.parameters() if p.requires_grad]}]
+    optimizer, plain = ModularOptimizer(model, i, lr=0.1, params=groups), ModularOptimizer(other, i, lr=0.1)
+    optimizer.add_param_group({"params": ()})
+    assert [len(g["param_names"]) for g in optimizer.param_groups] == [0, len(groups[1]["params"]), 0]
+    for _ in range(2):
+        for trained, its in ((model, optimizer), (other, plain)):
+            backward(trained, i)
+            its.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert all(torch.equal(p, values(other)[name]) for name, p in values(model).items())
+
+
 def test_decay_keeps_norms_below_its_inverse_and_projection_below_1():
     for options, limit in (({"weight_decay": 2.0}, 0.5), ({"project": True}, 1.0)):
         model, i = made()
@@ -164,6 +179,22 @@ def test_state_is_saved_and_restored_bit_for_bit():
     train(other, resumed, following, range(3, 6))
     for name, p in values(model).items():
         assert torch.equal(p, values(other)[name]), name
+
+
+@pytest.mark.parametrize(
+    "copied", [lambda x: x, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["itself", "deepcopy", "pickle"]
+)
+def test_a_state_is_loaded_again_and_again(copied: Callable):
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1)
+    backward(model, i)
+    optimizer.step()
+    saved, again = copy.deepcopy(optimizer.state_dict()), copied(optimizer)
+    for _ in range(2):
+        again.load_state_dict(saved)
+        assert again.state_dict()["param_groups"] == saved["param_groups"]
+    with pytest.raises(NormMismatchError, match="no option 'differentiable'"):
+        again.add_param_group({"params": [], "differentiable": True})
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])

@@ -242,3 +242,23 @@ def test_the_state_of_another_optimizer_is_refused_and_nothing_changes(other):
         backward(m, i)
         optimizer.step()
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), same.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("momentum, what", [(0.9, "momentum_buffer"), (0.0, "square_average")])
+def test_the_state_of_parameters_of_other_shapes_is_refused_and_nothing_changes(momentum, what):
+    def of_width(n: int) -> tuple[nn.Module, ModularOptimizer]:
+        model = nn.Sequential(nn.Linear(4, n), nn.LayerNorm(n), nn.Linear(n, 3))
+        optimizer = ModularOptimizer(model, torch.ones(2, 4), lr=0.1, momentum=momentum, noise_adaptation=0.9)
+        model(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+        return model, optimizer
+
+    (_, narrow), (_, wide) = of_width(5), of_width(6)
+    before = copy.deepcopy(wide.state_dict())
+    saved = narrow.state_dict()
+    saved["param_groups"][0]["lr"] = 7.0
+    with pytest.raises(NormMismatchError, match=f"is of another shape(.|\\n)*{what}"):
+        wide.load_state_dict(saved)
+    assert wide.param_groups[0]["lr"] == 0.1
+    for i, state in wide.state_dict()["state"].items():
+        torch.testing.assert_close(state, before["state"][i], rtol=0, atol=0)

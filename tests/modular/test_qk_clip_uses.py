@@ -229,6 +229,22 @@ class Mixed(ByHand):
         return t + 1
 
 
+class Distances(nn.Module):
+    """Logits are `-|q - k|^2`, by differences or by what they add up to."""
+
+    def __init__(self, is_added_up):
+        super().__init__()
+        self.is_added_up, self.q, self.k, self.v = is_added_up, nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.is_added_up:
+            logits = 2 * q @ k.mT - q.square().sum(-1, keepdim=True) - k.square().sum(-1).unsqueeze(-2)
+        else:
+            logits = -(q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)
+        return logits.softmax(-1) @ v
+
+
 class Partly(nn.Module):
     """As Llama 4: queries and keys are normalized without gains in some layers, and not at all in others."""
 
@@ -247,6 +263,8 @@ X = torch.randn(2, 5, 6)
     "make, says",
     [
         (lambda: nn.Linear(6, 4), "no attention is found"),
+        (lambda: Distances(False), "no attention is found(.|\n)*are at most 0 whatever the weights"),
+        (lambda: Distances(True), "head 0 cannot be scaled(.|\n)*taken elsewhere"),
         (Normalized, "head 0 cannot be scaled(.|\n)*normalized, clamped, frozen, or constants are added"),
         (Clamped, "head 0 cannot be scaled(.|\n)*normalized, clamped, frozen, or constants are added"),
         (lambda: Reparametrized(torch.tanh), "nothing multiplies them"),
@@ -260,6 +278,25 @@ X = torch.randn(2, 5, 6)
 def test_attentions_that_cannot_be_clipped_are_refused(make, says):
     with pytest.raises(NormMismatchError, match=says):
         QKClip(make(), X)
+
+
+class Bent(ByHand):
+    """Logits are a function of products, entry by entry."""
+
+    def __init__(self, bend):
+        super().__init__()
+        self.bend = bend
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return self.bend(q @ k.mT / 2).softmax(-1) @ v
+
+
+def test_logits_that_are_powers_of_products_are_not_taken_for_these():
+    assert QKClip(Bent(torch.tanh), X, tau=1e-3).step_(X)
+    for stretch in (torch.square, torch.sinh, lambda t: t.relu().pow_(3) + 1):
+        with pytest.raises(NormMismatchError, match="cannot be told from what is done with them before the softmax"):
+            QKClip(Bent(stretch), X, tau=1e-3).step_(X)
 
 
 def test_heads_that_nothing_scales_stay_and_are_refused_when_they_exceed_tau():

@@ -2,12 +2,13 @@
 
 For a stack W of blocks W_b with O_b of the O outputs, ``|W x|^2 = sum_b (O_b / O) |W_b x|^2`` in mean squares, so the operator norm from RMS
 to RMS (and the RMS norm of a bias) is at most the largest of the blocks': what moves an output by at most S times the norm of the stack
-moves it by at most S times this one.
+moves it by at most S times this one.  So it is at each tap of a kernel of one group; of several, each is stepped by itself as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -104,8 +105,20 @@ def roles_given(blocks: Blocks, model: torch.nn.Module, args: tuple, kwargs: dic
     return find_roles(model, *args, roles=blocks, **kwargs)
 
 
+def asked_for(blocks: Blocks, roles: Roles) -> frozenset[str]:
+    """The parameters, by first name, of which it is said by name or pattern which blocks they have."""
+    if not isinstance(blocks, Mapping):
+        return frozenset()
+    said = [pattern for pattern, value in blocks.items() if not isinstance(value, str)]
+    return frozenset(row.name for pattern in said for row in roles.fitting(pattern))
+
+
 def blocked(
-    balls: Mapping[str, Ball], shapes: Mapping[str, Sequence[int]], roles: Roles, per_head: bool
+    balls: Mapping[str, Ball],
+    shapes: Mapping[str, Sequence[int]],
+    roles: Roles,
+    per_head: bool,
+    asked: AbstractSet[str] = frozenset(),
 ) -> dict[str, tuple[tuple[Block, ...], BlockBall]]:
     """The blocks, and balls, of parameters that have several.
 
@@ -114,9 +127,11 @@ def blocked(
         shapes: their shapes.
         roles: of the parameters.
         per_head: cut queries and keys into their heads.
+        asked: those whose blocks are to be stepped by themselves; of others whose norm does not allow it they are stepped whole.
 
     Raises:
-        NormMismatchError: they are to be cut into heads, and which indices these have is not known, or not regular.
+        NormMismatchError: they are to be cut into heads, and which indices these have is not known, or not regular; or the norm of one that
+            was asked for does not allow it.
     """
     found = {}
     for name, whole in balls.items():
@@ -124,11 +139,23 @@ def blocked(
         if len(blocks) < 2:
             continue
         dim = blocks[0].axis - len(shapes[name])
-        is_operator = isinstance(whole, OperatorBall) and not isinstance(whole, ConvBall) and whole.elem_dims[0] == dim
+        is_operator = isinstance(whole, OperatorBall) and whole.elem_dims[0] == dim
+        is_of_groups = isinstance(whole, ConvBall) and whole.groups > 1
         is_row = isinstance(whole, RMSBall) and whole.elem_dims == (dim,)
-        if is_operator or is_row:
+        if is_operator and not is_of_groups or is_row:
             cuts = tuple((dim, b.start, b.size, b.period, b.num_runs) for b in blocks)
             found[name] = tuple(blocks), BlockBall(whole.kind, whole.elem_dims, whole, cuts)
+        elif name in asked:
+            raise NormMismatchError(
+                with_details(
+                    f"{name!r} cannot be stepped by its blocks along dimension {blocks[0].axis}",
+                    blocks=", ".join(map(str, blocks)),
+                    norm=f"{whole.kind.__name__} over dimensions {whole.elem_dims}",
+                    why="each group of a kernel is stepped by itself as it is"
+                    if is_of_groups
+                    else "blocks are along the outputs of an operator, or along a row that has a norm together",
+                )
+            )
     return found
 
 

@@ -22,7 +22,7 @@ from thunder_norm.core.initializing import initialize
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.modular.orthogonal import Method, at_least_float32, goes_alone, orthogonalize, scaled
+from thunder_norm.modular.orthogonal import Method, at_least_float32, goes_alone, orthogonalize, scaled, unrounded
 
 _LARGE = 2**16  # entries: more than these gain nothing from company
 _PIECE = 2**17  # entries that a CPU's cache holds while several operations go over them
@@ -215,7 +215,8 @@ class OperatorBall(Ball):
             return t.clone()
         u, s, vh = torch.linalg.svd(matrices, full_matrices=False)
         limit = self._largest(matrices)
-        clipped = (u * s.clamp(max=limit).unsqueeze(-2)) @ vh
+        with unrounded(u):
+            clipped = (u * s.clamp(max=limit).unsqueeze(-2)) @ vh
         return self._back(torch.where((s > limit).any(-1)[..., None, None], clipped, matrices)).to(t.dtype)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thunder_norm.errors import NormMismatchError, with_details
 from thunder_norm.model_state.shards import cut, local, placed
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, OperatorBall
@@ -153,6 +154,24 @@ def adapt_everywhere(
         if a is not None:
             factors = a.factors(a.average, *sums[m.name]).to(step.dtype)
             step.mul_(cut(factors.expand(m.parameter.shape), m.parameter) if a.dims else factors)
+
+
+def check_saved_shapes(name: str, saved: Mapping[str, Any], m: torch.Tensor, dims: tuple[int, ...] | None) -> None:
+    """Refuse what was saved of a parameter that has another shape now, or other units.
+
+    Raises:
+        NormMismatchError: it is of another shape.
+    """
+    for what, shape in (("momentum_buffer", m.shape), (_AVERAGE, None if dims is None else _of_units(m.shape, dims))):
+        t = saved.get(what)
+        if t is not None and shape is not None and t.shape != shape:
+            raise NormMismatchError(
+                with_details(
+                    f"the loaded state of {name!r} is of another shape",
+                    saved=f"{what} {list(t.shape)}",
+                    wanted=f"{list(shape)}, for a parameter {list(m.shape)}",
+                )
+            )
 
 
 def restore(state: dict[str, Any], saved: Mapping[str, Any], m: torch.Tensor, dims: tuple[int, ...] | None) -> None:

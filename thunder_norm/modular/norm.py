@@ -23,7 +23,7 @@ from thunder_norm.core.initializing import check_generator
 from thunder_norm.core.tensors import NORM_DTYPE, describe, has_norm
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning, some_of, with_details
 from thunder_norm.model_state.shards import around, cut, is_spread, local, reshard, whole
-from thunder_norm.modular.block_balls import Blocks, blocked, roles_given
+from thunder_norm.modular.block_balls import Blocks, asked_for, blocked, roles_given
 from thunder_norm.modular.blocks import Block
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, RMSBall, ball
@@ -105,7 +105,8 @@ class ModularNorm:
     Raises:
         MissingNormRuleError: an operation has no rule.
         NormMapKeyError: `masses` names what the model does not have.
-        NormMismatchError: no bound on how far the output moves with a parameter that has mass, masses that cannot all hold, or unknown heads.
+        NormMismatchError: no bound on how far the output moves with a parameter that has mass, masses that cannot all hold, unknown heads,
+            or blocks that were asked for where a norm does not allow them.
     """
 
     def __init__(
@@ -149,7 +150,10 @@ class ModularNorm:
         self._spreads: dict[Any, Spread | None] = {}
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
         self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
-        several = {} if blocks is False else blocked(self.balls, self._shapes, self.roles, per_head=blocks == "heads")
+        several = {}
+        if blocks is not False:
+            asked = asked_for(blocks, self.roles)
+            several = blocked(self.balls, self._shapes, self.roles, per_head=blocks == "heads", asked=asked)
         self.blocks: dict[str, tuple[Block, ...]] = {name: of_it for name, (of_it, _) in several.items()}
         self.balls |= {name: of_blocks for name, (_, of_blocks) in several.items()}
         self._say_what_vanishes(found.loss)

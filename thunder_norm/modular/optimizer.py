@@ -33,7 +33,7 @@ from thunder_norm.modular.moving import (
     shift,
     smoothed,
 )
-from thunder_norm.modular.noise import Adaptation, adapt, adapt_everywhere, restore, unit_dims
+from thunder_norm.modular.noise import Adaptation, adapt, adapt_everywhere, check_saved_shapes, restore, unit_dims
 from thunder_norm.modular.norm import ModularNorm
 from thunder_norm.modular.orthogonal import Method
 from thunder_norm.modular.steepest import Batches, nearest, nonfinite, steepest_batch, steepest_steps
@@ -178,7 +178,8 @@ class ModularOptimizer(torch.optim.Optimizer):
             given = param_group["params"]
             is_one = isinstance(given, torch.Tensor)
             if not isinstance(given, set):  # which torch refuses: it has no order
-                param_group = param_group | {"params": [self._named(p) for p in ([given] if is_one else given)]}
+                named = [self._named(p) for p in ([given] if is_one else given)]
+                param_group = param_group | {"params": named, "param_names": []}  # torch leaves them out of an empty group
             check_foreign_options(param_group.keys() - self.defaults, self.defaults, self.norm.model)
             check_options(self.defaults | param_group)
             if (self.defaults | param_group)["noise_adaptation"] is not None:
@@ -351,7 +352,7 @@ class ModularOptimizer(torch.optim.Optimizer):
 
         Raises:
             NormMapKeyError: it is of other parameters, or of the same in another order; nothing was changed.
-            NormMismatchError: it is of an optimizer that has other options; nothing was changed.
+            NormMismatchError: it is of an optimizer that has other options, or of parameters of other shapes; nothing was changed.
         """
         groups = [[name for name, _ in self._named_in(group)] for group in self.param_groups]
         check_saved(state_dict["param_groups"], groups, self.defaults.keys() - {"noise_adaptation"})
@@ -360,6 +361,9 @@ class ModularOptimizer(torch.optim.Optimizer):
         saved_groups = [*map(dict.__or__, kept, state_dict["param_groups"]), *state_dict["param_groups"][len(kept) :]]
         if any(group["noise_adaptation"] is not None for group in saved_groups):
             _ = self.norm.roles  # with its errors, before anything changes
+        for own, group in zip(self.param_groups, saved_groups, strict=False):  # torch says so where there are others
+            for i, (name, p) in zip(group["params"], self._named_in(own), strict=False):
+                check_saved_shapes(name, state_dict["state"].get(i, {}), p, self._unit_dims(name, group))
         super().load_state_dict(state_dict | {"param_groups": saved_groups})
         # torch.distributed.checkpoint leaves it out, and one saved before did not have it
         self.skipped_steps = state_dict.get("skipped_steps", self.skipped_steps)
@@ -379,6 +383,7 @@ class ModularOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # which torch puts there, and no group that was saved has
         for group in self.param_groups:
             group.setdefault("noise_adaptation", None)  # pickled before there was any
         self.__dict__.setdefault("_frozen", [])  # the same

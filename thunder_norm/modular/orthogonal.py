@@ -15,6 +15,7 @@ A CPU inverts ``1 + c G`` of more than a few rows in the time of about two produ
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Literal, NamedTuple, get_args
 
@@ -155,6 +156,18 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
         raise NormMismatchError(f"orthogonalize needs matrices [..., m, n] of floating-point numbers, got {describe(matrices)}")
     if not matrices.numel():
         return matrices.clone()
+    with unrounded(matrices):
+        return _orthogonalized(matrices, method, size)
+
+
+def unrounded(t: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """No autocast, where a step is taken under it: it would round what is multiplied, of which small singular values make NaN."""
+    device = t.device.type
+    is_on = torch._C._is_any_autocast_enabled() and torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if is_on else contextlib.nullcontext()
+
+
+def _orthogonalized(matrices: torch.Tensor, method: Method, size: float) -> torch.Tensor:
     x = at_least_float32(matrices)
     if method == "svd":
         return (_polar(scaled(x, (-2, -1))) * size).to(matrices.dtype)

@@ -219,6 +219,7 @@ class _Plan:
             raise NormMismatchError(
                 with_details(
                     "no attention is found: no softmax of products of activations",
+                    distances="logits -|q - k|^2 are at most 0 whatever the weights: no tau is exceeded, and there is nothing to clip",
                     instead="attentions of torch (scaled_dot_product_attention), or written out; kernels of one's own are not looked into",
                 )
             )

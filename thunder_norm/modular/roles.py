@@ -120,12 +120,20 @@ class Roles:
             raise NormMismatchError(f"roles are given as a mapping from names to roles or blocks, got {given!r}")
         rows = {row.name: row for row in self.rows}
         for pattern, value in given.items():
-            fitting = [row for row in self.rows if any(fnmatchcase(n, str(pattern)) for n in (row.name, *row.names))]
-            if not fitting:
-                raise _unknown(pattern, self._by_name)
-            for row in fitting:
+            for row in self.fitting(pattern):
                 rows[row.name] = _with(rows[row.name], value)
         return Roles(list(rows.values()))
+
+    def fitting(self, pattern: str) -> list[Role]:
+        """The rows of parameters that have a name, or one that fits a pattern.
+
+        Raises:
+            NormMapKeyError: there is none.
+        """
+        found = [row for row in self.rows if any(fnmatchcase(n, str(pattern)) for n in (row.name, *row.names))]
+        if not found:
+            raise _unknown(pattern, self._by_name)
+        return found
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame with a row for each parameter (needs pandas, the extra `dataframe`).

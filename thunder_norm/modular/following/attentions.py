@@ -55,7 +55,7 @@ class Attention:
         query: by head.
         key: by head; heads that share a key have the same entries there.
         num_heads: how many.
-        largest: [heads], the largest logit that a softmax saw, without what was added to logits; None without data.
+        largest: [heads], the largest logit that a softmax saw, without what was added to logits; None without data, or if it is not known.
         num_mixed: if the softmax saw heads that a matrix made of these, how many; 0 otherwise.  `largest` is of them.
         problem: why nothing is known of the heads, if so.
     """
@@ -89,7 +89,8 @@ class Attention:
         heads = heads[inverse]
         if score.num_mixed:
             of_entry, heads, num_heads = score.ids[0], torch.arange(score.num_mixed), score.num_mixed
-        largest = None if logits.is_meta else _largest(score.raw, logits, heads, of_entry, num_heads, is_shifted)
+        is_unknown = logits.is_meta or score.is_stretched
+        largest = None if is_unknown else _largest(score.raw, logits, heads, of_entry, num_heads, is_shifted)
         return Attention(_of_heads(query, first), _of_heads(key, first), len(order), largest, score.num_mixed)
 
 

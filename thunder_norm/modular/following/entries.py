@@ -21,6 +21,7 @@ Operand = tuple[torch.Tensor, Followed]
 SUMS = frozenset(["add", "sub", "rsub", "where", "masked_fill"])
 _PRODUCTS = frozenset(["mul", "div"])
 _LINEAR = frozenset(["neg", "positive", "conj_physical", "real", "imag"])
+_STRETCHING = frozenset("pow square float_power sinh cosh tan expm1 exp2".split())
 _OF_TEMPERATURES = frozenset(["exp", "clamp", "clamp_max"])
 _OVER_LAST = ("native_layer_norm", "_fused_rms_norm")
 _NORMALIZATIONS = (
@@ -246,7 +247,7 @@ def _score(call: Call, active: list[Followed]) -> Score | None:
     is_numerator = call.name != "div" or score is getattr(call.state(call.args[0]), "score", None)
     is_scaled = call.name in _PRODUCTS and len(active) == 1 and is_numerator or call.name in _LINEAR
     if not is_scaled:
-        return replace(score, is_raw=False)
+        return replace(score, is_raw=False, is_stretched=score.is_stretched or call.name in _STRETCHING)
     return replace(_with_gains(call, score), raw=call.out if score.is_raw else _multiplied(call, score))
 
 

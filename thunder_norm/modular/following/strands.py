@@ -149,6 +149,7 @@ class Score:
         attention: the number of the attention whose softmax has been; None before that.
         num_mixed: how many heads a matrix made of all that the products have (talking heads), whose numbers `ids` are then; 0 if none did.
         problem: why it is not known any more which head an entry is of, if so.
+        is_stretched: whether a function that makes large ones larger was taken of them, so that logits are not at most these products.
     """
 
     products: tuple[Product, ...]
@@ -158,6 +159,7 @@ class Score:
     attention: int | None = None
     num_mixed: int = 0
     problem: str = ""
+    is_stretched: bool = False
 
     @property
     def is_probability(self) -> bool:
