@@ -29,6 +29,10 @@ _DISABLED = torch._C._disabled_torch_function_impl
 
 def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> Callable | None:
     """What to call instead of `fn`, if it is a function of torch's, and the class of an argument has something to say of it; None otherwise."""
+    if fn is getattr and type(args[0].value) is not TensorProxy:
+        return None
+    if not known_classes.are_met() and not _may_answer(fn, args, kwargs):
+        return None
     asked = _asked([*args, *kwargs.values()])
     if not asked or known_classes.say_nothing():
         return None
@@ -64,6 +68,20 @@ def _told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
     if fn is getattr:
         return function_modes.getter_told(*args[:2]) if len(args) > 1 else None
     return function_modes.function_told(fn, args)
+
+
+def _may_answer(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> bool:
+    """Whether an object that is no tensor is among arguments that may say what a function does; of nearly all calls none is."""
+    several = False
+    for v in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(v.value)
+        if _answers_by_itself(kind):
+            return True
+        several = several or kind is list or kind is tuple
+    if not several or function_modes.function_told(fn, args) is None:
+        return False
+    values = [v.value for v in (*args, *kwargs.values()) if type(v.value) in (list, tuple)]
+    return any(_answers_by_itself(type(x.value if isinstance(x, WrappedValue) else x)) for value in values for x in value)
 
 
 def _asked(values: Sequence[Any]) -> dict[type, WrappedValue]:
@@ -107,7 +125,7 @@ def _one_by_one(values: Sequence[Any]) -> Iterator[Any]:
 @functools.cache
 def _answers_by_itself(kind: type) -> bool:
     """Whether objects that are no tensors say what torch's functions do with them."""
-    return hasattr(kind, "__torch_function__") and not issubclass(kind, torch.Tensor | torch.overrides.TorchFunctionMode)
+    return hasattr(kind, "__torch_function__") and not issubclass(kind, torch.Tensor | torch.overrides.TorchFunctionMode | Proxy)
 
 
 def _ask(told: Callable, types: tuple[type, ...], count: int, /, *args: Any, **kwargs: Any) -> Any:
