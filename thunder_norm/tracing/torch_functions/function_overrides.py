@@ -40,8 +40,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, W
         return lambda x, *rest: _interpret_call(
             lambda bound, *given: bound(*given), _interpret_call(getattr, x, wrap_const(method)), *rest
         )
-    if getattr(fn, "__name__", "") == "__iter__":
-        return lambda x: _interpret_call(lambda of: iter(of.unbind(0)), x)
+    if function_modes.is_iteration(fn, args):
+        return lambda x: _interpret_call(function_modes.iterated, x)
     told = _told(fn, args)
     if told is None:
         return None
@@ -212,23 +212,32 @@ def _writes(told: Callable) -> bool:
 class _Disabling:
     """What a program enters in place of torch's contexts, which it has left before the trace runs."""
 
+    def __init__(self, with_modes: bool):
+        self.with_modes = with_modes
+
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
 
 @instead_of(torch._C.DisableTorchFunctionSubclass)
-@instead_of(torch._C.DisableTorchFunction)
 def _disabled() -> Any:
-    return wrap_const(_Disabling())
+    return wrap_const(_Disabling(with_modes=False))
+
+
+@instead_of(torch._C.DisableTorchFunction)
+def _disabled_with_modes() -> Any:
+    return wrap_const(_Disabling(with_modes=True))
 
 
 @instead_of(_Disabling.__enter__)
-def _enter(_: WrappedValue) -> WrappedValue:
+def _enter(context: WrappedValue) -> WrappedValue:
     known_classes.enter()
+    function_modes.turn(context.value.with_modes)
     return wrap_const(None)
 
 
 @instead_of(_Disabling.__exit__)
-def _leave(*_: WrappedValue) -> WrappedValue:
+def _leave(context: WrappedValue, *_: WrappedValue) -> WrappedValue:
     known_classes.leave()
+    function_modes.turn(-context.value.with_modes)
     return wrap_const(None)
