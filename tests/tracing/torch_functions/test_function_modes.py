@@ -133,3 +133,16 @@ def test_modes_of_the_dispatcher_are_refused(mode):
         with pytest.raises(UnsupportedOpError, match=f"{type(mode).__name__}, a TorchDispatchMode, inside a jitted function"):
             thunder.jit(program, transforms=[SubclassTransform()])(x)
     assert torch.utils._python_dispatch._len_torch_dispatch_stack() == 0
+
+
+def test_what_torch_leaves_out_of_its_list_is_told():
+    def program(x):
+        with _Adding(1.0) as mode:
+            rows = [row for row in x]  # noqa: C416 - which asks for no length
+            found = [*rows, x.new_ones(2), x.unflatten(0, (1, 2)), x.max(0)[0]]
+            with torch._C.DisableTorchFunction():
+                found.append(x * 2)
+            return [*found, x * 3], mode.called
+
+    x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    assert_same(thunder.jit(program, transforms=[SubclassTransform()])(x), program(x))

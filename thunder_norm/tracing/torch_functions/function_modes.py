@@ -26,9 +26,17 @@ from thunder.core.symbol import Symbol
 
 _ENTERED = "_thunder_norm_function_modes"  # of an acquisition: those that the program is in, innermost last
 
+_OFF = "_thunder_norm_function_modes_off"  # of an acquisition: in how many contexts the program is that turn them off
+
 
 def _entered() -> list[WrappedValue]:
     return vars(get_jit_ctx()).setdefault(_ENTERED, [])
+
+
+def turn(by: int) -> None:
+    """Have no mode be called from here on (1), or end that (-1): ``torch._C.DisableTorchFunction``."""
+    state = vars(get_jit_ctx())
+    state[_OFF] = state.get(_OFF, 0) + by
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
@@ -36,11 +44,13 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if fn is GetSetDescriptorType.__get__ and len(args) > 1 and isinstance(args[1].value, TensorProxy):
         name = wrap_const(args[0].value.__name__)
         return lambda _, obj, *__: _interpret_call(getattr, obj, name)  # what a mode was told, and calls
-    if not _entered():
+    if not _entered() or vars(get_jit_ctx()).get(_OFF):
         return None
     if fn is getattr:
         getter = getter_told(*args[:2]) if len(args) > 1 else None
         return None if getter is None else lambda obj, *_: _interpret_call(_in_mode, wrap_const(getter), obj)
+    if is_iteration(fn, args):
+        return lambda x: _interpret_call(iterated, x)
     function = function_told(fn, args)
     return None if function is None else functools.partial(_interpret_call, _in_mode, wrap_const(function))
 
@@ -58,7 +68,7 @@ def function_told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None
     if isinstance(fn, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return fn
     name = _name_of(fn)
-    if name == "__iter__":  # which torch writes with others
+    if is_iteration(fn, args):
         return None
     if args and isinstance(args[0].value, TensorProxy):
         if isinstance(fn, Symbol) or getattr(type(args[0].value), name, None) is fn:
@@ -69,6 +79,18 @@ def function_told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None
         return fn if fn in _told_to_modes() else None
     except TypeError:  # not hashable
         return None
+
+
+def is_iteration(fn: Any, args: Sequence[WrappedValue]) -> bool:
+    """Whether it is what iterates over a tensor, which torch writes with functions that are told."""
+    return len(args) == 1 and isinstance(args[0].value, TensorProxy) and getattr(fn, "__name__", "") == "__iter__"
+
+
+def iterated(x: torch.Tensor) -> Any:
+    """Interpreted: as torch writes it."""
+    if x.dim() == 0:
+        raise TypeError("iteration over a 0-d tensor")
+    return iter(x.unbind(0))
 
 
 def _name_of(fn: Any) -> str:

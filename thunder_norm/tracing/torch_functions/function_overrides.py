@@ -29,6 +29,10 @@ _DISABLED = torch._C._disabled_torch_function_impl
 
 def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> Callable | None:
     """What to call instead of `fn`, if it is a function of torch's, and the class of an argument has something to say of it; None otherwise."""
+    if fn is getattr and type(args[0].value) is not TensorProxy:
+        return None
+    if not known_classes.are_met() and not _may_answer(fn, args, kwargs):
+        return None
     asked = _asked([*args, *kwargs.values()])
     if not asked or known_classes.say_nothing():
         return None
@@ -36,8 +40,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, W
         return lambda x, *rest: _interpret_call(
             lambda bound, *given: bound(*given), _interpret_call(getattr, x, wrap_const(method)), *rest
         )
-    if getattr(fn, "__name__", "") == "__iter__":
-        return lambda x: _interpret_call(lambda of: iter(of.unbind(0)), x)
+    if function_modes.is_iteration(fn, args):
+        return lambda x: _interpret_call(function_modes.iterated, x)
     told = _told(fn, args)
     if told is None:
         return None
@@ -64,6 +68,20 @@ def _told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
     if fn is getattr:
         return function_modes.getter_told(*args[:2]) if len(args) > 1 else None
     return function_modes.function_told(fn, args)
+
+
+def _may_answer(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> bool:
+    """Whether an object that is no tensor is among arguments that may say what a function does; of nearly all calls none is."""
+    several = False
+    for v in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(v.value)
+        if _answers_by_itself(kind):
+            return True
+        several = several or kind is list or kind is tuple
+    if not several or function_modes.function_told(fn, args) is None:
+        return False
+    values = [v.value for v in (*args, *kwargs.values()) if type(v.value) in (list, tuple)]
+    return any(_answers_by_itself(type(x.value if isinstance(x, WrappedValue) else x)) for value in values for x in value)
 
 
 def _asked(values: Sequence[Any]) -> dict[type, WrappedValue]:
@@ -107,7 +125,7 @@ def _one_by_one(values: Sequence[Any]) -> Iterator[Any]:
 @functools.cache
 def _answers_by_itself(kind: type) -> bool:
     """Whether objects that are no tensors say what torch's functions do with them."""
-    return hasattr(kind, "__torch_function__") and not issubclass(kind, torch.Tensor | torch.overrides.TorchFunctionMode)
+    return hasattr(kind, "__torch_function__") and not issubclass(kind, torch.Tensor | torch.overrides.TorchFunctionMode | Proxy)
 
 
 def _ask(told: Callable, types: tuple[type, ...], count: int, /, *args: Any, **kwargs: Any) -> Any:
@@ -194,23 +212,32 @@ def _writes(told: Callable) -> bool:
 class _Disabling:
     """What a program enters in place of torch's contexts, which it has left before the trace runs."""
 
+    def __init__(self, with_modes: bool):
+        self.with_modes = with_modes
+
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
 
 @instead_of(torch._C.DisableTorchFunctionSubclass)
-@instead_of(torch._C.DisableTorchFunction)
 def _disabled() -> Any:
-    return wrap_const(_Disabling())
+    return wrap_const(_Disabling(with_modes=False))
+
+
+@instead_of(torch._C.DisableTorchFunction)
+def _disabled_with_modes() -> Any:
+    return wrap_const(_Disabling(with_modes=True))
 
 
 @instead_of(_Disabling.__enter__)
-def _enter(_: WrappedValue) -> WrappedValue:
+def _enter(context: WrappedValue) -> WrappedValue:
     known_classes.enter()
+    function_modes.turn(context.value.with_modes)
     return wrap_const(None)
 
 
 @instead_of(_Disabling.__exit__)
-def _leave(*_: WrappedValue) -> WrappedValue:
+def _leave(context: WrappedValue, *_: WrappedValue) -> WrappedValue:
     known_classes.leave()
+    function_modes.turn(-context.value.with_modes)
     return wrap_const(None)

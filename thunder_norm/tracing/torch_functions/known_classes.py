@@ -55,7 +55,10 @@ def _known() -> _Known:
 
 def are_met() -> bool:
     """Whether the program has tensors of such classes."""
-    return bool(aliases.noted_of_classes() or _known().classes)
+    if aliases.noted_of_classes():
+        return True
+    known = vars(get_jit_ctx()).get(_KNOWN)
+    return known is not None and bool(known.classes)
 
 
 def class_of(proxy: TensorProxy) -> type:
