@@ -156,7 +156,7 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
     ],
     "written_out_exponentials.exp": [Sampled(lambda x: torch.exp(-x.abs()))],
     # what is not that of Gaussians, whose inverse has no second moment: tests/rules/test_typical_quotients.py
-    "_least_moduli.is_guarded": [],
+    "_least_moduli.is_near_its_norm": [],
     # shares of shares: tests/rules/test_shares_again.py
     "_combinations.over_own_sum": [],
     # what moves a softmax: tests/rules/test_typical_attention.py

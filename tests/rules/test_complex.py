@@ -358,6 +358,7 @@ QUOTIENTS = {
     "a number / b": lambda a, b: 2.5 / b + 0 * a,
     "1 / b": lambda a, b: b.reciprocal() + 0 * a,
     "a real one / b": lambda a, b: a.abs() / b,
+    "a / a real one": lambda a, b: a / b.abs(),
 }
 
 
@@ -383,3 +384,35 @@ def test_quotients_of_complex_numbers_at_the_data(name):
         assert name != "a / b" or y.perturbation_size <= 100 * found
     with norm_sensitivity("global"), pytest.raises(NormMismatchError, match="division by|infinite slope"):
         f(*(with_perturbation(RMSTensor.of(v)) for v in given))
+
+
+KEPT_AWAY = {
+    "a modulus and a number": lambda b: b.abs() + 0.5,
+    "a root": lambda b: torch.sqrt(b.real**2 + b.imag**2 + 0.25),
+    "a softplus": lambda b: F.softplus(b.real) + 0.5,
+    "by the norm alone": lambda b: F.softplus(b.real),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_AWAY)
+def test_complex_numbers_over_real_ones_that_are_kept_away(name):
+    """For all inputs of these norms: a in the direction of the least divisor, and a divisor that moves as far as it can."""
+    f = KEPT_AWAY[name]
+    torch.manual_seed(seeded(0))
+    worst = torch.zeros(3, 4, dtype=torch.complex128)
+    inputs = [torch.randn(3, 4, dtype=torch.complex128) for _ in range(2)]
+    with norm_sensitivity("global"):
+        a, b = (with_perturbation(RMSTensor(1.0, backing=t / RMSTensor.of(t).norm_size), float(i)) for i, t in enumerate(inputs))
+        y = a / f(b)
+    assert y.backing.is_complex()
+    for at in (worst, worst - 1, b.backing):
+        assert RMSTensor.of(a.backing / f(at)).norm_size <= y.norm_size * (1 + 1e-9)
+        for direction in (torch.ones_like(at), 1j * torch.ones_like(at), -b.backing):
+            ahead, behind = (a.backing / f(at + s * 1e-6 * direction) for s in (1, -1))
+            assert RMSTensor.of((ahead - behind) / 2e-6).norm_size <= y.perturbation_size * (1 + 1e-6)
+    least = (
+        RMSTensor.of(a.backing / f(worst - 1)).norm_size
+        if name == "by the norm alone"
+        else RMSTensor.of(a.backing / f(worst)).norm_size
+    )
+    assert y.norm_size <= 10 * least

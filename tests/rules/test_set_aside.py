@@ -1,4 +1,4 @@
-"""Exponentials of what is in part set aside, less what no entry exceeds: bounds that no tensors exceed, in any spelling."""
+"""Exponentials and largest entries of what is in part set aside: bounds that no tensors exceed, in any spelling."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch import nn
 
 from tests.seeds import seeded
 from tests.within_norms import actual_norm
-from thunder_norm import LinfTensor, RMSTensor, norm_mode
+from thunder_norm import LinfTensor, RMSTensor, norm_mode, norm_sensitivity, normed
 from thunder_norm.audit import Ball, Case, search
 from thunder_norm.modular import ModularNorm
+from thunder_norm.transforms import NormTransform
+import thunder
 
 D = torch.float64
 FEW = {"restarts": 6, "steps": 15, "seed": seeded()}
@@ -135,3 +137,106 @@ def test_an_mlstm_has_targets_and_a_bound():
     assert min(ModularNorm(model, x, mode="typical").targets.values()) > 1e-3
     out = model(RMSTensor.of(x))
     assert actual_norm(out) <= out.norm_size * (1 + 1e-5) < math.inf
+
+
+def _written_into(x, mask, value):
+    x = x.clone()
+    x[mask.expand(x.shape)] = value
+    return x
+
+
+LOWERED = {
+    "masked_fill": lambda x, mask, v: x.masked_fill(mask, v),
+    "masked_fill_": lambda x, mask, v: x.clone().masked_fill_(mask, v),
+    "where": lambda x, mask, v: torch.where(mask, v, x),
+    "where it is not": lambda x, mask, v: torch.where(mask.logical_not(), x, v),
+    "an assignment": _written_into,
+    "in other places": lambda x, mask, v: x.masked_fill(mask, v).transpose(0, 2).transpose(0, 2),
+}
+LARGEST = {
+    "amax": (lambda x: x.amax(1), 1),
+    "max": (lambda x: x.max(1)[0], 1),
+    "logsumexp": (lambda x: x.logsumexp(1), 1),
+    "amin": (lambda x: x.amin(1), -1),
+    "min": (lambda x: x.min(1).values, -1),
+}
+
+
+@pytest.mark.parametrize("largest", LARGEST)
+@pytest.mark.parametrize("name", LOWERED)
+def test_the_largest_of_what_is_left_does_not_know_the_number_in_place_of_the_others(name, largest):
+    """Masked max pooling: -1e9 was the norm of its result, and steps of what follows vanished."""
+    f, (reduce, sign) = LOWERED[name], LARGEST[largest]
+    generator = torch.Generator().manual_seed(seeded(0))
+    mask = torch.tensor([[0, 0, 1], [1, 0, 1]]).bool()[:, :, None]
+    draws = [
+        *torch.randn(6, 2, 3, 4, dtype=torch.float64, generator=generator),
+        *(s * torch.ones(2, 3, 4).double() for s in (1, -1)),
+    ]
+    for kind, dims in ((RMSTensor, (-1,)), (RMSTensor, (-2, -1)), (LinfTensor, ())):
+        given = [t / kind.of(t, dims).norm_size for t in draws]
+        for v in (-1e9, -0.3):
+            for t in given:
+                with norm_sensitivity("global"):
+                    x = kind(1.0, backing=t, elem_dims=dims, perturbation_size=1.0)
+                    y = reduce(f(x, mask, sign * v))
+                assert actual_norm(y) <= y.norm_size * (1 + 1e-9)
+                step = 1e-6 * given[0]
+                moved = (reduce(f(t + step, mask, sign * v)) - reduce(f(t - step, mask, sign * v))) / 2e-6
+                assert type(y).of(moved, y.elem_dims).norm_size <= y.perturbation_size * (1 + 1e-6)
+            assert y.norm_size <= math.sqrt(12) + math.log(3)
+    if name == "in other places":  # at the data what is set aside is not followed there
+        return
+    with norm_sensitivity("local"):
+        y = reduce(f(RMSTensor.of(draws[0]), mask, sign * -1e9))
+    assert actual_norm(y) <= y.norm_size * (1 + 1e-9) and y.norm_size <= 20
+
+
+def test_where_nothing_is_left_the_number_is_the_norm():
+    gone = torch.tensor([[1, 1, 1], [0, 0, 1]]).bool()[:, :, None]
+    for mask, bound in ((gone, 1e9), (gone.roll(1, 1) & gone, 1e9), (gone & (torch.arange(3) > 0)[:, None], 10.0)):
+        f = thunder.jit(lambda x, mask: x.masked_fill(mask, -1e9).amax(1), transforms=[NormTransform()])
+        x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seeded(0)))
+        for y in (normed(f)(RMSTensor.of(x), mask), RMSTensor.of(x).masked_fill(mask, -1e9).amax(1)):
+            assert actual_norm(y) <= y.norm_size * (1 + 1e-6) and y.norm_size <= 2 * bound
+
+
+class MaxPooled(nn.Module):
+    """Tokens that are no padding, as sentence encoders take the largest of."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.embed, self.out, self.value = nn.Embedding(9, 8), nn.Linear(8, 2), value
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.out(torch.where((ids == 0)[..., None], self.value, x).max(1)[0])
+
+
+@pytest.mark.parametrize("value", [-1e9, torch.tensor(-1e9), torch.finfo(torch.float32).min])
+def test_masked_max_pooling_has_targets(value):
+    torch.manual_seed(seeded(0))
+    ids = torch.tensor([[3, 1, 0], [2, 0, 0]])
+    targets = {v: ModularNorm(MaxPooled(v), ids, mode="typical").targets for v in (value, -math.inf)}
+    assert targets[value] == pytest.approx(targets[-math.inf]) and min(targets[value].values()) > 1e-3
+
+
+@pytest.mark.parametrize("value", [-1e9, -0.2, -INF])
+def test_a_loss_of_logits_beside_themselves_does_not_know_the_number_in_their_place(value):
+    """SimCLR's: at the data and for all inputs."""
+    own, labels = torch.eye(4, dtype=torch.bool), torch.arange(4).roll(2)
+
+    def f(x):
+        return F.cross_entropy(x.masked_fill(own, value), labels)
+
+    generator = torch.Generator().manual_seed(seeded(0))
+    worst = 2.0 - 4.0 * F.one_hot(labels, 4).double()
+    for t in (*(2 * torch.randn(4, 4, 4, dtype=D, generator=generator)), worst):
+        with norm_sensitivity("local"):
+            y = f(RMSTensor.of(t))
+        assert f(t) <= y.norm_size * (1 + 1e-9) and y.norm_size <= 30
+        with norm_sensitivity("global"):
+            y = f(LinfTensor(4.0, backing=t.clamp(-4, 4), perturbation_size=1.0))
+        assert f(t.clamp(-4, 4)) <= y.norm_size * (1 + 1e-9) and y.norm_size <= 10
+        moved = [(f(t.clamp(-4, 4) + s * 1e-6 * worst.sign()) - f(t.clamp(-4, 4))) / 1e-6 for s in (1, -1)]
+        assert max(moved) <= y.perturbation_size * (1 + 1e-5)

@@ -193,6 +193,20 @@ def test_a_logarithm_of_what_an_epsilon_keeps_from_zero():
     assert math.log(3) <= value <= math.log(3) + 1 and slope == pytest.approx(1 / 3)
 
 
+def test_the_logarithm_of_a_mean_of_many_moves_as_that_of_its_size():
+    """An epsilon beside it was taken for its least entry: the slope was 1e6."""
+    n, count = 0.7, 16
+    generator = torch.Generator().manual_seed(seeded(0))
+    means = (n * torch.randn(50_000, count, dtype=torch.float64, generator=generator)).square().mean(-1)
+    x = RMSTensor(n, backing=torch.ones(2, count), perturbation_size=torch.tensor(1.0, requires_grad=True))
+    with norm_mode("typical"):
+        m = x.square().mean(-1, keepdim=True) + 1e-6
+        y = m.log()
+    slope = (y.perturbation_size / m.perturbation_size).item()
+    assert means.reciprocal().mean() / 3 <= slope <= 3 * means.reciprocal().square().mean().sqrt()
+    assert y.norm_size <= means.log().abs().mean() + 2
+
+
 def test_an_epsilon_counts_where_the_norm_is_smaller_and_in_bounds():
     def inverse(t):
         return 1 / t.abs().clamp(min=1e-7)
@@ -259,6 +273,19 @@ class LinearAttention(nn.Module):
         return torch.einsum("bnd,bde,bn->bne", q, torch.einsum("bnd,bne->bde", k, v), z)
 
 
+class MatchingNetwork(nn.Module):
+    """Vinyals et al.'s: logarithms of labels that attention reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.register_buffer("labels", nn.functional.one_hot(torch.tensor([0, 1, 2, 0, 1, 2]), 3).float())
+
+    def forward(self, x):
+        support, query = (nn.functional.normalize(self.embed(t), dim=-1) for t in x)
+        return torch.log((query @ support.t()).softmax(-1) @ self.labels + 1e-6)
+
+
 class SpectrallyNormed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -268,7 +295,7 @@ class SpectrallyNormed(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize("make", [LinearAttention, SpectrallyNormed])
+@pytest.mark.parametrize("make", [LinearAttention, MatchingNetwork, SpectrallyNormed])
 def test_models_that_divide_by_what_they_compute_have_targets_and_train(make):
     torch.manual_seed(seeded(0))
     model, x = make().eval(), torch.randn(2, 6, 8)

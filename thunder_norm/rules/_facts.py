@@ -93,19 +93,30 @@ class Filled:
 
 
 @dataclass(frozen=True, eq=False)
-class Masked:
-    """Some entries of a tensor are minus infinity, where a plain mask is set, and the others those of x."""
+class Lowered:
+    """Some entries of a tensor are numbers that are not positive and do not move, where a plain mask is set, and the others those of x.
+
+    The largest entry of some is then, in modulus, no larger than one of x, if one of x is among them.
+    """
 
     x: Source
     mask: torch.Tensor
+
+
+class Masked(Lowered):
+    """These are minus infinity."""
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedAbove:
-    """The same of entries that are plus infinity."""
+class Raised:
+    """The same of numbers that are not negative, and of least entries."""
 
     x: Source
     mask: torch.Tensor
+
+
+class MaskedAbove(Raised):
+    """These are plus infinity."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,8 +28,10 @@ def smallest(x: RMSTensor) -> Constant:
     if current_mode() == "bound":
         return least_modulus(x)
     share = 1.0
-    if current_mode() == "typical" and not is_guarded(x):
-        share = _GUARD if found.averaged <= 2 else math.sqrt(1 - 2 / found.averaged)
+    if current_mode() == "typical" and found.averaged > 2:
+        share = math.sqrt(1 - 2 / found.averaged)
+    elif current_mode() == "typical" and not is_near_its_norm(x):
+        share = _GUARD
     return (x.norm_size * share).clamp(min=found.smallest_modulus)
 
 
@@ -40,11 +42,11 @@ def least_modulus(x: RMSTensor) -> Constant:
     return found.smallest_modulus if kept.least is None else kept.least_of(x.norm_size)
 
 
-def is_guarded(x: RMSTensor) -> bool:
-    """Whether sizes are typical ones, and the least modulus of x is an epsilon."""
+def is_near_its_norm(x: RMSTensor) -> bool:
+    """Whether sizes are typical ones, and entries as large as the norm of x: they are means of many, or their least modulus is an epsilon."""
     found = known_range(x)
     is_typical = current_mode() == "typical" and current_sensitivity() == "global"
-    return is_typical and found.averaged <= 2 and found.smallest_modulus < _GUARD
+    return is_typical and (found.averaged > 2 or found.smallest_modulus < _GUARD)
 
 
 def says_less_than_values(x: Any) -> bool:

@@ -121,9 +121,16 @@ refuse(
 # -- quotients, at the data -----------------------------------------------------------------------------------------------------
 
 
-def _is_complex_at_data(name: str) -> Callable[[dict[str, Any]], bool]:
+def _is_complex_at_data(name: str, *or_these: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether an argument has a norm and is at the data, and it or one of these is complex."""
+
     def condition(args: dict[str, Any]) -> bool:
-        return isinstance(args[name], NormedTensor) and is_complex(args[name]) and are_local(args)
+        some = (args[n] for n in (name, *or_these))
+        return (
+            isinstance(args[name], NormedTensor)
+            and any(isinstance(t, torch.Tensor) and is_complex(t) for t in some)
+            and are_local(args)
+        )
 
     return condition
 
@@ -133,9 +140,9 @@ def _largest_inverse(x: NormedTensor) -> torch.Tensor:
     return 1 / data(x).abs().min().to(x.norm_size.dtype)
 
 
-@normed_op(torch.div).register_norm(when=_is_complex_at_data("other"), lift_dims=SAME_DIMS, takes_complex=True)
+@normed_op(torch.div).register_norm(when=_is_complex_at_data("other", "input"), lift_dims=SAME_DIMS, takes_complex=True)
 def complex_quotient(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
-    """a / b at the data, whose entries of b are of modulus at least c.
+    """a / b at the data, of which one or both are complex, and whose entries of b are of modulus at least c.
 
     Value:       |a| / c
     Sensitivity: 1 / c to a;  k |a| / c^2 to b, k = sqrt(N) where both are RMS over the same dimensions, as in a product

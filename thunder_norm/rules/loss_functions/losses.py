@@ -16,7 +16,7 @@ from thunder_norm.core.local import at_data
 from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._facts import Masked, fact
+from thunder_norm.rules._facts import Lowered, fact
 from thunder_norm.rules._pointwise import softplus_of
 from thunder_norm.rules._shared import Constant, as_kind, broadcast, spread
 from thunder_norm.rules.loss_functions._loss import count, entries_or_mean, loss, measured, product, scalar_loss, unlikeliest
@@ -33,8 +33,8 @@ def class_dim(ndim: int) -> int:
 
 
 def _unmasked(input: RMSTensor, target: torch.Tensor, along: int) -> RMSTensor:
-    """Logits without those set aside (minus infinity): a loss of what they were before is no smaller, unless an index is one of them."""
-    found = fact(input, Masked)
+    """Logits without those set aside (numbers that are not positive): with 0 there no loss is smaller, unless an index is one of them."""
+    found = fact(input, Lowered)
     if found is None:
         return input
     mask, indices = values_of(found.mask), values_of(target)

@@ -59,9 +59,9 @@ def ends(x: RMSTensor) -> tuple[torch.Tensor, torch.Tensor]:
     return low, torch.maximum(low, torch.minimum(found.most_of(n), reach(x)))
 
 
-@normed_op(torch.div).register_norm(when=_divides, lift_dims=SAME_DIMS)
+@normed_op(torch.div).register_norm(when=_divides, lift_dims=SAME_DIMS, takes_complex=True)
 def div(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
-    """a / b, for b whose entries are of one sign and at least c > 0 in modulus.
+    """a / b, for real b whose entries are of one sign and at least c > 0 in modulus; a may be complex.
 
     Value:       |a| / c
     Sensitivity: 1 / c to a;  k |a| / c^2 to b, k = sqrt(N) where both are RMS over the same dimensions, as in a product

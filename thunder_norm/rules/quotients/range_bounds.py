@@ -16,7 +16,7 @@ from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.ranges import TINY
 from thunder_norm.core.registry import normed_op
 from thunder_norm.rules._facts import unconditional
-from thunder_norm.rules._least_moduli import is_guarded, says_less_than_values, smallest
+from thunder_norm.rules._least_moduli import is_near_its_norm, says_less_than_values, smallest
 from thunder_norm.rules._shared import SAME_DIMS, Number, refined, rms, scalar
 from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.entrywise.powers import reach
@@ -67,9 +67,9 @@ def _divides_by_range(args: dict[str, Any]) -> bool:
     return args["rounding_mode"] is None and _away_from_zero("other")(args) and not says_less_than_values(args["other"])
 
 
-@normed_op(torch.div).register_norm(when=_divides_by_range, lift_dims=SAME_DIMS)
+@normed_op(torch.div).register_norm(when=_divides_by_range, lift_dims=SAME_DIMS, takes_complex=True)
 def div_by_range(input: RMSTensor, other: RMSTensor, *, rounding_mode: str | None = None) -> RMSTensor:
-    """a / b, for b whose entries are at least c > 0 in modulus, by what made it.
+    """a / b, for real b whose entries are at least c > 0 in modulus, by what made it; a may be complex.
 
     Value:       |a| / c; at most |v| for a weighted mean of v (`weighted_means`)
     Sensitivity: 1 / c to a;  k |a| / c^2 to b, k = sqrt(N) where both are RMS over the same dimensions, as in a product
@@ -136,14 +136,14 @@ def log(input: RMSTensor) -> RMSTensor:
 
     Value:       min(|log c| + (n + c) / c, max(|log c|, |log R|)), where no entry exceeds the reach R
     Sensitivity: 1 / c
-    Typical:     sqrt(log(n)^2 + 1) and 1 / n, as in `typical_quotients`, where an epsilon alone keeps x from 0
+    Typical:     sqrt(log(n)^2 + 1) and 1 / c, c as in `div_by_range`, where an epsilon alone keeps x from 0 or entries are means of many
     Source:      |log x - log c| <= (x - c) / c, the slope at c; and the modulus is largest at an end
     Gap:         from RMS, where all entries are as large as the reach of one; at c, where no entry is as small
     """
     c = known_range(input).low
-    if is_guarded(input):
+    if is_near_its_norm(input):
         n = input.norm_size.clamp(min=c)
-        return rms((n.log().square() + 1).sqrt(), input.elem_dims, sensitivity={"input": n.reciprocal()})
+        return rms((n.log().square() + 1).sqrt(), input.elem_dims, sensitivity={"input": 1 / smallest(input)})
     by_slope = input.norm_size / c + (abs(math.log(c)) + 1)
     least = known_range(input).least_of(input.norm_size)
     by_ends = torch.maximum(torch.maximum(reach(input), least).log().abs(), least.log().abs())

@@ -1,7 +1,8 @@
-"""Choices, of which some entries are infinite: minus infinity where a path is closed, infinity where a pair is none.
+"""Choices, of which some entries are infinite, or numbers of one sign: minus infinity where a path is closed, -1e9 where a token is none.
 
 torch.where(may_skip, before, torch.full_like(before, -math.inf))
 torch.where(is_same, distances, math.inf).amin(-1)
+tokens.masked_fill(is_padding, -1e9).max(1)
 """
 
 from __future__ import annotations
@@ -12,14 +13,29 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from thunder_norm.core.context import run_real
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.known_ranges import known_range, range_of_constant
 from thunder_norm.core.local import is_local
+from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Masked, MaskedAbove, Source, fact, has_infinity, ruled, unconditional, values_known
+from thunder_norm.rules._facts import (
+    Lowered,
+    Masked,
+    MaskedAbove,
+    Raised,
+    Source,
+    fact,
+    has_infinity,
+    ruled,
+    unconditional,
+    values_known,
+)
 from thunder_norm.rules._shared import SAME_DIMS, Number
 from thunder_norm.rules.known_ranges.partial_sums import opposite
 from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules.layout.writing import with_entries
 from thunder_norm.rules.weighted._infinities import (
     KINDS,
     Infinities,
@@ -92,7 +108,7 @@ def where(
 def _chosen(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     condition, a, b = (argument(args, kwargs, i, *n) for i, n in enumerate((("condition",), ("input", "self"), ("other",))))
     if not _is_between_infinities({"condition": condition, "input": a, "other": b}):
-        return out._facts
+        return with_known(out, [_beside(a, b, condition, out, False), _beside(b, a, condition, out, True)])
     return with_known(out, [_of_one_kind(*k, condition, (a, b), out) for k in KINDS])
 
 
@@ -114,6 +130,46 @@ def _of_one_kind(
 
 
 normed_op(torch.where).register_fact(_chosen)
+
+
+def _beside(x: Any, value: Any, condition: Any, out: NormedTensor, of_value: bool) -> Lowered | Raised | None:
+    """That the entries of a result are those of x, and where a condition is `of_value` numbers of one sign that do not move."""
+    if isinstance(condition, NormedTensor) or not isinstance(x, RMSTensor) or x.shape != out.shape:
+        return None
+    found = _numbers(value)
+    kind = None if found is None else Lowered if found.high <= 0 else Raised if found.low >= 0 else None
+    return None if kind is None else kind(Source.of(x), condition if of_value else opposite(condition))
+
+
+def _numbers(value: Any) -> Range | None:
+    """Between which numbers constants are."""
+    if not isinstance(value, torch.Tensor):
+        return Range(float(value), float(value))
+    if not isinstance(value, NormedTensor):
+        return range_of_constant(value)
+    found = known_range(value)
+    return found if found.low == found.high else None
+
+
+def _filled(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    given = dict(zip(("input", "mask", "value"), args, strict=False)) | kwargs
+    return with_known(out, [_beside(given["input"], given["value"], given["mask"], out, True)])
+
+
+normed_op(torch.masked_fill).register_fact(_filled)
+
+
+def _written(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    """``x[mask] = value``, of a mask of leading dimensions."""
+    given = dict(zip(("input", "index", "value"), args, strict=False)) | kwargs
+    x, index = given["input"], given["index"]
+    if not isinstance(index, torch.Tensor) or index.dtype != torch.bool or index.shape != x.shape[: index.ndim]:
+        return out._facts
+    mask = run_real(torch.reshape, (index, (*index.shape, *(1 for _ in x.shape[index.ndim :]))), {})
+    return with_known(out, [_beside(x, given["value"], mask, out, True)])
+
+
+with_entries.register_fact(_written)
 
 
 def _full(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:

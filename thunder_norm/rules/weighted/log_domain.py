@@ -29,6 +29,7 @@ from thunder_norm.rules._facts import (
     Alternatives,
     Masked,
     MaskedAbove,
+    Raised,
     every_fact,
     fact,
     has_infinity,
@@ -46,7 +47,7 @@ from thunder_norm.rules.weighted._infinities import (
     stated,
     with_known,
 )
-from thunder_norm.rules.written_out.written_out_exponentials import unmasked
+from thunder_norm.rules.written_out.written_out_exponentials import of_those_left
 
 
 def _joined(tensors: Any, kind: type[Infinities], infinity: float) -> tuple[list[NormedTensor], list[torch.Tensor]] | None:
@@ -348,25 +349,20 @@ def _rows(op: Callable, kind: type[Infinities]) -> Callable[[tuple, dict[str, An
     return rule
 
 
-def _has_infinite(args: dict[str, Any]) -> bool:
-    x = args["input"]
-    return is_of_all_inputs(x) and args["dim"] is not None and fact(x, MaskedAbove) is not None
+def _is_raised(args: dict[str, Any]) -> bool:
+    return args["dim"] is not None and fact(args["input"], Raised) is not None
 
 
-def _left(input: RMSTensor, dim: int | Sequence[int]) -> RMSTensor:
-    return unmasked(input, MaskedAbove, dims_tuple(dim, input.ndim))
-
-
-@normed_op(torch.amin).register_norm(when=_has_infinite)
+@normed_op(torch.amin).register_norm(when=_is_raised)
 def amin(input: RMSTensor, dim: int | Sequence[int], keepdim: bool = False) -> NormedTensor:
-    """The least entry: as ever, of those that are not infinite, if there are some in each group."""
-    return unconditional(torch.amin, _left(input, dim), dim, keepdim)
+    """The least entry: as ever, of those that were not raised, if there are some in each group."""
+    return of_those_left(torch.amin, input, Raised, dim, keepdim)
 
 
-@normed_op(torch.min).register_norm(when=lambda args: isinstance(args["dim"], int) and _has_infinite(args))
+@normed_op(torch.min).register_norm(when=lambda args: isinstance(args["dim"], int) and _is_raised(args))
 def min_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
-    """The least entry: as ever, of those that are not infinite, if there are some in each group."""
-    return unconditional(torch.min, _left(input, dim), dim, keepdim)
+    """The least entry: as ever, of those that were not raised, if there are some in each group."""
+    return of_those_left(torch.min, input, Raised, dim, keepdim)
 
 
 normed_op(torch.logsumexp).register_fact(_rows(torch.logsumexp, Masked))

@@ -4,7 +4,7 @@
     m = torch.maximum(before, d.max(-1).values)[..., None]
     torch.exp(d - m)
 
-The norm of what is set aside says nothing of the other entries: a sum remembers what it was before (`Masked`), and what changes places
+The norm of what is set aside says nothing of the other entries: a sum remembers what it was before (`Masked`, `Lowered`), and what changes places
 too.  A number that no entry exceeds (`Bounding`) stays one where it grows, and where a dimension is put in that it was the largest over.
 """
 
@@ -23,7 +23,7 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Alternatives, Masked, MaskedAbove, Source, every_fact, fact, ruled
+from thunder_norm.rules._facts import Alternatives, Lowered, Raised, Source, every_fact, fact, ruled
 from thunder_norm.rules.known_ranges.partial_sums import place_put_in
 from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.weighted import largest_of_groups
@@ -31,17 +31,12 @@ from thunder_norm.rules.written_out.dual_variables import laid_out
 from thunder_norm.rules.written_out.written_out_exponentials import Bounding
 
 
-def _masked(x: Any) -> Masked | MaskedAbove | None:
-    return None if is_local_tensor(x) else fact(x, Masked) or fact(x, MaskedAbove)
-
-
-def is_local_tensor(x: Any) -> bool:
-    """Whether it is a normed tensor of which the values are known."""
-    return isinstance(x, NormedTensor) and is_local(x)
+def _masked(x: Any) -> Lowered | Raised | None:
+    return None if isinstance(x, NormedTensor) and is_local(x) else fact(x, Lowered) or fact(x, Raised)
 
 
 def _made(
-    op: Callable, found: Masked | MaskedAbove, args: tuple, kwargs: dict[str, Any], mask: torch.Tensor, out: NormedTensor
+    op: Callable, found: Lowered | Raised, args: tuple, kwargs: dict[str, Any], mask: torch.Tensor, out: NormedTensor
 ) -> Any:
     """The facts about a result, and what an operation makes of the entries that were not set aside."""
     claim = ruled(op, args, kwargs)

@@ -33,8 +33,9 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import (
     Alternatives,
+    Lowered,
     Masked,
-    MaskedAbove,
+    Raised,
     SoftmaxOf,
     Source,
     every_fact,
@@ -115,13 +116,13 @@ def _knows(kind: type, *names: str) -> Callable[[dict[str, Any]], bool]:
 # -- what is subtracted ---------------------------------------------------------------------------------------------------
 
 
-def unmasked(x: Any, kind: type[Masked | MaskedAbove], dims: ed.Dims) -> Any:
-    """x, or, of a tensor some entries of which are infinite, the tensor of the others, if not all of a group over `dims` are.
+def _unmasked(x: NormedTensor, kind: type[Lowered | Raised], dims: ed.Dims) -> NormedTensor:
+    """x, or, of a tensor some entries of which were lowered or raised, the tensor of the others, if not all of a group over `dims` were.
 
-    Of a mask that a trace has no values of, the trace finds out: the norm is x's where a whole group is infinite.
+    Of a mask that a trace has no values of, the trace finds out: the norm is x's where a whole group is set aside.
     """
     found = fact(x, kind)
-    if found is None or is_local(x):
+    if found is None:
         return x
     mask = values_of(found.mask)
     if mask.is_meta or isinstance(mask, NormedTensor):
@@ -138,7 +139,19 @@ def unmasked(x: Any, kind: type[Masked | MaskedAbove], dims: ed.Dims) -> Any:
     return before if is_left else x
 
 
-def _entries(masked: Masked | MaskedAbove, x: NormedTensor) -> NormedTensor:
+def of_those_left(op: Callable, x: NormedTensor, kind: type[Lowered | Raised], dim: Any, keepdim: bool) -> Any:
+    """What an operation makes of the entries that were not set aside; at the data it moves as it does there, and is no larger than that."""
+    left = _unmasked(x, kind, dims_tuple(dim, x.ndim))
+    result = unconditional(op, left, dim, keepdim)
+    if left is x or not is_local(x):
+        return result
+    there = unconditional(op, x, dim, keepdim)
+    (size, *_), (made, *_) = (r if isinstance(r, tuple) else (r,) for r in (result, there))
+    made.norm_size = torch.minimum(made.norm_size, size.norm_size)
+    return there
+
+
+def _entries(masked: Lowered | Raised, x: NormedTensor) -> NormedTensor:
     """The tensor that x was before some of its entries were set aside; its norm is NaN where that of x is."""
     before = masked.x.tensor()
     before.norm_size = before.norm_size + bounded(0.0, x.norm_size)
@@ -149,7 +162,7 @@ def _entries(masked: Masked | MaskedAbove, x: NormedTensor) -> NormedTensor:
 def amax(input: RMSTensor, dim: Dim = None, keepdim: bool = False) -> NormedTensor:
     """The largest entry: as ever, and of what."""
     dims = dims_tuple(dim, input.ndim)
-    result = unconditional(torch.amax, unmasked(input, Masked, dims), dim, keepdim)
+    result = of_those_left(torch.amax, input, Lowered, dim, keepdim)
     return _bounds(result, input, dims, keepdim)
 
 
@@ -157,7 +170,7 @@ def amax(input: RMSTensor, dim: Dim = None, keepdim: bool = False) -> NormedTens
 def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
     """The largest entry: as ever, and of what."""
     dims = dims_tuple(dim, input.ndim)
-    result, index = unconditional(torch.max, unmasked(input, Masked, dims), dim, keepdim)
+    result, index = of_those_left(torch.max, input, Lowered, dim, keepdim)
     return _bounds(result, input, dims, keepdim), index
 
 
@@ -165,7 +178,7 @@ def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
 def logsumexp(input: RMSTensor, dim: Any, keepdim: bool = False) -> NormedTensor:
     """log sum exp x: as ever, of the entries that are not set aside, and of what."""
     dims = dims_tuple(dim, input.ndim)
-    return _bounds(unconditional(torch.logsumexp, unmasked(input, Masked, dims), dim, keepdim), input, dims, keepdim, True)
+    return _bounds(of_those_left(torch.logsumexp, input, Lowered, dim, keepdim), input, dims, keepdim, True)
 
 
 def _bounds(result: NormedTensor, x: NormedTensor, dims: ed.Dims, keepdim: bool, is_log_sum: bool = False) -> NormedTensor:
