@@ -325,7 +325,8 @@ def _first_of(parts: Sequence[Vertex], most: int) -> Iterator[Vertex]:
         yield from parts
         return
     lengths = {v: _times(v.ellipsoid.length, v.root.size) for v in parts}
-    kept = set(sorted(parts, key=lambda v: -lengths[v].item())[: most - 1])
+    # of what does not move but might, by how far it would
+    kept = set(sorted(parts, key=lambda v: (-lengths[v].item(), -v.ellipsoid.length.item()))[: most - 1])
     yield from (v for v in parts if v in kept)
     rest = [v for v in parts if v not in kept]
     total = functools.reduce(torch.add, (lengths[v] for v in rest))
