@@ -162,8 +162,9 @@ for _op in (copied, torch.slice_scatter, torch.select_scatter, torch.diagonal_sc
 def unchanged(call: Call) -> Found:
     """The tensor itself, by another name, in another dtype, which may be that of another one, or as a copy."""
     x = call.given.get("input")
-    spread = spread_of(x) if moves(x) and x.shape == call.results[0].shape else None
-    return None if spread is None else [Made(spread.ndim, (Term(x),), of=tuple(call.moving))]
+    if not moves(x) or x.shape != call.results[0].shape or (spread := spread_of(x)) is None:
+        return None
+    return [Made(spread.ndim, (Term(x),), of=tuple(call.moving))]
 
 
 for _op in (

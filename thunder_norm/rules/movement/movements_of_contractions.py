@@ -31,7 +31,7 @@ def einsum(call: Call) -> Found:
         first, second = (dict(zip(term, t.shape, strict=True)) for term, t in zip(terms, operands, strict=True))
         pairs = ((first.get(name, 1), second.get(name, 1)) for name in {*first, *second} - {*out})
         longer = math.sqrt(math.prod(max(pair) for pair in pairs if pair[0] != pair[1]))
-        return movements_nearby.bilinear(call, *operands, lambda a, b: torch.einsum(equation, a, b), longer)
+        return movements_nearby.bilinear(call, operands[0], operands[1], lambda a, b: torch.einsum(equation, a, b), longer)
     place = next(i for i, t in enumerate(operands) if moves(t))
     return _of_samples(call, equation, operands, place, terms, out)
 
