@@ -37,7 +37,7 @@ _HUGE = 1e100
 # Ellipsoids that are so many times as long as what a norm rule says are given up for a ball; otherwise what is kept together counts more.
 _FAR = 1.5
 # Roots a tensor's movement is made of.
-_MOST_ROOTS = 4
+_MOST_ROOTS = 12
 # The same of those that do not move, beside others that do.
 _MOST_AT_REST = 2
 
@@ -307,7 +307,7 @@ def _times(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
 
 
 def _few(parts: Sequence[Vertex]) -> Iterator[Vertex]:
-    """Not too many parts: the last ones become one, which moves as far as they do together, in any direction.
+    """Not too many parts: the shortest ones become one, which moves as far as they do together, in any direction.
 
     What does not move but might (parameters of a report) takes no place of what moves.
     """
@@ -320,10 +320,14 @@ def _few(parts: Sequence[Vertex]) -> Iterator[Vertex]:
 
 
 def _first_of(parts: Sequence[Vertex], most: int) -> Iterator[Vertex]:
+    """As many parts; the shortest ones become one, as far as they are more."""
     if len(parts) <= most:
         yield from parts
         return
-    yield from parts[: most - 1]
-    rest = parts[most - 1 :]
-    total = functools.reduce(torch.add, (_times(v.ellipsoid.length, v.root.size) for v in rest))
+    lengths = {v: _times(v.ellipsoid.length, v.root.size) for v in parts}
+    # of what does not move but might, by how far it would
+    kept = set(sorted(parts, key=lambda v: (-lengths[v].item(), -v.ellipsoid.length.item()))[: most - 1])
+    yield from (v for v in parts if v in kept)
+    rest = [v for v in parts if v not in kept]
+    total = functools.reduce(torch.add, (lengths[v] for v in rest))
     yield Vertex(Root(total), rest[0].size, given=Ellipsoid.ball(rest[0].size, 1.0))

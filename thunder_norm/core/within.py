@@ -41,15 +41,20 @@ def around(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor,
 def by_sides(x: NormedTensor, spread: Spread) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same, with how far each feature moves down, and how far up.
 
-    What rounding does to entries is allowed for by a thousand units in the last place of the largest one; where nothing moves they are those at
-    hand, as in a local bound.
+    Where nothing moves they are those at hand, as in a local bound.
     """
     rows = values(x.backing.detach()).reshape(-1, spread.parts[0].size)
     parts = away_from_data(x, spread).parts
     down, up = (functools.reduce(torch.add, sides) for sides in zip(*map(linear_bounds.moved, parts), strict=True))
-    largest = rows.abs().amax() if rows.numel() else torch.zeros((), dtype=torch.float64)
-    slack = 1000 * torch.finfo(x.backing.dtype).eps * largest if down.any() or up.any() else 0.0
+    slack = rounded_by(x) if down.any() or up.any() else 0.0
     return rows, torch.maximum(down, up) * 1e-9 + slack, down, up
+
+
+def rounded_by(x: NormedTensor) -> float:
+    """What rounding does to entries at most: a thousand units in the last place of the largest one that is a number (those of masks are infinite)."""
+    moduli = values(x.backing.detach()).abs()
+    finite = moduli[moduli.isfinite()]
+    return 1000 * torch.finfo(x.backing.dtype).eps * finite.amax().item() if finite.numel() else 0.0
 
 
 def away_from_data(x: NormedTensor, spread: Spread) -> Spread:
@@ -80,9 +85,7 @@ def distances_of_groups(x: NormedTensor, dims: Sequence[int]) -> torch.Tensor | 
     found = torch.zeros(len(groups), dtype=torch.float64)
     for v in spread.parts:
         found = found + v.ellipsoid.parts(groups).detach() * values(v.root.size.detach())
-    largest = values(x.backing.detach()).abs().amax()
-    slack = 1000 * torch.finfo(x.backing.dtype).eps * largest * math.sqrt(groups.shape[1])
-    return (found * (1 + 1e-9) + slack).reshape(numbers.shape[: spread.ndim - len(dims)])
+    return (found * (1 + 1e-9) + rounded_by(x) * math.sqrt(groups.shape[1])).reshape(numbers.shape[: spread.ndim - len(dims)])
 
 
 def keep_near(y: NormedTensor) -> None:

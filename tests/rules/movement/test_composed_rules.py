@@ -57,6 +57,20 @@ LINEAR = {
     "scattered": lambda x: x.select_scatter(3 * x[..., 1], -1, 0).slice_scatter(x[..., :1], -1, 3),
     "scattered on a diagonal": lambda x: x[0].diagonal_scatter(x[0, :, 3]),
     "in place": lambda x: (2 * x).mul_(3).add_(x),
+    "dtype of another": lambda x: x.type_as(x.sum()) + x.type(torch.float64),
+    "fewer bits": lambda x: x.half().double() + x.bfloat16().double(),
+    "shape of another": lambda x: x.view_as(_M) + x.flatten().reshape_as(_M),
+    "expanded as another": lambda x: x[:, :1].expand_as(2 * x),
+    "tile": lambda x: x.tile(1, 1, 2).repeat_interleave(2, -1),
+    "turned over": lambda x: x.rot90(2, (0, 2)).flatten(0, 1).fliplr().flipud(),
+    "windows": lambda x: x.unfold(-1, 2, 1),
+    "diagonal": lambda x: x.diag_embed() + x.unsqueeze(-1),
+    "parts": lambda x: sum(x.tensor_split(2, -1)),
+    "padded": lambda x: torch.constant_pad_nd(x, (2, 1), 3.0),
+    "by labels": lambda x: torch.einsum("bnd,de->bne", x, _W),
+    "summed by labels": lambda x: torch.einsum("b n d -> b n", x),
+    "from the left by labels": lambda x: torch.einsum("de,...d->...e", _W, x),
+    "clamped from one side": lambda x: x.clamp_min(-1e9).clamp_max(1e9),
 }
 _W, _M, _L = matrices(2, 4, seed=1)[0], matrices(4, 3, seed=2)[0].expand(2, 3, 4), matrices(3, 5, seed=3)[0]
 

@@ -7,7 +7,6 @@ weighted sums of rows stay within the ellipsoid times the sum of the absolute we
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,10 +16,12 @@ import torch.nn.functional as F
 
 from thunder_norm.core.composed import Call, Made, Spread, Term, is_fixed, moves, parts_of, spread_of, values
 from thunder_norm.core.ellipsoids import Dense, Multiple, Picked, Repeated, Scaled
+from thunder_norm.core.local import is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.slopes import Slopes, between
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.core.vertices import LARGEST, Root, Vertex
+from thunder_norm.core.within import rounded_by
 from thunder_norm.rules.layout.writing import copied, with_entries
 from thunder_norm.rules.movement import movements_nearby
 from thunder_norm.trees import flat_tensors, map_tensors
@@ -59,9 +60,11 @@ def _from_numbers(y: NormedTensor, numbers: torch.Tensor, moving: Sequence[tuple
     for ndim in (n for n in counts if n <= y.ndim):
         size = math.prod(y.shape[y.ndim - ndim :])
         if 0 < size <= LARGEST:
-            terms = [_picked(x, numbers.reshape(-1, size) - start) for x, start in moving]
+            rows = numbers.reshape(-1, size)
+            there = [(x, start) for x, start in moving if ((rows >= start) & (rows < start + x.numel())).any()]
+            terms = [_picked(x, rows - start) for x, start in there or moving[:1]]
             if terms and all(t is not None for t in terms):
-                return Made(ndim, tuple(t for t in terms if t is not None))
+                return Made(ndim, tuple(t for t in terms if t is not None), of=tuple(x for x, _ in moving))
     return None
 
 
@@ -85,9 +88,12 @@ def _picked(x: NormedTensor, index: torch.Tensor) -> Term | None:
 
 _REARRANGING = (
     torch.Tensor.view, torch.reshape, torch.flatten, torch.unflatten, torch.permute, torch.transpose, torch.t, torch.movedim,
-    torch.flip, torch.roll, torch.unsqueeze, torch.squeeze, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.repeat,
-    torch.ops.aten.slice.Tensor, torch.narrow, torch.select, torch.unbind, torch.split, torch.chunk,
-    torch.cat, torch.stack, torch.diagonal, torch.tril, torch.triu, torch.channel_shuffle,
+    torch.flip, torch.fliplr, torch.flipud, torch.rot90, torch.roll, torch.unsqueeze, torch.squeeze, torch.ravel, torch.adjoint,
+    torch.Tensor.expand, torch.broadcast_to, torch.Tensor.repeat, torch.tile, torch.repeat_interleave,
+    torch.Tensor.view_as, torch.Tensor.reshape_as, torch.Tensor.expand_as,
+    torch.ops.aten.slice.Tensor, torch.narrow, torch.select, torch.unbind, torch.split, torch.chunk, torch.tensor_split,
+    torch.ops.aten.split_with_sizes.default, torch.Tensor.unfold, F.unfold, torch.block_diag,
+    torch.cat, torch.stack, torch.diagonal, torch.diag, torch.diag_embed, torch.tril, torch.triu, torch.channel_shuffle,
     torch.pixel_shuffle, torch.pixel_unshuffle, *(getattr(torch.Tensor, n).__get__ for n in ("T", "mT", "H", "mH")),
 )  # fmt: skip
 for _op in _REARRANGING:
@@ -133,6 +139,7 @@ def index_add(call: Call) -> Found:
 
 
 @normed_op(F.pad).register_movement
+@normed_op(torch.constant_pad_nd).register_movement
 def pad(call: Call) -> Found:
     """With zeros, or with entries there are."""
     is_moved = call.given.get("mode", "constant") != "constant" or not call.given.get("value")
@@ -153,21 +160,20 @@ for _op in (copied, torch.slice_scatter, torch.select_scatter, torch.diagonal_sc
 
 
 def unchanged(call: Call) -> Found:
-    """The tensor itself, by another name, in another dtype or as a copy."""
-    (x, *others) = call.moving
-    spread = None if others or x.shape != call.results[0].shape else spread_of(x)
-    return None if spread is None else [Made(spread.ndim, (Term(x),))]
+    """The tensor itself, by another name, in another dtype, which may be that of another one, or as a copy."""
+    x = call.given.get("input")
+    if not moves(x) or x.shape != call.results[0].shape or (spread := spread_of(x)) is None:
+        return None
+    return [Made(spread.ndim, (Term(x),), of=tuple(call.moving))]
 
 
 for _op in (
-    torch.Tensor.to,
-    torch.clone,
-    torch.Tensor.contiguous,
-    torch.Tensor.detach,
-    torch.positive,
-    torch.Tensor.float,
-    torch.Tensor.double,
-):
+    torch.Tensor.to, torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default, torch.Tensor.type,
+    torch.Tensor.type_as, torch.Tensor.float, torch.Tensor.double, torch.Tensor.half, torch.Tensor.bfloat16,
+    torch.Tensor.cpu, torch.Tensor.cuda, torch.clone, torch.Tensor.contiguous, torch.Tensor.detach, torch.positive,
+    torch.alias_copy, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default,
+    torch.Tensor.resolve_conj, torch.Tensor.resolve_neg, torch.nan_to_num,
+):  # fmt: skip
     normed_op(_op).register_movement(unchanged)
 
 
@@ -241,30 +247,38 @@ def _by_matrix(x: NormedTensor, spread: Spread, weight: torch.Tensor) -> Found:
     return [Made(spread.ndim, (Term(x, matrix),))] if math.isfinite(matrix.scale) else None
 
 
-def matmul(call: Call, *, has_batch: bool = False) -> Found:
-    """x W row by row, or W x, which sums rows."""
-    x, other = call.given.get("input"), call.given.get("other", call.given.get("mat2"))
+def matmul(call: Call) -> Found:
+    """x W row by row, or W x, which sums rows; of samples whose features are matrices both are exact."""
+    x = call.given.get("input")
+    other = next((call.given[name] for name in ("other", "mat2", "vec") if name in call.given), None)
     if x is None or other is None:
         return None
     if moves(x) and moves(other):
-        return movements_nearby.matrix_product(call, x, other)
-    if moves(x) and is_fixed(other) and other.ndim == 2 and not has_batch and (spread := spread_of(x)) is not None:
-        return _by_matrix(x, spread, values(other).mT)
-    if moves(x) and x.ndim >= 1 and other.ndim == 2:
-        return _of_samples(call, x, has_batch=has_batch)
-    if moves(x) and is_fixed(other) and other.ndim > 2:
-        return _by_one_matrix(call, x, values(other))
-    if (
-        moves(other)
-        and is_fixed(x)
-        and x.ndim == 2
-        and (whole := spread_of(other)) is not None
-        and whole.ndim == other.ndim - 1 == 2
-    ):
-        return _of_samples(call, other)  # samples one by one, which it does not add up
-    if moves(other) and is_fixed(x) and x.ndim >= 2 and other.ndim >= 2:
-        return _summing_rows(call, other, values(x).abs().sum(-1).max().item())
-    return None
+        return movements_nearby.bilinear(call, x, other)
+    moving, fixed = (x, other) if moves(x) else (other, x)
+    spread = spread_of(moving) if moves(moving) and is_fixed(fixed) else None
+    if spread is None or min(moving.ndim, fixed.ndim) < 1:
+        return None
+    if moving is x and fixed.ndim == 2:
+        return _by_matrix(x, spread, values(fixed).mT)
+    if moving is other and other.ndim == 1 and x.ndim == 2:
+        return _by_matrix(other, spread, values(x))
+    call = Call((x, other), {}, call.given, call.results, torch.matmul)  # `mm` and `bmm` have no samples of matrices
+    is_for_each = _is_for_each(fixed, spread) and (moving is x or spread.ndim > 1)  # it adds up rows, and no samples
+    if is_for_each and (by_sample := _of_samples(call, moving)) is not None:
+        return by_sample
+    if min(x.ndim, other.ndim) < 2:
+        return None
+    return (
+        _by_one_matrix(call, x, values(other))
+        if moving is x
+        else _summing_rows(call, other, values(x).abs().sum(-1).max().item())
+    )
+
+
+def _is_for_each(fixed: torch.Tensor, spread: Spread) -> bool:
+    """Whether a tensor that is broadcast has nothing for one sample that it has not for all."""
+    return fixed.ndim <= spread.ndim or (fixed.ndim == spread.ndim + 1 and fixed.shape[0] == 1)
 
 
 def _by_one_matrix(call: Call, x: NormedTensor, matrices: torch.Tensor) -> Found:
@@ -289,8 +303,9 @@ def _summing_rows(call: Call, x: NormedTensor, factor: float) -> Found:
 
 
 normed_op(torch.matmul).register_movement(matmul)
-normed_op(torch.mm).register_movement(functools.partial(matmul, has_batch=True))
-normed_op(torch.bmm).register_movement(functools.partial(matmul, has_batch=True))
+normed_op(torch.mm).register_movement(matmul)
+normed_op(torch.bmm).register_movement(matmul)
+normed_op(torch.mv).register_movement(matmul)
 
 
 def addmm(call: Call) -> Found:
@@ -394,8 +409,11 @@ def _placed(x: NormedTensor, factor: float, y: NormedTensor, ndim: int) -> Term 
     return Term(x, Multiple(term.how, factor, size), term.keeps_rows)
 
 
-def chosen(a: Any, b: Any, y: NormedTensor) -> Found:
-    """``b + D (a - b)``, each entry of D from 0 to 1, of two that move or are fixed."""
+def chosen(a: Any, b: Any, y: NormedTensor, condition: torch.Tensor) -> Found:
+    """``b + D (a - b)``, each entry of D from 0 to 1, of two that move or are fixed; D as it is where one of them is a number that the other is not near.
+
+    Where they do not meet, a condition that turns out another way is a jump, which is in no bound.
+    """
     moving = [x for x in (a, b) if moves(x)]
     spreads = [spread_of(x) for x in moving]
     whole = [s.ndim for x, s in zip(moving, spreads, strict=True) if s is not None and x.shape == y.shape]
@@ -405,15 +423,38 @@ def chosen(a: Any, b: Any, y: NormedTensor) -> Found:
     apart, own = ([_placed(x, f, y, ndim) for x, f in pairs if moves(x)] for pairs in (((a, 1.0), (b, -1.0)), ((b, 1.0),)))
     if any(t is None or not t.keeps_rows for t in (*apart, *own)):
         return None
-    bent = [
-        Vertex(v.root, size, terms=((v, None),), slopes=between(0.0, 1.0, size))
-        for v in parts_of([t for t in apart if t is not None], size)
-    ]
+    slopes = _shares(a, b, y, ndim, condition)
+    if torch.equal(slopes.low, slopes.high) and len(moving) == 1 and moving[0].shape == y.shape:
+        factors = slopes.low if moving[0] is a else 1 - slopes.low
+        return [Made(ndim, (Term(moving[0], Scaled(factors, size)),))]
+    bent = [Vertex(v.root, size, terms=((v, None),), slopes=slopes) for v in parts_of([t for t in apart if t is not None], size)]
     by_root: dict[Root, list[Vertex]] = {}
     for v in (*parts_of([t for t in own if t is not None], size), *bent):
         by_root.setdefault(v.root, []).append(v)
     parts = [vs[0] if len(vs) == 1 else Vertex(root, size, terms=tuple((v, None) for v in vs)) for root, vs in by_root.items()]
     return [Made(ndim, (), parts=tuple(parts), of=tuple(moving))]
+
+
+def _shares(a: Any, b: Any, y: NormedTensor, ndim: int, condition: torch.Tensor) -> Slopes:
+    """D of each feature: between 0 and 1 for other inputs, and near the data where a and b may be the same number or rows have other conditions."""
+    size = math.prod(y.shape[y.ndim - ndim :])
+    rows = condition.to(device="cpu", dtype=torch.float64).expand(y.shape).reshape(-1, size)
+    if not is_within() or a is b or not len(rows):
+        return between(0.0, 1.0, size)
+    (low, high), (other_low, other_high) = (_stays_between(t, y.shape, size) for t in (a, b))
+    are_apart = (low > other_high) | (high < other_low)
+    return Slopes(torch.where(are_apart, rows.amin(0), 0.0), torch.where(are_apart, rows.amax(0), 1.0))
+
+
+def _stays_between(t: Any, shape: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Between which numbers each feature of t stays near the data, broadcast."""
+    if not isinstance(t, NormedTensor):
+        rows = values(torch.as_tensor(t, dtype=torch.float64)).expand(shape).reshape(-1, size)
+        return rows.amin(0), rows.amax(0)
+    rows, spread = values(t.backing.detach()).expand(shape).reshape(-1, size), spread_of(t)
+    assert spread is not None, "`chosen` has looked"
+    furthest = sum(v.ellipsoid.entry.item() * v.root.size.item() for v in spread.parts) * (1 + 1e-9) + rounded_by(t)
+    return rows.amin(0) - furthest, rows.amax(0) + furthest
 
 
 normed_op(torch.add).register_movement(_summed(lambda alpha: (1.0, alpha)))

@@ -88,4 +88,11 @@ def where(call: Call) -> Found:
     a, b, (y,) = call.given.get("input"), call.given.get("other"), call.results
     if not all(moves(t) or is_fixed(t) for t in (a, b)):
         return None
-    return movements.chosen(a, b, y)
+    return movements.chosen(a, b, y, call.given["condition"])
+
+
+@normed_op(torch.masked_fill).register_movement
+def masked_fill(call: Call) -> Found:
+    """``torch.where(mask, value, x)``."""
+    x, value, (y,) = call.given["input"], call.given["value"], call.results
+    return movements.chosen(value, x, y, call.given["mask"]) if moves(x) and is_fixed(value) else None

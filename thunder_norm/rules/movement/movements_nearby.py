@@ -189,17 +189,19 @@ def _of_logits(call: Call, f: Callable[..., torch.Tensor], curvature: Callable[[
 # -- products of what moves -----------------------------------------------------------------------------------------------
 
 
-def matrix_product(call: Call, a: Any, b: Any) -> Found:
-    """The matrix product of two tensors that both move.
+def bilinear(
+    call: Call, a: Any, b: Any, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.matmul, longer: float = 1.0
+) -> Found:
+    """A product of two tensors that both move, no longer than `longer` times both lengths: of matrices it is 1 (Cauchy-Schwarz).
 
-    Its derivative changes by ``e_a d_b + d_a e_b`` for moves e of the point: by ``|e_a| |d_b| + |d_a| |e_b|`` at most (Cauchy-Schwarz).
+    Its derivative changes by ``e_a d_b + d_a e_b`` for moves e of the point: by ``|e_a| |d_b| + |d_a| |e_b|`` at most.
     """
     moving = one_sample(call, [a, b])
     if moving is None or not (moves(a) and moves(b)):
         return None
     at_a, at_b = (moved(away_from_data(x, near(x))).detach() for x in (a, b))
-    besides = at_a * moved(near(b)) + at_b * moved(near(a))
-    return by_jacobian(call, moving, lambda plain: plain(a) @ plain(b), besides)
+    besides = (at_a * moved(near(b)) + at_b * moved(near(a))) * longer
+    return by_jacobian(call, moving, lambda plain: product(plain(a), plain(b)), besides)
 
 
 def entrywise(call: Call, a: Any, b: Any) -> Found:

@@ -131,6 +131,8 @@ def of(op: Any, given: dict[str, Any]) -> tuple[float, float] | None:
 
 for _op in functions():
     normed_op(_op).register_movement(_between(_op, lambda given, op=_op: of(op, given)))
+for _op in (torch.clamp_min, torch.clamp_max):
+    normed_op(_op).register_movement(_between(torch.clamp, lambda given: of(torch.clamp, given)))
 for _op in slopes_within.steep_functions():
     normed_op(_op).register_movement(_between(_op, lambda given: (-math.inf, math.inf)))
 

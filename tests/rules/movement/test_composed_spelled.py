@@ -1,0 +1,131 @@
+"""Transformers in their usual spellings, within a radius: at the data the Jacobian's norm, and near it no more than needs be."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.seeds import seeded
+from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
+
+F64 = torch.float64
+TOKENS, WIDTH, HEADS = 3, 8, 2
+_LATER = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+
+
+def _by_products(q, k, v, mask):
+    return mask(q @ k.mT).softmax(-1).type_as(q) @ v
+
+
+def _by_labels(q, k, v, mask):
+    weights = F.softmax(mask(torch.einsum("bhid,bhjd->bhij", q, k)), dim=-1)
+    return torch.einsum("bhij,bhjd->bhid", weights, v)
+
+
+def _by_batches(q, k, v, mask):
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    return torch.bmm(mask(torch.bmm(q, k.transpose(1, 2))).softmax(-1).to(v.dtype), v).unflatten(0, (1, HEADS))
+
+
+MASKS = {
+    "none": lambda s: s,
+    "infinite": lambda s: s.masked_fill(_LATER, -math.inf),
+    "finite": lambda s: s.masked_fill(_LATER, -1e9),
+    "chosen": lambda s: torch.where(_LATER, torch.finfo(F64).min, s),
+    "added": lambda s: s + torch.zeros(TOKENS, TOKENS, dtype=F64).masked_fill(_LATER, -math.inf),
+}
+CASES = [(_by_products, mask) for mask in MASKS] + [(_by_labels, "infinite"), (_by_batches, "finite")]
+
+
+def _program(attention, mask: str, is_crossed: bool, layers: int = 1):
+    make = torch.Generator().manual_seed(seeded(3))
+    drawn = [torch.randn(5, WIDTH, WIDTH, generator=make, dtype=F64) / math.sqrt(WIDTH) for _ in range(layers)]
+    queries = torch.randn(1, TOKENS, WIDTH, generator=make, dtype=F64)
+
+    def heads(t):
+        return t.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+    def f(x):
+        for wq, wk, wv, wo, w in drawn:
+            h = F.layer_norm(x, (WIDTH,))
+            asked = queries if is_crossed else h
+            q, k, v = (heads(t) for t in (asked @ wq, h @ wk, h @ wv))
+            x = x + attention(q, k, v, MASKS[mask]).transpose(1, 2).flatten(2) @ wo
+            x = x + F.gelu(x @ w)
+        return x
+
+    return f
+
+
+def _claimed(f, x: torch.Tensor, radius: float) -> float:
+    over = tuple(range(-x.ndim, 0))
+    leaf = with_perturbation(RMSTensor._wrap(x, RMSTensor.of(x, over).norm_size + radius, None, over), radius)
+    with norm_sensitivity("within"):
+        y = f(leaf)
+    assert y.elem_dims == over
+    return sensitivities(y, leaf).item()
+
+
+def _point() -> torch.Tensor:
+    return torch.randn(1, TOKENS, WIDTH, generator=torch.Generator().manual_seed(seeded(4)), dtype=F64)
+
+
+def _length(f, x: torch.Tensor) -> float:
+    return torch.linalg.matrix_norm(torch.autograd.functional.jacobian(f, x).reshape(x.numel(), -1), 2).item()
+
+
+@pytest.mark.parametrize("is_crossed", [False, True])
+@pytest.mark.parametrize(("attention", "mask"), CASES, ids=lambda c: c if isinstance(c, str) else c.__name__)
+def test_at_the_data_it_is_the_norm_of_the_jacobian_however_attention_is_spelled(attention, mask, is_crossed):
+    f, x = _program(attention, mask, is_crossed), _point()
+    assert _claimed(f, x, 0.0) == pytest.approx(_length(f, x), rel=1e-6)
+
+
+@pytest.mark.parametrize("is_crossed", [False, True])
+def test_near_the_data_no_point_is_steeper_and_the_claim_is_near_the_jacobian(is_crossed):
+    f, x = _program(_by_products, "infinite", is_crossed, layers=2), _point()
+    claimed = _claimed(f, x, 1e-4)
+    make = torch.Generator().manual_seed(seeded(5))
+    for _ in range(5):
+        d = torch.randn(x.shape, generator=make, dtype=F64)
+        assert _length(f, x + d * 1e-4 / d.square().mean().sqrt()) <= claimed * (1 + 1e-9)
+    assert claimed <= 1.5 * _length(f, x)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_of_many_reasons_to_move_those_that_move_furthest_are_kept_apart(is_last):
+    """A movement along one direction, which a matrix then takes to 0, beside many small ones."""
+    make = torch.Generator().manual_seed(seeded(7))
+    far, *others = (with_perturbation(RMSTensor.of(torch.randn(1, 4, generator=make, dtype=F64))) for _ in range(20))
+    along, across = torch.diag(torch.tensor([1.0, 0, 0, 0])).double(), torch.diag(torch.tensor([0, 1.0, 1, 1])).double()
+    with norm_sensitivity("composed"):
+        terms = [1e-3 * t for t in others]
+        terms.insert(len(terms) if is_last else 0, far @ along)
+        y = functools.reduce(torch.add, terms) @ across
+    assert sensitivities(y, far).item() <= 1e-5
+    assert 1e-3 <= sensitivities(y, others[0]).item() * (1 + 1e-9) <= 1.2e-3
+
+
+def test_a_mask_that_other_inputs_have_otherwise_may_have_any_slope():
+    """Where both of what is chosen from meet, the condition turns out another way nearby: relu, spelled three ways."""
+    x = torch.tensor([[-0.01, 1.0, -1.0]], dtype=F64)
+    for f in (
+        lambda x: x.masked_fill(x < 0, 0.0),
+        lambda x: torch.where(x < 0, 0.0, x),
+        lambda x: torch.where(x < 0, 0.25 * x, x) - 0.25 * x.clamp_max(0.0),
+    ):
+        steep = torch.tensor([[1.0, 1.0, 0.0]], dtype=F64)  # the first one may turn positive
+        assert _claimed(lambda x, f=f: f(x) * torch.tensor([[5.0, 1.0, 9.0]], dtype=F64), x, 0.02) >= (5 * steep).max().item()
+
+
+def test_what_several_rows_have_masked_otherwise_moves_in_those_that_have_it():
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(seeded(6)), dtype=F64)
+    mask, w = torch.tensor([[True, False, False, True], [False, False, True, True]]), torch.diag(torch.arange(1.0, 5.0)).double()
+    leaf = with_perturbation(RMSTensor._wrap(x, RMSTensor.of(x, (-1,)).norm_size + 1e-3, None, (-1,)), 1e-3)
+    with norm_sensitivity("within"):
+        y = leaf.masked_fill(mask, 1e6) @ w
+    assert sensitivities(y, leaf).item() == pytest.approx(3.0, rel=1e-6)  # of the third in the first row; the last has none
