@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from thunder_norm.errors import TransformError, UnsupportedOpError, with_details
+from thunder_norm.functions.custom import CustomOperation
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.missing_gradients import with_missing_gradients
 from thunder_norm.functions.transformed import Transformed, compiles
@@ -35,7 +36,7 @@ from thunder_norm.subclass.crossing.turns import awaited
 from thunder_norm.subclass.interpreting import interception
 from thunder_norm.subclass.interpreting.opaque_traces import check_computation
 from thunder_norm.tracing import compilation, hooks
-from thunder_norm.tracing.activity import depending
+from thunder_norm.tracing.activity import depending, propagate
 from thunder_norm.tracing.shared_memory.writes import copies_in
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
@@ -75,7 +76,7 @@ class Watching(interception.Watching):
             moving = depending(computation_trace, moved)
             computation_trace = with_missing_gradients(computation_trace, executors_list[0], moving)
         traces = prologue_trace, _with_gradients_of_given(computation_trace), epilogue_trace
-        return boundary_passes.without_inactive(traces, {}) if moved and is_ours else traces
+        return _with_started(traces, {}) if moved and is_ours else traces
 
 
 # -- the transform that interprets tensor wrapper subclasses ------------------------------------------------------------
@@ -194,8 +195,32 @@ hooks.leads(SubclassTransform)
 
 def _with_started(traces: boundary_passes.Traces, started: Mapping[str, bool]) -> boundary_passes.Traces:
     """A program whose results require grad where they do in eager mode, those too that have histories which start in it."""
-    connected = boundary_passes.without_inactive if is_grad_enabled() else boundary_passes.with_histories
-    return connected(traces, started)
+    if not is_grad_enabled():
+        return boundary_passes.with_histories(traces, started)
+    prologue, computation, epilogue = traces
+    if nowhere := _leading_nowhere(computation):
+        traces = prologue, boundary_passes.of_constants(computation, computation.args), epilogue
+    return boundary_passes.without_inactive(traces, {**nowhere, **started})
+
+
+def _leading_nowhere(computation: TraceCtx) -> dict[str, bool]:
+    """The results of a program that have histories in eager mode, if none has a gradient for any input.
+
+    The backward of a ``torch.autograd.Function`` may return None alone.  Thunder makes no backward part, and no history, of such a program.
+    """
+    reached = {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad}
+    if not any(isinstance(b.sym.id, CustomOperation) and not all(b.sym.id.has_gradient) for b in computation.bound_symbols):
+        return {}
+    results = [p for p in tree_flatten(computation.bound_symbols[-1].args[0]["output"])[0] if isinstance(p, TensorProxy)]
+    active, given = depending(computation, reached), set(reached)
+    for bsym in computation.bound_symbols:
+        operation = bsym.sym.id
+        if not isinstance(operation, CustomOperation):
+            propagate(bsym, reached)
+        elif any(has and p.name in reached for has, p in zip(operation.has_gradient, bsym.flat_proxy_args, strict=False)):
+            reached |= {p.name for p in bsym.flat_proxy_outs}
+    found = {p.name: False for p in results if p.name in active - given}
+    return {} if any(p.name in reached - given for p in results) else found
 
 
 # -- what Thunder differentiates -----------------------------------------------------------------------------------------
