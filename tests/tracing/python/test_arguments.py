@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import operator
 import sys
 import types
 from typing import Any
@@ -122,6 +123,29 @@ def test_a_program_can_catch_what_functions_in_c_say_of_their_arguments():
     expected, found = f(x)[1], thunder.jit(f, transforms=[SubclassTransform()])(x)[1]
     assert None not in expected
     assert found == expected
+
+
+COMPARED: list[Any] = [
+    *(operator.lt, lambda a, b: a < b, lambda a, b: a >= b, lambda a, b: a == b, lambda a, b: a != b[:2], lambda a, b: a < "b"),
+    *(lambda a, b: a >= None, lambda a, b: a < [1], lambda a, b: (1,) > a, lambda a, b: a == "b", lambda a, b: a <= b[:1]),
+]
+
+
+def test_a_program_can_catch_what_torch_says_of_what_it_cannot_compare():
+    def f(x, y):
+        found: list[Any] = []
+        for compare in COMPARED:
+            try:
+                found.append(compare(x, y))
+            except Exception as e:  # noqa: BLE001 - whichever torch raises
+                found.append(type(e).__name__)
+        return x * 2, found
+
+    x, y = torch.ones(3), torch.zeros(4)
+    expected, (_, found) = f(x, y)[1], thunder.jit(f, transforms=[SubclassTransform()])(x, y)
+    assert [v for v in expected if isinstance(v, str)] == ["RuntimeError"] * 5 + ["TypeError"] * 4
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
 
 
 def _without_name(x):
