@@ -235,9 +235,8 @@ def _note_recorded(trace: TraceCtx) -> bool:
     copies = [p for b in trace.bound_symbols for copy in copies_in(b) for p in copy.flat_proxy_args]
     results = [p for p in tree_flatten(trace.bound_symbols[-1].args)[0] if isinstance(p, Proxy)]
     is_recorded = not recorded.isdisjoint(p.name for p in (*results, *copies))
-    get_compile_data().is_grad_enabled = (
-        is_recorded  # until the program is compiled: what is written from now on is differentiated
-    )
+    # until the program is compiled: what is written from now on is differentiated
+    get_compile_data().is_grad_enabled = is_recorded
     return is_recorded
 
 
