@@ -624,3 +624,34 @@ def test_wrappers_that_a_backward_makes_of_plain_tensors_are_refused_where_it_ru
     assert torch.equal(y.detach(), torch.full((3,), 2.0))  # the forward is right
     with pytest.raises(UnsupportedOpError, match="a TwoTensor where gradients of plain tensors are computed"):
         y.sum().backward()
+
+
+class NoGradient(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, x * 3, x > 0
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return None
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: NoGradient.apply(x),
+        lambda x: (x, NoGradient.apply(x.sin())[1].cos(), NoGradient.apply(x.detach())[0], x.detach() * 2),
+        lambda x: (NoGradient.apply(x)[0], x * 2),
+    ],
+)
+def test_results_that_no_gradient_goes_back_from_require_grad_all_the_same(f, transform):
+    x = torch.randn(3, requires_grad=True)
+    jitted = thunder.jit(f, transforms=[transform()])
+    for _ in range(2):
+        expected, found = f(x), jitted(x)
+        for a, b in zip(expected, found, strict=True):
+            assert torch.equal(a, b) and (a.requires_grad, a.is_leaf) == (b.requires_grad, b.is_leaf)
+            if a.requires_grad and a is not x:
+                (wanted,), (got,) = (torch.autograd.grad(t.sum(), x, retain_graph=True, allow_unused=True) for t in (a, b))
+                assert torch.equal(*(torch.zeros(3) if g is None else g for g in (wanted, got)))

@@ -213,6 +213,9 @@ DRAWING = {
     "integers": lambda a: a + torch.randint(0, 9, (4,)),
     "permutations": lambda a: a[torch.randperm(4)],
     "coins": lambda a: a * torch.bernoulli(torch.full((4,), 0.5)),
+    "exponentially distributed": lambda a: a.clone().exponential_(2.0),
+    "normal of a size": lambda a: a + torch.normal(1.0, 2.0, (4, 4)),
+    "normal, one number": lambda a: a + torch.normal(1.0, 2.0, ()),
 }
 
 
@@ -227,6 +230,20 @@ def test_numbers_of_samples_are_those_of_torch(name: str, randomness: str):
         expected = torch.func.vmap(DRAWING[name], **options)(x), torch.rand(1)
         torch.manual_seed(seeded(0))
         torch.testing.assert_close((vmap(DRAWING[name], **options)(x), torch.rand(1)), expected)
+
+
+@pytest.mark.parametrize("randomness", [("different", "different"), ("different", "same"), ("same", "different")])
+@pytest.mark.parametrize("size", [(), (3,)])
+def test_numbers_of_samples_of_samples_are_those_of_torch(size: tuple[int, ...], randomness: tuple[str, str]):
+    def nested(transform: Any) -> Any:
+        of_rows = transform(lambda a: a + torch.normal(1.0, 2.0, size), randomness=randomness[0])
+        return transform(lambda a: of_rows(a) * 2, randomness=randomness[1])
+
+    x = tensor(5, 4).float()
+    torch.manual_seed(seeded(0))
+    expected = nested(torch.func.vmap)(x)
+    torch.manual_seed(seeded(0))
+    torch.testing.assert_close(nested(vmap)(x), expected)
 
 
 def test_a_mask_of_dropout_is_drawn_in_the_order_of_the_memory():

@@ -293,9 +293,21 @@ class _Program:
             self.draws.update((p.name, self.values.get(p)) for p in outputs)
 
     def _draw_from_nothing(self, bsym: BoundSymbol) -> None:
-        """One operation for each sample, of those that take no tensor whose batch dimension could say how many."""
+        """One operation for each sample, of those that take no tensor whose batch dimension could say how many, nor a size."""
+        place = _place_of_size(bsym)
+        if place is not None:  # in one, as torch draws them: from 16 numbers on they are others than so many draws have
+            args = [*bsym.args[:place], (self.axis_size, *bsym.args[place]), *bsym.args[place + 1 :]]
+            self._bind(bsym, tree_flatten(bsym.sym(*args, **bsym.kwargs))[0], 0)
+            return
         drawn = [tree_flatten(bsym.sym(*bsym.args, **bsym.kwargs))[0] for _ in range(self.axis_size)]
         self._bind(bsym, [ltorch.stack(list(values), 0) for values in zip(*drawn, strict=True)], 0)
+
+
+def _place_of_size(bsym: BoundSymbol) -> int | None:
+    """Which argument of an operation that draws is the size of its result; None where there is none."""
+    (p, *others) = flat_proxies(bsym.output)
+    sizes = [i for i, a in enumerate(bsym.args) if isinstance(a, list | tuple) and tuple(a) == tuple(p.shape)]
+    return sizes[0] if len(sizes) == 1 and not others else None
 
 
 def _has_effect(bsym: BoundSymbol) -> bool:

@@ -13,11 +13,13 @@ from typing import Any, Literal
 import torch
 
 from thunder_norm.errors import TransformError, UnsupportedOpError, with_details
+from thunder_norm.functions.custom import CustomOperation
 from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.missing_gradients import with_missing_gradients
 from thunder_norm.functions.transformed import Transformed, compiles
 from thunder_norm.subclass.acquiring import values
 from thunder_norm.subclass.acquiring.acquisition import Acquisition, Phase
+from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.backward.differentiation import differentiate
 from thunder_norm.subclass.backward.followed import started_histories
 from thunder_norm.subclass.backward.hooks_of_backward import check_hooks_of_inputs
@@ -34,10 +36,12 @@ from thunder_norm.subclass.crossing.turns import awaited
 from thunder_norm.subclass.interpreting import interception
 from thunder_norm.subclass.interpreting.opaque_traces import check_computation
 from thunder_norm.tracing import compilation, hooks
-from thunder_norm.tracing.activity import depending
+from thunder_norm.tracing.activity import depending, propagate
+from thunder_norm.tracing.shared_memory.writes import copies_in
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.pytree import tree_flatten
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 
 # -- transforms that leave wrappers alone ---------------------------------------------------------------------------------
@@ -54,7 +58,7 @@ class Watching(interception.Watching):
         trace = found.computation_trace
         found.computation_trace = (
             broadcast_scalars(functional(trace))
-            if torch.is_grad_enabled()
+            if _note_recorded(trace)
             else boundary_passes.of_constants(for_regions(trace), trace.args)
         )
 
@@ -63,7 +67,7 @@ class Watching(interception.Watching):
     ) -> tuple[TraceCtx, TraceCtx, TraceCtx | None]:
         """Refuse a program whose numbers are values of tensors, and have gradients be torch's, of inputs that are written into too."""
         values.check_numbers(computation_trace)
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return prologue_trace, computation_trace, epilogue_trace
         moved = {p.name for p in computation_trace.args if isinstance(p, TensorProxy) and p.requires_grad}
         acquisition = interception.finished_acquisition()  # of a transform that interprets wrappers, and comes later
@@ -72,7 +76,7 @@ class Watching(interception.Watching):
             moving = depending(computation_trace, moved)
             computation_trace = with_missing_gradients(computation_trace, executors_list[0], moving)
         traces = prologue_trace, _with_gradients_of_given(computation_trace), epilogue_trace
-        return boundary_passes.without_inactive(traces, {}) if moved and is_ours else traces
+        return _with_started(traces, {}) if moved and is_ours else traces
 
 
 # -- the transform that interprets tensor wrapper subclasses ------------------------------------------------------------
@@ -117,7 +121,7 @@ class SubclassTransform(interception.Interpreting):
         """Have a program on plain tensors that is to be differentiated be one without in-place operations."""
         acquisition = interception.finished_acquisition()
         if acquisition is not None and not (acquisition.has_wrappers or acquisition.opaque.is_met):
-            written_out = functional if torch.is_grad_enabled() else for_regions
+            written_out = functional if _note_recorded(found.computation_trace) else for_regions
             found.computation_trace = written_out(found.computation_trace)
 
     def transform_traces_pre_prologue(
@@ -131,7 +135,7 @@ class SubclassTransform(interception.Interpreting):
             traces = self._lowered(acquisition, (prologue_trace, computation_trace, epilogue_trace), executors_list)
         finally:
             acquisition.forget_inputs()
-        return traces if torch.is_grad_enabled() else self.without_autograd(traces)
+        return traces if is_grad_enabled() else self.without_autograd(traces)
 
     def _lowered(self, acquisition: Acquisition, acquired: boundary_passes.Traces, executors_list: Any) -> boundary_passes.Traces:
         computation_trace = acquired[1]
@@ -159,7 +163,7 @@ class SubclassTransform(interception.Interpreting):
             traces = boundary_passes.check_what_leaves(self.transform_lowered(acquisition, traces))
             return returning_inputs(acquisition, traces) if self.hands_back_inputs else traces
         moved = {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad}
-        if torch.is_grad_enabled() and (moved or started):
+        if is_grad_enabled() and (moved or started):
             moving = depending(computation, moved)
             computation = broadcast_scalars(with_missing_gradients(computation, executors_list[0], moving))
             computation = _with_gradients_of_given(computation)
@@ -191,11 +195,49 @@ hooks.leads(SubclassTransform)
 
 def _with_started(traces: boundary_passes.Traces, started: Mapping[str, bool]) -> boundary_passes.Traces:
     """A program whose results require grad where they do in eager mode, those too that have histories which start in it."""
-    connected = boundary_passes.without_inactive if torch.is_grad_enabled() else boundary_passes.with_histories
-    return connected(traces, started)
+    if not is_grad_enabled():
+        return boundary_passes.with_histories(traces, started)
+    prologue, computation, epilogue = traces
+    if nowhere := _leading_nowhere(computation):
+        traces = prologue, boundary_passes.of_constants(computation, computation.args), epilogue
+    return boundary_passes.without_inactive(traces, {**nowhere, **started})
+
+
+def _leading_nowhere(computation: TraceCtx) -> dict[str, bool]:
+    """The results of a program that have histories in eager mode, if none has a gradient for any input.
+
+    The backward of a ``torch.autograd.Function`` may return None alone.  Thunder makes no backward part, and no history, of such a program.
+    """
+    reached = {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad}
+    if not any(isinstance(b.sym.id, CustomOperation) and not all(b.sym.id.has_gradient) for b in computation.bound_symbols):
+        return {}
+    results = [p for p in tree_flatten(computation.bound_symbols[-1].args[0]["output"])[0] if isinstance(p, TensorProxy)]
+    active, given = depending(computation, reached), set(reached)
+    for bsym in computation.bound_symbols:
+        operation = bsym.sym.id
+        if not isinstance(operation, CustomOperation):
+            propagate(bsym, reached)
+        elif any(has and p.name in reached for has, p in zip(operation.has_gradient, bsym.flat_proxy_args, strict=False)):
+            reached |= {p.name for p in bsym.flat_proxy_outs}
+    found = {p.name: False for p in results if p.name in active - given}
+    return {} if any(p.name in reached - given for p in results) else found
 
 
 # -- what Thunder differentiates -----------------------------------------------------------------------------------------
+
+
+def _note_recorded(trace: TraceCtx) -> bool:
+    """Whether results of a program on plain tensors have histories, which Thunder is told if they are made in a region with gradients alone."""
+    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return torch.is_grad_enabled()
+    given = {p.name: p for p in trace.args if isinstance(p, TensorProxy)}
+    recorded = depending(trace, {name for name, p in given.items() if p.requires_grad}) - given.keys()
+    copies = [p for b in trace.bound_symbols for copy in copies_in(b) for p in copy.flat_proxy_args]
+    results = [p for p in tree_flatten(trace.bound_symbols[-1].args)[0] if isinstance(p, Proxy)]
+    is_recorded = not recorded.isdisjoint(p.name for p in (*results, *copies))
+    # until the program is compiled: what is written from now on is differentiated
+    get_compile_data().is_grad_enabled = is_recorded
+    return is_recorded
 
 
 def functional(trace: TraceCtx) -> TraceCtx:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.transforms import NormTransform, SubclassTransform
+from thunder_norm.transforms import NormTransform, SplitBiasTransform, SubclassTransform
 import thunder
 
 TRANSFORMS = (NormTransform, SubclassTransform)
@@ -144,6 +145,113 @@ def test_gradient_modes_are_those_of_the_program(modes):
         assert found[0] == expected[0]
         torch.testing.assert_close(found[1:], expected[1:])
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+_LINEAR = torch.nn.Linear(4, 4)
+
+
+def _mixed(x):
+    a = x.sin()
+    with torch.enable_grad():
+        b, c, d = x.cos(), a * 2, a * x
+        with torch.no_grad():
+            e = b * x
+    return a, b, c, d, e, b * x
+
+
+def _written(x):
+    y, z = x * 1, x * 2
+    with torch.enable_grad():
+        y.mul_(x)
+        w = x * 3
+    z.mul_(2)
+    w.mul_(2)
+    return y, z, w
+
+
+def _asks(x):
+    with torch.enable_grad():
+        y = _LINEAR(x)
+    return (y * 2 if y.requires_grad else y * 3), y
+
+
+def _derives(x):
+    with torch.enable_grad():
+        y = x.sin()
+        (g,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        (h,) = torch.autograd.grad(x.cos().sum(), x)
+    return g, h
+
+
+def _begins(x):
+    with torch.enable_grad():
+        z = x.detach().requires_grad_()
+        (g,) = torch.autograd.grad((z**3).sum(), z, create_graph=True)
+    return g, x * 2
+
+
+def _beside_its_input(x):
+    with torch.enable_grad():
+        return x, x * 2, x > 0, x.detach()
+
+
+_REGIONS = (_mixed, _written, _asks, _derives, _begins, _beside_its_input)
+
+
+@pytest.mark.parametrize("transform", (NormTransform, SplitBiasTransform))
+@pytest.mark.parametrize("f", _REGIONS)
+def test_a_region_with_gradients_has_them_in_a_call_without(f, transform):
+    def run(g, mode):
+        x = _x().requires_grad_()
+        with mode():
+            results = g(x)
+        leaves = (x, _LINEAR.weight)
+        derivatives = [
+            torch.autograd.grad(r.square().sum(), leaves, retain_graph=True, allow_unused=True)
+            for r in results
+            if r.requires_grad
+        ]
+        return [r.requires_grad for r in results], [r.detach() for r in results], derivatives
+
+    jitted = thunder.jit(f, transforms=[transform()])
+    for mode in (torch.no_grad, torch.no_grad, torch.enable_grad, torch.no_grad):
+        (required, *expected), (found, *values) = run(f, mode), run(jitted, mode)
+        assert found == required
+        for a, b in zip(tree_leaves(values), tree_leaves(expected), strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b)
+    assert thunder.cache_misses(jitted) == 2
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_inference_mode_around_a_call_records_nothing_whatever_the_program_sets(transform):
+    def f(x):
+        with torch.enable_grad():
+            y = x * 2
+            return y, y.requires_grad, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    jitted, x = thunder.jit(f, transforms=[transform()]), _x().requires_grad_()
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad, torch.inference_mode):
+        with mode():
+            (y, *expected), (z, *found) = f(x), jitted(x)
+        assert found == expected and z.requires_grad == y.requires_grad
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("is_enabled", (True, False))
+def test_a_program_that_ends_in_another_grad_mode_is_refused(is_enabled, transform):
+    def f(x):
+        torch.set_grad_enabled(is_enabled)
+        return x * 2
+
+    jitted = thunder.jit(f, transforms=[transform()])
+    with torch.set_grad_enabled(not is_enabled):
+        with pytest.raises(UnsupportedOpError, match="ends with it"):
+            jitted(_x())
+        assert torch.is_grad_enabled() is not is_enabled
+    with torch.set_grad_enabled(is_enabled):
+        assert torch.equal(jitted(_x()), _x() * 2)
 
 
 def test_labels_of_a_profile_do_not_matter():

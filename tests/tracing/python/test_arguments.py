@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import functools
+import itertools
+import operator
+import sys
+import types
+from typing import Any
+
 import pytest
 import torch
 
@@ -76,3 +84,118 @@ def test_what_a_function_raises_itself_stays():
             return x * 2, str(e) == f"{raises}() takes nothing"
 
     assert thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(2))[1]
+
+
+# each beside what it is called with: functions and methods in C, of which the interpreter calls others instead
+MISFITS: list[tuple[Any, ...]] = [
+    *((list, 1, 2), (tuple, 1, 2), (dict, 1, 2), (set, 1, 2), (zip, 1), (zip, [1], 2), (map,), (map, len, 1), (filter, None, 3)),
+    *((itertools.accumulate, 3), (itertools.starmap, len, 3), (itertools.zip_longest, [1], 2), (collections.namedtuple, "A")),
+    *(({}.get,), ({}.pop,), ({}.update, 1, 2), ({}.setdefault,), ({}.items, 1), ([].sort, 1), ([].append,), ([].insert, 1)),
+    *(
+        ([1].index,),
+        ([].reverse, 1),
+        ([].copy, 1),
+        ([].remove,),
+        ([].count,),
+        (list.append, []),
+        (dict.get, {}),
+        (dict.fromkeys,),
+    ),
+    *((sorted,), (sum,), (reversed,), (iter,), (next,), (len, [], []), (functools.partial, 1), ("a".join,), (str.upper,)),
+    *(([1].__getitem__,), ([1].__getitem__, slice(None, None, 0)), ((1,).__getitem__, slice(None, None, 0))),
+]
+
+
+def test_a_program_can_catch_what_functions_in_c_say_of_their_arguments():
+    def caught(fn, args):
+        try:
+            fn(*args)
+        except Exception as e:  # noqa: BLE001 - whichever Python raises
+            return type(e).__name__
+        return None
+
+    def f(x):
+        found = [caught(fn, args) for fn, *args in MISFITS]
+        found += [caught(x, (1,)), caught(x.requires_grad_, (1, 2, 3)), caught(lambda: [*x.shape][::0], ())]
+        return x * 2, found
+
+    x = torch.ones(2)
+    expected, found = f(x)[1], thunder.jit(f, transforms=[SubclassTransform()])(x)[1]
+    assert None not in expected
+    assert found == expected
+
+
+COMPARED: list[Any] = [
+    *(operator.lt, lambda a, b: a < b, lambda a, b: a >= b, lambda a, b: a == b, lambda a, b: a != b[:2], lambda a, b: a < "b"),
+    *(lambda a, b: a >= None, lambda a, b: a < [1], lambda a, b: (1,) > a, lambda a, b: a == "b", lambda a, b: a <= b[:1]),
+]
+
+
+def test_a_program_can_catch_what_torch_says_of_what_it_cannot_compare():
+    def f(x, y):
+        found: list[Any] = []
+        for compare in COMPARED:
+            try:
+                found.append(compare(x, y))
+            except Exception as e:  # noqa: BLE001 - whichever torch raises
+                found.append(type(e).__name__)
+        return x * 2, found
+
+    x, y = torch.ones(3), torch.zeros(4)
+    expected, (_, found) = f(x, y)[1], thunder.jit(f, transforms=[SubclassTransform()])(x, y)
+    assert [v for v in expected if isinstance(v, str)] == ["RuntimeError"] * 5 + ["TypeError"] * 4
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
+
+
+def _without_name(x):
+    from math import nothing  # type: ignore[attr-defined]  # noqa: F401
+
+    return x
+
+
+def _lazily_without_name(x):
+    from lazy_package_of_a_test import eight  # type: ignore[import-not-found]  # noqa: F401
+
+    return x
+
+
+def _lazily(x):
+    from lazy_package_of_a_test import seven  # type: ignore[import-not-found]
+
+    return x * seven
+
+
+def _a_module_on_its_way(x):
+    from lazy_package_of_a_test import inside  # type: ignore[import-not-found]
+
+    return x * inside.value
+
+
+def _without_module(x):
+    import no_such_module_of_a_test  # type: ignore[import-not-found]  # noqa: F401
+
+    return x
+
+
+@pytest.mark.parametrize("f", (_without_name, _lazily_without_name, _lazily, _a_module_on_its_way, _without_module))
+def test_an_import_inside_finds_or_raises_what_python_does(f, monkeypatch):
+    package, inside = types.ModuleType("lazy_package_of_a_test"), types.ModuleType("lazy_package_of_a_test.inside")
+
+    def of_package(name):
+        if name == "seven":
+            return 7
+        raise AttributeError(name)
+
+    package.__getattr__, package.__path__, inside.value = of_package, [], 3  # type: ignore[method-assign,attr-defined]
+    for module in (package, inside):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def run(g):
+        try:
+            return "", g(torch.ones(2)).tolist()
+        except ImportError as e:
+            return type(e).__name__, str(e)
+
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    assert run(jitted) == run(jitted) == run(f)

@@ -151,6 +151,31 @@ def _rrelu(
     return ltorch.mul(a, rrelu_noise(_DETACH(a), lower, upper)) if training else NotImplemented
 
 
+# -- exponentially distributed --------------------------------------------------------------------------------------------
+
+
+def _draw_exponential(like: torch.Tensor, rate: float) -> torch.Tensor:
+    return torch.empty_like(like).exponential_(rate)
+
+
+@with_kernel(_draw_exponential, draws=True)
+def exponential_noise(like: TensorProxy, rate: float) -> TensorProxy:
+    """-log(u) / rate for u uniform."""
+    u = ltorch.uniform(tuple(like.shape), torch.finfo(torch.float32).tiny, 1.0, device=like.device, dtype=torch.float32)
+    return ltorch.to(ltorch.true_divide(ltorch.neg(ltorch.log(u)), rate), like.dtype)
+
+
+def _exponential_of_samples(size: int | None, dim: int | None, like: TensorProxy, rate: float) -> TensorProxy:
+    return exponential_noise(_whose_numbers(size, dim, like), rate)
+
+
+drawing_rules.add(exponential_noise, _exponential_of_samples)
+
+
+def _exponential(a: TensorProxy, rate: float = 1, *, generator: Any = None) -> TensorProxy:
+    return exponential_noise(_DETACH(a), rate)
+
+
 # -- softmax((x + noise) / tau) ---------------------------------------------------------------------------------------------
 
 
@@ -197,6 +222,7 @@ _OF: dict[Any, Callable] = {
     torch.feature_alpha_dropout: lambda input, p, train: _alpha(input, p, train, 2),
     _functional.alpha_dropout: _alpha_dropout,
     _functional.feature_alpha_dropout: _feature_alpha_dropout,
+    ltorch.exponential: _exponential,
     ltorch.rrelu: _rrelu,
     _functional.gumbel_softmax: _gumbel_softmax,
 }

@@ -97,21 +97,17 @@ def _with_each_result_once(traces: Traces) -> Traces:
 
 
 def with_histories(traces: Traces, started: Mapping[str, bool]) -> Traces:
-    """Let results require grad that depend differentiably on nothing but what the program has started histories of, which lead nowhere.
-
-    In a call under `torch.no_grad` none depends on another.
-    """
+    """Let results require grad that depend differentiably on nothing but what the program has started histories of, which lead nowhere."""
     _, computation, epilogue = traces
     if epilogue is None or not started:
         return traces
-    reached = depending if torch.is_grad_enabled() else lambda _, names: names
-    moved = reached(computation, set(started))
+    moved = depending(computation, set(started))
     active = depending(computation, {p.name for p in computation.args if isinstance(p, TensorProxy) and p.requires_grad})
     results = [(p, q) for p, q in results_and_received(computation, epilogue) if isinstance(p, TensorProxy) and p.name in moved]
     leaves = {name for name, is_leaf in started.items() if is_leaf}
     for p, _ in results:
         others = {q.name for q, _ in results} - {p.name}
-        if p.name in leaves and not others.isdisjoint(reached(computation, {p.name})):
+        if p.name in leaves and not others.isdisjoint(depending(computation, {p.name})):
             raise UnsupportedOpError(
                 with_details(
                     "a tensor that the program made, and called requires_grad_() of, is returned beside what is computed from it",

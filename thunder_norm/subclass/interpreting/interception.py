@@ -45,7 +45,7 @@ from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import ProxyTag, TensorProxy
 from thunder.core.trace import TraceCtx, get_tracectx
 from thunder.extend import FusionExecutor
 
@@ -59,7 +59,9 @@ _ARE_ITSELF = "_thunder_norm_lengths_themselves"  # for which lengths a program 
 
 def _asked_of_history(args: tuple[WrappedValue, ...]) -> str | None:
     """The name, where it is ``y.requires_grad`` or ``y.grad_fn`` of what the program has computed, or a method that gives a tensor a hook."""
-    if len(args) < 2 or type(args[0].value) is not TensorProxy or not torch.is_grad_enabled():
+    if len(args) < 2 or type(args[0].value) is not TensorProxy:
+        return None
+    if not torch.is_grad_enabled() and ProxyTag.DETACHED_AUTOGRAD_GRAPH in args[0].value.tags:
         return None
     name, is_computed = args[1].value, args[0].value.history is None
     return name if name in tensor_hooks.NAMES or (name in ("requires_grad", "grad_fn") and is_computed) else None

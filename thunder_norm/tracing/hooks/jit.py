@@ -157,6 +157,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
             autocast.end()
         if may_begin_again and asked.begins_again(found):
             raise _Again
+        contexts.check_left()
         own_changes.check_taken_out(found.prologue_trace)
         if with_own_methods:
             found.prologue_trace = stored_reads.reading_stored(found.prologue_trace, fn, args, kwargs)
@@ -332,6 +333,8 @@ def _with_cache_info(fn: Callable) -> Callable:
                     raise
                 _undo(around["weakref_cd"]())
                 raise raised from None
+            finally:
+                around["weakref_cd"]().is_grad_enabled = torch.is_grad_enabled()
         attempts.end(around["weakref_cd"]())
         acquired = vars(around["weakref_cd"]())
         if (met := acquired.pop(_MET, None)) is not None and met.drawn:

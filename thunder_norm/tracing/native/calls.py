@@ -26,7 +26,7 @@ from thunder.core.interpreter import (
     unwrap,
     wrap_const,
 )
-from thunder.core.proxies import Proxy
+from thunder.core.proxies import Proxy, TensorProxy
 
 _handlers = thunders._default_opcode_handler_map
 _lookasides = thunders._default_lookaside_map
@@ -164,6 +164,8 @@ def _call_dispatch(compilectx: Any, runtimectx: Any, fn: Any, /, *args: Any, **k
     if type(called) is not MethodType or hasattr(called, _OF_THUNDER):
         if not callable(called) and not isinstance(called, Proxy):
             return do_raise(TypeError(f"{type(called).__name__!r} object is not callable"))
+        if type(called) is TensorProxy:
+            return do_raise(TypeError("'Tensor' object is not callable"))
         # Thunder would look for a name that functions of its own have
         if type(called) not in _FUNCTIONS and _answers_any_name(called):
             call = thunders._interpret_call(getattr, wrap_const(type(called)), wrap_const("__call__"))

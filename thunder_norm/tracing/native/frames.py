@@ -12,6 +12,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from thunder_norm.tracing.generators import Handler, is_handled
+from thunder_norm.tracing.native import misfits
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import INTERPRETER_SIGNALS, InterpreterFrame, PseudoInst, Py_NULL
@@ -104,6 +105,8 @@ def _run(frame: InterpreterFrame, compilectx: Any, runtimectx: Any, send_value: 
         stack.provenance_inst, stack.provenance_inputs, stack.output_idx = inst, [], 0
         try:
             result = handler(inst, inst_ptr=pointer, **state)
+        except (TypeError, ValueError) as e:
+            result = thunders.do_raise(misfits.error_of(e))
         finally:
             stack.provenance_inst = stack.provenance_inputs = None
         if result is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import collections
 import functools
+import inspect
 import itertools
 import math
 import operator
@@ -23,6 +24,7 @@ from thunder_norm.tracing.guarding import snapshots
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.python.comparisons import Compared
 from thunder_norm.tracing.python.lists import is_plain
+from thunder_norm.tracing.python.misused import late_error
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, interpreter_needs_wrap, wrap_const, wrapped_build_tuple
 
@@ -50,10 +52,13 @@ def _written_out(fn: Callable) -> Callable[[Callable], Callable]:
     """Register the generator that does what `fn` does."""
 
     def enter(generator: Callable) -> Callable:
+        is_lazy = inspect.isgeneratorfunction(generator)
+
         def lookaside(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
             if _is_thunders():
                 return interpreter_needs_wrap(fn)(*args, **kwargs)
-            return thunders._interpret_call(generator, *args, **kwargs)
+            error = late_error(fn, args, kwargs) if is_lazy else None
+            return thunders._interpret_call(generator, *args, **kwargs) if error is None else thunders.do_raise(error)
 
         instead_of(fn)(lookaside)
         return generator

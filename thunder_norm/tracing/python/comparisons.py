@@ -26,6 +26,7 @@ from thunder_norm.tracing.torch_functions.torch_arguments import as_pythons, hol
 from thunder.core import dtypes
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterStack, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap, wrap_const
+from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 
 _handlers = thunders._default_opcode_handler_map
@@ -97,12 +98,19 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
         stack.pop_wrapped()
         return _of_tensors(stack, operation, a, b)
     if not _has_own(a, operation) and not _has_own(b, operation):
+        height, scopes = len(stack._stack), get_jit_ctx().computation_trace.scopes
+        depth = len(scopes)
         try:
             return _thunders_compare_op(inst, stack=stack, **state)
-        except TypeError as e:  # of objects that have no order
-            if isinstance(a.value, Proxy) or isinstance(b.value, Proxy):
+        except (TypeError, ValueError, RuntimeError) as e:
+            if operation in COMPARISONS and (isinstance(a.value, TensorProxy) or isinstance(b.value, TensorProxy)):
+                del stack._stack[height - 2 :], scopes[depth:]  # the symbol leaves its own behind
+                return _of_tensors(
+                    stack, operation, a, b
+                )  # which says what torch does of shapes that do not fit, and of no numbers
+            if not isinstance(e, TypeError) or isinstance(a.value, Proxy) or isinstance(b.value, Proxy):
                 raise
-            return do_raise(e)
+            return do_raise(e)  # of objects that have no order
     stack.pop_wrapped()
     stack.pop_wrapped()
     return _taken(_compared(a, b, operation), inst, stack)

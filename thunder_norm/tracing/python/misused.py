@@ -106,7 +106,9 @@ def not_callable(fn: Any) -> TypeError | None:
 
 # Functions that Thunder, or we, have something to call instead of, and whether that fails as they do where it is given as many arguments.
 _REFUSING = {
-    **dict.fromkeys((len, next, getattr, setattr, type, enumerate, globals, locals, operator.concat, operator.iconcat), False),
+    **dict.fromkeys(
+        (len, next, getattr, setattr, type, enumerate, zip, globals, locals, operator.concat, operator.iconcat), False
+    ),
     **dict.fromkeys((isinstance, issubclass, hasattr, exec, eval), True),
 }
 _RUNNING = (exec, eval)
@@ -121,7 +123,8 @@ def refusing(fn: Any, instead: Any) -> Any:
 
 
 def _called(fn: Callable, instead: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
-    if (error := _of_first(fn, args[0].value) if args else None) is not None:
+    error = late_error(fn, args, kwargs) if fn is zip else _of_first(fn, args[0].value) if args else None
+    if error is not None:
         return do_raise(error)
     try:
         return instead(*args, **kwargs)
@@ -138,12 +141,22 @@ def _of_first(fn: Callable, value: Any) -> TypeError | None:
     """The error of a first argument that is looked at later, or never."""
     if fn in _RUNNING and not isinstance(value, _SOURCES):
         return TypeError(f"{fn.__name__}() arg 1 must be a string, bytes or code object")
-    if fn is not enumerate or isinstance(value, Proxy):
-        return None
-    mro = type(value).__mro__
-    if any(in_classes(mro, name, None) is not None for name in ("__iter__", "__getitem__")):
+    if fn is not enumerate or _is_iterable(value):
         return None
     return TypeError(f"{type(value).__name__!r} object is not iterable")
+
+
+def _is_iterable(value: Any) -> bool:
+    if isinstance(value, Proxy):
+        return not isinstance(value, NumberProxy)
+    return any(in_classes(type(value).__mro__, name, None) is not None for name in ("__iter__", "__getitem__"))
+
+
+def late_error(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> TypeError | None:
+    """The error of a function that makes an iterator, whose arguments what is called instead looks at when it is asked for an item."""
+    if all(a.value is None or callable(a.value) or _is_iterable(a.value) for a in args):
+        return None
+    return _natively(fn, args, kwargs)
 
 
 def _fits(instead: Callable, args: tuple, kwargs: dict) -> bool:

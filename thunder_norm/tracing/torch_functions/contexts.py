@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
 from thunder.core.compile_data import get_compile_data
@@ -32,18 +33,42 @@ class _InferenceMode:
 
 
 def begin() -> None:
-    """Begin an acquisition, in no context that an earlier one left by an error."""
-    setattr(get_compile_data(), _INFERENCE, [])
+    """Begin an acquisition, in no context that an earlier one left by an error, but in those around the call."""
+    is_enabled = torch.is_grad_enabled()
+    around = [_InferenceMode(True, is_enabled, is_enabled)] if torch.is_inference_mode_enabled() else []
+    setattr(get_compile_data(), _INFERENCE, around)
+
+
+def check_left() -> None:
+    """Refuse a program that ends in another grad mode than it began in.
+
+    Raises:
+        UnsupportedOpError: it does.
+    """
+    before, after = torch.is_grad_enabled(), _grad_mode()
+    if after is not before:
+        raise UnsupportedOpError(
+            with_details(
+                f"torch.set_grad_enabled({after}) inside a jitted function, which ends with it",
+                why="a trace changes nothing outside of it: the calls that use it again would leave the mode as it was",
+                instead=f"with torch.set_grad_enabled({after}): ..., or set it around the call",
+            )
+        )
 
 
 def _entered() -> list[_InferenceMode]:
     return getattr(get_compile_data(), _INFERENCE)
 
 
+def _grad_mode() -> bool:
+    """The grad mode that the program is in."""
+    entered = _entered()
+    return entered[-1].is_grad_enabled if entered and entered[-1].is_on else get_compile_data().is_grad_enabled
+
+
 @instead_of(torch.is_grad_enabled)
 def _is_grad_enabled() -> Any:
-    entered = _entered()
-    return _constant(entered[-1].is_grad_enabled if entered and entered[-1].is_on else get_compile_data().is_grad_enabled)
+    return _constant(_grad_mode())
 
 
 @instead_of(torch.is_inference_mode_enabled)
@@ -75,6 +100,9 @@ def _leave_inference_mode(mode: WrappedValue, *error: WrappedValue) -> Any:
 def _set_grad_enabled(is_enabled: WrappedValue) -> Any:
     """Inside inference mode nothing is recorded, whatever the grad mode."""
     entered = _entered()
+    met = None if torch.is_grad_enabled() else guards.surroundings()
+    if met is not None:  # a trace for calls without gradients serves those in inference mode too, unless the program records some
+        met.note_call(torch.is_inference_mode_enabled, (), {}, lambda: False)
     if not (entered and entered[-1].is_on):
         thunders = thunders_lookaside(torch._C._set_grad_enabled, is_enabled)
         assert thunders is not None
