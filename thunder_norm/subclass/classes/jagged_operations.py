@@ -88,4 +88,8 @@ def _like(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def _instead() -> dict[Any, Callable]:
     both = {"unbind": _unbind, "select": _select, "chunk": _chunk, "split": _split}
     found: dict[Any, Callable] = {getattr(owner, name): own for name, own in both.items() for owner in (torch, torch.Tensor)}
-    return found | {torch.split: _split_into, torch.Tensor.__getitem__: _getitem, F.scaled_dot_product_attention: jagged_attention.attention}
+    return found | {
+        torch.split: _split_into,
+        torch.Tensor.__getitem__: _getitem,
+        F.scaled_dot_product_attention: jagged_attention.attention,
+    }
