@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 
 from .case import CONSTRUCTED, INPUT, PARAMETER, RETURNED, SEVERAL, case
 from .torch_cases import mesh
+
+SINCE = "2.15"
 
 
 def local(*placements: Placement, shape: tuple[int, ...] = (3, 4), requires_grad: bool = False) -> DTensor:
@@ -48,7 +49,7 @@ def _():
     return model, (local(Shard(0), Replicate()),)
 
 
-@case("DTensor on a part of another's mesh", INPUT, CONSTRUCTED, RETURNED)
+@case("DTensor on a part of another's mesh", INPUT, CONSTRUCTED, RETURNED, since_torch=SINCE)
 def _():
     def f(x, y):
         part = x.device_mesh["second"]
@@ -81,7 +82,7 @@ def _():
     return lambda x: (x * 2, x.view(-1), x.view(4, 3)[1:], x.wait() + 1), (AsyncCollectiveTensor(torch.randn(3, 4)),)
 
 
-@case("AsyncCollectiveTensor of a collective", CONSTRUCTED, RETURNED)
+@case("AsyncCollectiveTensor of a collective", CONSTRUCTED, RETURNED, since_torch=SINCE)
 def _():
     mesh()
 
@@ -93,7 +94,7 @@ def _():
     return f, (torch.randn(3, 4),)
 
 
-@case("AsyncCollectiveTensor, waited for", CONSTRUCTED)
+@case("AsyncCollectiveTensor, waited for", CONSTRUCTED, since_torch=SINCE)
 def _():
     mesh()
 
@@ -104,7 +105,7 @@ def _():
     return f, (torch.randn(3, 4),)
 
 
-@case("AsyncCollectiveTensor, differentiated", CONSTRUCTED, backward=True)
+@case("AsyncCollectiveTensor, differentiated", CONSTRUCTED, backward=True, since_torch=SINCE)
 def _():
     mesh()
 
@@ -115,7 +116,9 @@ def _():
     return f, (torch.randn(3, 4, requires_grad=True),)
 
 
-@case("LocalTensor", INPUT, RETURNED, backward=True)
+@case("LocalTensor", INPUT, RETURNED, backward=True, since_torch=SINCE)
 def _():
+    from torch.distributed._local_tensor import LocalTensor
+
     x = LocalTensor({rank: torch.randn(3, 4) for rank in range(2)}).requires_grad_()
     return lambda x: (x * 2 + 1).sin() @ x.t(), (x,)

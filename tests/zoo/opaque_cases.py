@@ -10,7 +10,6 @@ from torch.testing._internal import common_subclass
 from torch.testing._internal.common_subclass import DiagTensorBelow
 from torch.testing._internal.composite_compliance import generate_cct_and_mode
 from torch.testing._internal.logging_tensor import LoggingTensor, LoggingTensorReentrant
-from torchao.swizzle.swizzle_tensor import SwizzleTensor
 
 from .case import CONSTRUCTED, INPUT, OPAQUE, PARAMETER, RETURNED, SEVERAL, case
 
@@ -101,6 +100,8 @@ def _():
     return lambda x: (x.sin() * x + 1) @ torch.ones(4, 2), (x,)
 
 
-@case("SwizzleTensor", OPAQUE, INPUT)
+@case("SwizzleTensor", OPAQUE, INPUT, since="0.18")
 def _():
+    from torchao.swizzle.swizzle_tensor import SwizzleTensor
+
     return lambda x: x.unswizzle() * 2, (SwizzleTensor(torch.randn(64, 32, dtype=torch.bfloat16)),)
