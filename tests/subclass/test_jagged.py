@@ -365,6 +365,24 @@ def test_a_split_has_a_gradient_although_eager_mode_has_none():
 # -- refusals -------------------------------------------------------------------------------------------------------------
 
 
+BY_NAME = [
+    lambda x: torch.split(tensor=x, split_size_or_sections=3, dim=-1),
+    lambda x: x.split(split_size=[1, 3], dim=2),
+    lambda x: torch.chunk(input=x, chunks=2, dim=-1),
+    lambda x: x.chunk(chunks=2),
+    lambda x: torch.select(input=x, dim=0, index=1),
+    lambda x: x.select(dim=0, index=-1),
+    lambda x: torch.unbind(input=x),
+    lambda x: x.unbind(dim=0),
+]
+
+
+@pytest.mark.parametrize("program", BY_NAME)
+def test_arguments_by_torch_s_names(program: Callable):
+    x = jagged(2, 3, 4)
+    assert_same(jit(program)(x), program(x))
+
+
 def refused(program: Callable, *args: object, match: str) -> None:
     with pytest.raises((UnsupportedOpError, UnsupportedSubclassError), match=match):
         jit(program)(*args)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.subclasses import OpCounter
+from tests.seeds import seeded
+from tests.subclasses import OpCounter, assert_same
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
 import thunder
@@ -135,3 +137,23 @@ def test_inner_tensors_that_are_differentiated_are_refused_and_nothing_is_writte
     with torch.no_grad():
         thunder.jit(lambda x: x.mul_(2) + 1, transforms=[SubclassTransform()])(leaf)
     torch.testing.assert_close(leaf.value.detach(), 2 * before)
+
+
+def test_operators_of_bits_write_into_inputs_views_and_what_is_made():
+    def program(x, y):
+        z = x.clone()
+        for write in (operator.ior, operator.iand, operator.ixor, operator.ilshift, operator.irshift):
+            z = write(z, y)
+        x |= y
+        row = x[0]
+        row ^= 5
+        return z, row
+
+    def make() -> list[TwoTensor]:
+        torch.manual_seed(seeded(0))
+        return [TwoTensor(torch.randint(1, 7, (3, 4)), torch.randint(1, 7, (3, 4))) for _ in "xy"]
+
+    jf = thunder.jit(program, transforms=[SubclassTransform()])
+    for _ in range(2):
+        want, got = make(), make()
+        assert_same((jf(*got), got), (program(*want), want))

@@ -24,7 +24,7 @@ class Case:
     `build` gives a function or module and its arguments; it is called anew for every run, under the same seed.  `roles` say
     where wrappers occur, and whether they are objects that cannot be taken apart, which is refused if nobody asks to run them.  With `backward`, eager has gradients for the tensors that require grad.  `forward_refusal` is a part of
     the message with which we refuse, None where we must agree with eager.  Without `roles` only plain tensors
-    take part.  `since` is the first torchao that has what the program uses.
+    take part.  `since` is the first torchao that has what the program uses, `since_torch` the first torch of which that is known.
     """
 
     name: str
@@ -33,14 +33,16 @@ class Case:
     backward: bool = False
     forward_refusal: str | None = None
     since: str = ""
+    since_torch: str = ""
 
     def __post_init__(self) -> None:
         assert set(self.roles) <= set(ROLES), self.roles
 
     @property
     def available(self) -> bool:
-        """Whether the installed torchao has it."""
-        return not self.since or Version(version("torchao")) >= Version(self.since)
+        """Whether the installed torch and torchao have it."""
+        first = {"torchao": self.since, "torch": self.since_torch}
+        return all(not v or Version(version(name)) >= Version(v) for name, v in first.items())
 
     @property
     def options(self) -> dict[str, Any]:

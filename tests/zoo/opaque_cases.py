@@ -9,7 +9,7 @@ from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.testing._internal import common_subclass
 from torch.testing._internal.common_subclass import DiagTensorBelow
 from torch.testing._internal.composite_compliance import generate_cct_and_mode
-from torch.testing._internal.logging_tensor import LoggingTensor
+from torch.testing._internal.logging_tensor import LoggingTensor, LoggingTensorReentrant
 
 from .case import CONSTRUCTED, INPUT, OPAQUE, PARAMETER, RETURNED, SEVERAL, case
 
@@ -92,3 +92,16 @@ def _():
 
 
 _CCT, _mode = generate_cct_and_mode()
+
+
+@case("LoggingTensorReentrant", OPAQUE, INPUT, RETURNED, backward=True)
+def _():
+    x = LoggingTensorReentrant(torch.randn(3, 4), requires_grad=True)
+    return lambda x: (x.sin() * x + 1) @ torch.ones(4, 2), (x,)
+
+
+@case("SwizzleTensor", OPAQUE, INPUT, since="0.18")
+def _():
+    from torchao.swizzle.swizzle_tensor import SwizzleTensor
+
+    return lambda x: x.unswizzle() * 2, (SwizzleTensor(torch.randn(64, 32, dtype=torch.bfloat16)),)

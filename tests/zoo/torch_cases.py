@@ -255,14 +255,14 @@ def _():
     return lambda a: DTensor.from_local(a, device_mesh, [Shard(0)]) * 2, (torch.randn(4, 4),)
 
 
-def mesh():
-    """A device mesh of this one process; tests/subclass/test_zoo.py ends the process group that it makes."""
+def mesh(*sizes: int):
+    """A device mesh of this one process, of one dimension if nothing else is said; tests/subclass/test_zoo.py ends the process group that it makes."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
         store = dist.FileStore(tempfile.mktemp(), 1)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    return dist.init_device_mesh("cpu", (1,))
+    return dist.init_device_mesh("cpu", sizes or (1,), mesh_dim_names=("first", "second")[: len(sizes) or 1])
 
 
 assert subclasses.WrapperSubclass is WrapperSubclass

@@ -159,7 +159,7 @@ def functional_variant(func: Any) -> Any | None:
     name = func.overloadpacket.__name__
     if not name.endswith("_"):
         return None
-    packet = getattr(torch.ops.aten, name.rstrip("_"), None)
+    packet = getattr(torch.ops.aten, f"__{name[3:]}" if name.startswith("__i") else name.rstrip("_"), None)  # __ior__ is x |= y
     if func.namespace != "aten" or packet is None:
         return None
     wanted = [(a.name, str(a.type)) for a in func._schema.arguments]

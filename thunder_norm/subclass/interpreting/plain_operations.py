@@ -49,6 +49,7 @@ _BY_PLACE = (torch.as_strided, torch.Tensor.as_strided)
 _TORCHS = (
     torch.Tensor.unfold, torch.Tensor.exponential_, torch.nn.functional.gumbel_softmax, torch.rand_like, torch.randn_like,
     torch.bernoulli, torch.Tensor.bernoulli,
+    *((torch.ops._c10d_functional.wait_tensor,) if torch.distributed.is_available() else ()),
 )  # fmt: skip
 
 
@@ -57,8 +58,9 @@ def with_fallback(
 ) -> Any:
     """What Thunder calls for `fn`; torch's function runs and is recorded instead where Thunder knows none, raises, or returns something else.
 
-    It does too where Thunder would decide by a number of tensors (``alpha``), which torch is told.  So do ``unfold``, as what stands for it elsewhere is no view, and what draws other numbers in Thunder, or whatever the probabilities.  What torch
-    raises is raised.
+    It does too where Thunder would decide by a number of tensors (``alpha``), which torch is told.  So do ``unfold``, as what stands for
+    it elsewhere is no view, what draws other numbers in Thunder, or whatever the probabilities, and what waits for a collective, which
+    Thunder leaves out.  What torch raises is raised.
     """
     if fn is getattr:
         return with_attributes(acquisition, found, args)

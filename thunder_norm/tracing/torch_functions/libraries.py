@@ -111,7 +111,7 @@ for _module, _class in _LOCAL_ATTENTION:
 
 
 def _of_mesh(question: str, mesh: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
-    """How large the mesh of a DTensor is: torch 2.9 looks at its tensor of ranks, which no input of the program has.
+    """What the mesh of a DTensor is made of: torch looks at its tensor of ranks, which no input of the program has.
 
     Calls whose DTensors have another mesh are guarded as calls; any other mesh is looked into as the program does it.
     """
@@ -122,5 +122,5 @@ def _of_mesh(question: str, mesh: WrappedValue, *args: WrappedValue, **kwargs: W
     return wrap_const(found(*map(unwrap, args), **{k: unwrap(v) for k, v in kwargs.items()}) if callable(found) else found)
 
 
-for _question in ("ndim", "shape", "size"):
+for _question in ("ndim", "shape", "size", "__getitem__"):
     instead_of_named("torch.distributed.device_mesh", f"DeviceMesh.{_question}")(functools.partial(_of_mesh, _question))
