@@ -59,8 +59,9 @@ def _proxy(x: Any, *, name: str | None = None, history: Any = None) -> Any:
     if asked is None:
         return thunders_proxy(x, name, history)
     aliases.note(x, history)
-    with torch._C.DisableTorchFunctionSubclass():  # what a class says of its shape is asked where the program asks
-        found = asked.proxy(x, own_name(name, x, jit_ext.get_jit_ctx().computation_trace), history)
+    name = own_name(name, x, jit_ext.get_jit_ctx().computation_trace)
+    with known_classes.taken_as_plain(x):
+        found = asked.proxy(x, name, history)
     known_classes.mark(found, x)
     if isinstance(found, Proxy) and not isinstance(x, torch.nn.Parameter) and is_parameter_of_module(history):
         # unpack_parameter_or_buffer_or_submodule asserts it; functional_call gives any tensor

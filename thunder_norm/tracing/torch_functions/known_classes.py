@@ -10,6 +10,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
@@ -24,7 +25,6 @@ from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
-from thunder.core.transform_common import dce
 from thunder.executors.passes import del_last_used
 
 _KNOWN = "_thunder_norm_classes_of_tensors"  # of an acquisition
@@ -112,6 +112,11 @@ def leave() -> None:
 # -- what is given and what is returned -----------------------------------------------------------------------------------------
 
 
+def taken_as_plain(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Meanwhile an input is what torch says of it: its class is asked of its shape where the program asks."""
+    return torch._C.DisableTorchFunctionSubclass() if gives_its_class(type(x)) else contextlib.nullcontext()
+
+
 def mark(proxy: object, x: torch.Tensor) -> None:
     """Let it be seen that an input is of a class, and that it is to be computed with as a plain tensor."""
     if type(proxy) is TensorProxy and gives_its_class(type(x)):
@@ -121,7 +126,7 @@ def mark(proxy: object, x: torch.Tensor) -> None:
 _as_plain = executor.register_operator(
     "as_plain_tensor",
     meta=lambda x: TensorProxy(like=x),
-    fn=lambda x: x.as_subclass(torch.Tensor),
+    fn=lambda x: torch.Tensor.as_subclass(x, torch.Tensor),
 )
 
 
@@ -145,7 +150,7 @@ def with_plain_inputs(trace: TraceCtx) -> TraceCtx:
         *_returning_given(computed, dict(zip((b.output.name for b in made), given, strict=True))),
     ]
     frees = any(b.sym.name == "clear_mutable_collection" for b in trace.bound_symbols)
-    return del_last_used(dce(new), clear_mutable_collections=frees)
+    return del_last_used(new, clear_mutable_collections=frees)
 
 
 def _returning_given(bsyms: list[BoundSymbol], given: dict[str, TensorProxy]) -> list[BoundSymbol]:
