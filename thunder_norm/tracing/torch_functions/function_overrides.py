@@ -122,7 +122,7 @@ def _one_by_one(values: Sequence[Any]) -> Iterator[Any]:
             yield v
 
 
-@functools.cache
+@functools.lru_cache(maxsize=512)  # programs make classes
 def _answers_by_itself(kind: type) -> bool:
     """Whether objects that are no tensors say what torch's functions do with them."""
     return hasattr(kind, "__torch_function__") and not issubclass(kind, torch.Tensor | torch.overrides.TorchFunctionMode | Proxy)
