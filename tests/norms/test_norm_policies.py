@@ -329,8 +329,8 @@ def test_a_given_kind_goes_before_an_annotation():
         ({"weight": "rms"}, NormMismatchError, "must be a kind"),
         ({"weight": NormedTensor}, NormMismatchError, "must be a kind"),
         ({"weight": torch.Tensor}, NormMismatchError, "must be a kind"),
-        ({"mass": -1.0}, NormMismatchError, "mass must be >= 0"),
-        ({"mass": math.nan}, NormMismatchError, "mass must be >= 0"),
+        ({"mass": -1.0}, NormMismatchError, "mass must be a number >= 0"),
+        ({"mass": math.nan}, NormMismatchError, "mass must be a number >= 0"),
         ({"elem_dims": {"weight": (0,)}}, NormMapKeyError, "have no kind"),
     ],
 )
