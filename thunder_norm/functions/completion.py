@@ -76,8 +76,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: dict[str, Wrap
     return sequences.given_plainly(_first(found, operation), fn, args, {})
 
 
-# Thunder's bernoulli draws whatever the probabilities are, and both draw other numbers.
-_DRAWN_BY_TORCH = (torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.exponential_)
+# Thunder's draws whatever the probabilities are, and other numbers.
+_DRAWN_BY_TORCH = (torch.bernoulli, torch.Tensor.bernoulli)
 
 
 # What torch tells of shapes and dtypes in calls, for which Thunder has operations that are run.
