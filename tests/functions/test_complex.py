@@ -124,3 +124,11 @@ def test_gradients_by_complex_arguments() -> None:
 def test_a_batch_of_gradients() -> None:
     f, x = FUNCTIONS["product"], float64(4, 3)
     assert_same(T.vmap(T.grad(f))(x), torch.func.vmap(torch.func.grad(f))(x))
+
+
+@pytest.mark.parametrize("cast", [lambda c, x: c.type_as(x), lambda c, x: c.to(x)])
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_a_constant_cast_to_the_dtype_of_what_requires_grad_does_not_require_it(cast: Callable) -> None:
+    c, x = torch.randn(3, dtype=torch.complex64), torch.randn(3, requires_grad=True)
+    result, wanted = thunder.jit(cast, transforms=[SubclassTransform()])(c, x), cast(c, x)
+    assert torch.equal(result, wanted) and not wanted.requires_grad and not result.requires_grad

@@ -183,3 +183,25 @@ def test_numbers_that_nobody_uses_are_drawn() -> None:
         each = vmap(function, randomness="different")(x.expand(2, 3))
         found.append((jvp(lambda x, jvp=jvp: jvp(function, (x,), (x,))[1], (x,), (x,)), each, torch.rand(1)))
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("rate", [1.0, 2.5])
+def test_exponential_numbers_are_torch_s_where_nothing_is_differentiated(rate: float) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * x.detach().clone().exponential_(rate)).sum()
+
+    def outcome(run: Callable) -> object:
+        torch.manual_seed(seeded(0))
+        return run()
+
+    x = torch.ones(5)
+    assert torch.equal(outcome(lambda: T.grad(program)(x)), outcome(lambda: torch.func.grad(program)(x)))
+    ours, torchs = outcome(lambda: T.jvp(program, (x,), (x,))), outcome(lambda: torch.func.jvp(program, (x,), (x,)))
+    torch.testing.assert_close(ours, torchs)
+
+
+def test_native_dropout_outside_training_is_differentiated() -> None:
+    x = torch.arange(6.0).requires_grad_()
+    result, mask = thunder.jit(lambda x: torch.native_dropout(x * 2, 0.5, False), transforms=[SubclassTransform()])(x)
+    (slope,) = torch.autograd.grad(result.sum(), x)
+    assert torch.equal(result, 2 * x) and bool(mask.all()) and torch.equal(slope, torch.full((6,), 2.0))

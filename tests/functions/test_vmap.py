@@ -193,6 +193,45 @@ def test_random_operations_draw_for_each_sample_or_once(chunk_size: int | None):
         vmap(function, chunk_size=chunk_size)(x)
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.normal(x, 1.0),
+        lambda x: torch.normal(1.0, x),
+        torch.bernoulli,
+        torch.poisson,
+        torch._standard_gamma,
+        lambda x: torch.multinomial(x, 2),
+        lambda x: torch.binomial(torch.full_like(x, 5.0), x),
+    ],
+)
+def test_numbers_drawn_by_values_of_each_sample_cannot_be_the_same(draw):
+    x = torch.rand(2, 3)
+    with pytest.raises(RuntimeError, match="same randomness"):
+        torch.func.vmap(draw, randomness="same")(x)
+    with pytest.raises(TransformError, match="draws by values that are others for each sample"):
+        vmap(lambda x: draw(x), randomness="same")(x)
+
+
+def _into_a_view(x):
+    y = torch.zeros_like(x)
+    y[1:].uniform_()
+    return y * x
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+@pytest.mark.parametrize(
+    "draw",
+    [lambda x: x.clone().normal_(), lambda x: x * x.clone().exponential_(2.0), _into_a_view, lambda x: x.clone().erfinv_()],
+)
+def test_operations_in_place_that_thunder_does_not_know_are_torch_s_in_traced_programs(draw, randomness):
+    def outcome(jit):
+        torch.manual_seed(seeded(0))
+        return jit(lambda x: torch.vmap(draw, randomness=randomness)(x))(torch.linspace(0.1, 0.9, 6).reshape(2, 3))
+
+    torch.testing.assert_close(outcome(lambda f: thunder.jit(f, transforms=[SubclassTransform()])), outcome(lambda f: f))
+
+
 def test_dropout_has_the_right_mean_and_masks_of_each_sample():
     ones = torch.ones(64, 100, dtype=torch.float64)
     dropped = vmap(lambda x: F.dropout(x, 0.25), randomness="different")(ones)

@@ -236,6 +236,14 @@ class _Program:
                 )
             )
         is_batched = self._is_batched(bsym)
+        if self.randomness == "same" and is_batched and bsym.sym.name in _BY_VALUES:
+            raise TransformError(
+                with_details(
+                    f'{bsym.sym.name} draws by values that are others for each sample, under vmap(..., randomness="same")',
+                    at=location_of(bsym),
+                    instead='randomness="different", or noise that is drawn for a tensor: mean + std * torch.randn_like(mean)',
+                )
+            )
         if (rule := drawing_rules.find(bsym.sym)) is not None:
             self._draw_by(rule, bsym)
         elif (parts := self._parts(bsym)) is not None:
@@ -301,6 +309,10 @@ class _Program:
             return
         drawn = [tree_flatten(bsym.sym(*bsym.args, **bsym.kwargs))[0] for _ in range(self.axis_size)]
         self._bind(bsym, [ltorch.stack(list(values), 0) for values in zip(*drawn, strict=True)], 0)
+
+
+# Whose numbers hang on values of their arguments: there are no same numbers for samples that have others, and torch refuses them.
+_BY_VALUES = frozenset("_sample_dirichlet _standard_gamma bernoulli binomial multinomial normal poisson".split())
 
 
 def _place_of_size(bsym: BoundSymbol) -> int | None:

@@ -29,6 +29,7 @@ from thunder_norm.functions.transformed import Call, Transformed, shared
 from thunder_norm.functions.wrappers_in_torchs import OfTorch, check_agrees
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.langctxs import Languages, langctx
@@ -94,7 +95,8 @@ class _Program:
                     )
                 )
             elif not moves or not any(map(is_differentiable, bsym.flat_proxy_outs)):
-                self.values.copy(bsym)
+                parts = decomposed(bsym) if draws_numbers(bsym) else None  # Thunder would draw other numbers than torch
+                self.values.copy(bsym) if parts is None else self.run(parts)
             else:
                 self._push(bsym)
 

@@ -94,9 +94,7 @@ def with_gradients(
             found.append(_with_gradients_inside(bsym, executor, trace, moving))
         elif isinstance(bsym.sym.id, OperationId) and has_tape(bsym) is None and draws_noise(bsym):
             found.append(bsym.from_bsym(subsymbols=with_gradients(bsym.subsymbols, executor, trace)))
-        elif not isinstance(bsym.sym.id, OperationId) and draws_noise(bsym):
-            with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym):
-                parts = decomposed(bsym) or bsym.subsymbols
+        elif parts := _parts_of_noise(bsym, trace):
             found += with_gradients(parts, executor, trace)
         elif not _is_concerned(bsym, moving):
             found.append(bsym)
@@ -113,6 +111,14 @@ def with_gradients(
         else:
             found.append(_with_gradient(bsym.sym.name, [bsym], flat_proxies(bsym.output), executor, moving, used))
     return found
+
+
+def _parts_of_noise(bsym: BoundSymbol, trace: TraceCtx) -> Sequence[BoundSymbol]:
+    """What an operation consists of that has to draw as torch does; nothing if it draws nothing, or torch runs it whole."""
+    if isinstance(bsym.sym.id, OperationId) or not draws_noise(bsym):
+        return ()
+    with tracectx(trace), langctx(Languages.TORCH), at_line_of(trace, bsym):
+        return decomposed(bsym) or bsym.subsymbols
 
 
 def has_gradient_of_ours(bsym: BoundSymbol) -> bool:
@@ -140,6 +146,8 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
         return False
     if has_gradient_of_ours(bsym):
         return False
+    if moving is not None and bsym.subsymbols and not any(p.name in moving for b in bsym.subsymbols for p in b.flat_proxy_args):
+        return False  # what moves is asked for its dtype alone: c.type_as(x)
     if bsym.sym.id in _bodies:
         return any(_is_concerned(b, moving) and not _draws_inside(b) for b in bsym.subsymbols)
     if has_tape(bsym) is not None:  # what it hands on has the gradients that torch's autograd has made

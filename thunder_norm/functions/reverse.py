@@ -213,7 +213,8 @@ class _Reverse:
         if bsym.sym.id in _IGNORED:
             return [], []
         if _is_constant(bsym, self.active):
-            return [bsym], []
+            parts = decomposed(bsym) if draws_numbers(bsym) else None  # Thunder would draw other numbers than torch
+            return [bsym] if parts is None else parts, []
         rule = vjp_rules.find(bsym.sym)
         if rule is None and (parts := decomposed(bsym)) is not None:
             return self.process_parts(bsym, parts)

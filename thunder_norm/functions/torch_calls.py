@@ -336,7 +336,7 @@ def run_vmap(
     try:
         return torch.func.vmap(of_sample, (0, *dims), randomness=randomness)(samples, *values)
     except RuntimeError as e:
-        if "random operation" in str(e):
+        if "random operation" in str(e) or "support same randomness" in str(e):
             raise
     finally:
         _num_batches.reset(token)

@@ -45,7 +45,14 @@ def _vars(*objects: WrappedValue) -> Any:
     """``vars(obj)``: Thunder calls it natively, so that nothing guards what is in it."""
     if not objects:
         return interpreter._interpret_call(locals)
-    return interpreter._interpret_call(getattr, objects[0], interpreter.wrap_const("__dict__"))
+    return interpreter._interpret_call(_dict_of, objects[0])
+
+
+def _dict_of(obj: Any) -> Any:
+    try:
+        return obj.__dict__
+    except AttributeError:
+        raise TypeError("vars() argument must have __dict__ attribute") from None
 
 
 @instead_of(reversed)

@@ -395,3 +395,8 @@ def test_special_methods_are_those_of_the_class(ask):
         assert torch.equal(result, expected)
         assert found == said
     assert thunder.cache_misses(jitted) == 1
+
+
+def test_vars_of_what_has_no_dict_is_pythons_error():
+    with pytest.raises(TypeError, match=r"vars\(\) argument must have __dict__ attribute"):
+        thunder.jit(lambda x: (x, vars(1)), transforms=[SubclassTransform()])(torch.ones(2))

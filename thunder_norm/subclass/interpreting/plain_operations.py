@@ -67,6 +67,8 @@ def with_fallback(
     torch_fn = torch_callable(fn)
     if torch_fn is None:
         return found
+    if acquisition.num_levels and is_in_place(torch_fn) and (found is None or torch_fn in _TORCHS):
+        return found  # a function under a transform is written anew without writes, which recorded ones are not
     if is_unknown(fn, (*args, *kwargs.values()), found) or torch_fn in _TORCHS:
         return functools.partial(_recorded, acquisition, torch_fn)
     if found is None or not callable(found):
