@@ -164,7 +164,13 @@ def _masked(op, *args, v=-1e3, shape=(2, 3, 4), **kwargs):
 IMAGES = ((1, 2, 4), (1, 2, 2, 4), (1, 1, 2, 2, 4))
 STEPS = [
     Case("adds", lambda x: (x + -1e3 * MASK.double()).amax(1), (Ball("x", RMSTensor, (2, 3, 4), 1.0),), 0.0, SEARCH),
-    Case("subtracts", lambda x: (x - 1e3 * MASK.double()).max(1)[0], (Ball("x", RMSTensor, (2, 3, 4), 1.0),), 0.0, SEARCH),
+    Case(
+        "subtracts",
+        lambda x: (x - 1e3 * MASK.double().expand(2, 3, 4)).max(1)[0],
+        (Ball("x", RMSTensor, (2, 3, 4), 1.0),),
+        0.0,
+        SEARCH,
+    ),
     *(
         Case(name, GROUPS[name], (Ball("x", RMSTensor, (2, 3, 4), 1.0),), 0.0, SEARCH)
         for name in ("scatter_reduce", "index_reduce", "relu of a view")
