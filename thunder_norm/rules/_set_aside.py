@@ -75,7 +75,9 @@ def of_those_left(
     At the data it moves as it does there, and is no larger than that.
     """
     masked = fact(x, kind)
-    if masked is not None and set(masked.x.elem_dims) != set(x.elem_dims):  # sensitivities would be to another norm than x moves in
+    if masked is not None and set(masked.x.elem_dims) != set(
+        x.elem_dims
+    ):  # sensitivities would be to another norm than x moves in
         masked = None
     is_short = None if masked is None else is_set_somewhere(_missing(by or op, kind, x.shape, args, kwargs), masked.mask)
     if masked is None or is_short is None or is_short is True:
