@@ -43,10 +43,10 @@ from thunder_norm.rules.entrywise import binary
 from thunder_norm.rules.layout import selections
 from thunder_norm.rules.entrywise import divisions, log_sums
 from thunder_norm.rules.layout import shape, indexing, replacing, writing, diagonals, joining
-from thunder_norm.rules.weighted import kept_exponentials, set_aside, log_domain, choices, sums_of_exponentials
+from thunder_norm.rules.weighted import kept_exponentials, set_aside, log_domain, choices, lowered, sums_of_exponentials
 from thunder_norm.rules.quotients import kept_away  # after what knows more of an exponential or of a softmax
 from thunder_norm.rules.layout import masking, casts, patches
-from thunder_norm.rules.reducing import reductions, matrix_norms, running, order_statistics
+from thunder_norm.rules.reducing import reductions, matrix_norms, running, order_statistics, those_left
 from thunder_norm.rules.layout import combining
 from thunder_norm.rules.reducing import pooling, framed_maxima
 from thunder_norm.rules.linear_algebra import triangular
@@ -114,6 +114,7 @@ __all__ = [
     "log_sums",
     "logarithms",
     "losses",
+    "lowered",
     "margin_losses",
     "masking",
     "matrix_functions",
@@ -168,6 +169,7 @@ __all__ = [
     "summed_products",
     "sums_of_exponentials",
     "symmetric_parts",
+    "those_left",
     "triangular",
     "typical_quotients",
     "unpooling",

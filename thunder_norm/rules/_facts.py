@@ -94,9 +94,10 @@ class Filled:
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """Some entries of a tensor are numbers that are not positive and do not move, where a plain mask is set, and the others those of x.
+    """Some entries of a tensor were set aside, where a plain mask is set: none is larger than x there, or than 0.  The others are those of x.
 
-    The largest entry of some is then, in modulus, no larger than one of x, if one of x is among them.
+    They are numbers that are not positive and do not move, or x less numbers that are not negative: the tensor moves no farther than x.
+    The largest of some is, in modulus, no larger than one of x, if one of those left is among them.
     """
 
     x: Source
@@ -109,7 +110,7 @@ class Masked(Lowered):
 
 @dataclass(frozen=True, eq=False)
 class Raised:
-    """The same of numbers that are not negative, and of least entries."""
+    """The same of numbers that are not negative, or added to x, and of least entries."""
 
     x: Source
     mask: torch.Tensor

@@ -29,7 +29,6 @@ from thunder_norm.rules._facts import (
     Alternatives,
     Masked,
     MaskedAbove,
-    Raised,
     every_fact,
     fact,
     has_infinity,
@@ -47,7 +46,6 @@ from thunder_norm.rules.weighted._infinities import (
     stated,
     with_known,
 )
-from thunder_norm.rules.written_out.written_out_exponentials import of_those_left
 
 
 def _joined(tensors: Any, kind: type[Infinities], infinity: float) -> tuple[list[NormedTensor], list[torch.Tensor]] | None:
@@ -347,22 +345,6 @@ def _rows(op: Callable, kind: type[Infinities]) -> Callable[[tuple, dict[str, An
         return with_known(out, [_made(kind, op, lambda m, *_: m, found.x.moving(), rows, dim, keepdim, out)])
 
     return rule
-
-
-def _is_raised(args: dict[str, Any]) -> bool:
-    return args["dim"] is not None and fact(args["input"], Raised) is not None
-
-
-@normed_op(torch.amin).register_norm(when=_is_raised)
-def amin(input: RMSTensor, dim: int | Sequence[int], keepdim: bool = False) -> NormedTensor:
-    """The least entry: as ever, of those that were not raised, if there are some in each group."""
-    return of_those_left(torch.amin, input, Raised, dim, keepdim)
-
-
-@normed_op(torch.min).register_norm(when=lambda args: isinstance(args["dim"], int) and _is_raised(args))
-def min_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
-    """The least entry: as ever, of those that were not raised, if there are some in each group."""
-    return of_those_left(torch.min, input, Raised, dim, keepdim)
 
 
 normed_op(torch.logsumexp).register_fact(_rows(torch.logsumexp, Masked))

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core.context import run_real, values_of
 from thunder_norm.core.kinds import RMSTensor
@@ -24,6 +23,7 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Lowered, Raised, Source, every_fact, fact, ruled
+from thunder_norm.rules._set_aside import run_on_values
 from thunder_norm.rules.known_ranges.partial_sums import place_put_in
 from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.weighted import largest_of_groups
@@ -32,18 +32,25 @@ from thunder_norm.rules.written_out.written_out_exponentials import Bounding
 
 
 def _masked(x: Any) -> Lowered | Raised | None:
-    return None if isinstance(x, NormedTensor) and is_local(x) else fact(x, Lowered) or fact(x, Raised)
+    return fact(x, Lowered) or fact(x, Raised)
 
 
 def _made(
-    op: Callable, found: Lowered | Raised, args: tuple, kwargs: dict[str, Any], mask: torch.Tensor, out: NormedTensor
+    op: Callable,
+    method: Callable,
+    found: Lowered | Raised,
+    args: tuple,
+    kwargs: dict[str, Any],
+    mask: torch.Tensor,
+    out: NormedTensor,
 ) -> Any:
-    """The facts about a result, and what an operation makes of the entries that were not set aside."""
+    """The facts about a result, and what an operation makes of the entries that were not set aside: at the data, of their values."""
     claim = ruled(op, args, kwargs)
     if claim is None or not issubclass(type(claim[0]), RMSTensor):
         return out._facts
     result, moved = claim
-    source = Source(type(result), out.backing, result.norm_size, moved, result.elem_dims)
+    backing = run_real(method, (found.x.backing, *args[1:]), kwargs) if is_local(out) else out.backing
+    source = Source(type(result), backing, result.norm_size, moved, result.elem_dims)
     return Alternatives((*every_fact(out), type(found)(source, mask)))
 
 
@@ -75,22 +82,17 @@ def moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], o
     return laid_out(method, args, kwargs, out)
 
 
-def _run_on_values(op: Callable, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
-    with _disable_current_modes():
-        return op(*args, **kwargs)
-
-
 def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     masked = _masked(args[0]) if args else None
     if masked is not None:
         mask, real = masked.mask, values_of(masked.mask)
         run = run_real
         if not isinstance(real, FakeTensor) and not real.is_meta and not any(isinstance(a, torch.Tensor) for a in args[1:]):
-            mask, run = real, _run_on_values  # which the trace of a program need not have
+            mask, run = real, run_on_values  # which the trace of a program need not have
         mask = run(torch.Tensor.expand, (mask, args[0].shape), {})
         if op not in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.clone, torch.Tensor.contiguous):
             mask = run(method, (mask, *args[1:]), kwargs)
-        return _made(op, masked, (masked.x.moving(), *args[1:]), kwargs, mask, out)
+        return _made(op, method, masked, (masked.x.moving(), *args[1:]), kwargs, mask, out)
     if op is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor):
         return largest_of_groups.chosen(args[0], 0, args[1], out)
     found = [f for f in every_fact(args[0]) if isinstance(f, Bounding)] if args else []

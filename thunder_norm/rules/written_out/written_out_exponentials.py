@@ -19,11 +19,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_mode, run_real, values_of
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.known_ranges import range_of
 from thunder_norm.core.local import is_local
@@ -35,7 +33,6 @@ from thunder_norm.rules._facts import (
     Alternatives,
     Lowered,
     Masked,
-    Raised,
     SoftmaxOf,
     Source,
     every_fact,
@@ -45,7 +42,8 @@ from thunder_norm.rules._facts import (
     with_fact,
 )
 from thunder_norm.rules._gaussian import second_moment_root
-from thunder_norm.rules._shared import Number, dims_tuple, rms
+from thunder_norm.rules._set_aside import entries_left, of_those_left
+from thunder_norm.rules._shared import SAME_DIMS, Number, dims_tuple, rms
 from thunder_norm.rules.written_out._derived import are_of_one, with_facts
 from thunder_norm.rules.written_out._forms import Form
 from thunder_norm.rules.written_out.dual_variables import largest_of  # its rules of differences go before those here
@@ -116,53 +114,11 @@ def _knows(kind: type, *names: str) -> Callable[[dict[str, Any]], bool]:
 # -- what is subtracted ---------------------------------------------------------------------------------------------------
 
 
-def _unmasked(x: NormedTensor, kind: type[Lowered | Raised], dims: ed.Dims) -> NormedTensor:
-    """x, or, of a tensor some entries of which were lowered or raised, the tensor of the others, if not all of a group over `dims` were.
-
-    Of a mask that a trace has no values of, the trace finds out: the norm is x's where a whole group is set aside.
-    """
-    found = fact(x, kind)
-    if found is None:
-        return x
-    mask = values_of(found.mask)
-    if mask.is_meta or isinstance(mask, NormedTensor):
-        return x
-    before = _entries(found, x)
-    if isinstance(mask, FakeTensor):
-        is_gone = run_real(torch.Tensor.expand, (found.mask, x.shape), {})
-        for d in dims:
-            is_gone = run_real(torch.all, (is_gone, d, True), {})
-        before.norm_size = torch.where(run_real(torch.any, (is_gone,), {}), x.norm_size, before.norm_size)
-        return before
-    with _disable_current_modes():
-        is_left = not bool(mask.expand(x.shape).amin(dims).any())
-    return before if is_left else x
-
-
-def of_those_left(op: Callable, x: NormedTensor, kind: type[Lowered | Raised], dim: Any, keepdim: bool) -> Any:
-    """What an operation makes of the entries that were not set aside; at the data it moves as it does there, and is no larger than that."""
-    left = _unmasked(x, kind, dims_tuple(dim, x.ndim))
-    result = unconditional(op, left, dim, keepdim)
-    if left is x or not is_local(x):
-        return result
-    there = unconditional(op, x, dim, keepdim)
-    (size, *_), (made, *_) = (r if isinstance(r, tuple) else (r,) for r in (result, there))
-    made.norm_size = torch.minimum(made.norm_size, size.norm_size)
-    return there
-
-
-def _entries(masked: Lowered | Raised, x: NormedTensor) -> NormedTensor:
-    """The tensor that x was before some of its entries were set aside; its norm is NaN where that of x is."""
-    before = masked.x.tensor()
-    before.norm_size = before.norm_size + bounded(0.0, x.norm_size)
-    return before
-
-
 @normed_op(torch.amax).register_norm(when=_is_rms)
 def amax(input: RMSTensor, dim: Dim = None, keepdim: bool = False) -> NormedTensor:
     """The largest entry: as ever, and of what."""
     dims = dims_tuple(dim, input.ndim)
-    result = of_those_left(torch.amax, input, Lowered, dim, keepdim)
+    result = of_those_left(torch.amax, input, Lowered, dims, keepdim)
     return _bounds(result, input, dims, keepdim)
 
 
@@ -178,7 +134,7 @@ def max_along(input: RMSTensor, dim: int, keepdim: bool = False) -> tuple:
 def logsumexp(input: RMSTensor, dim: Any, keepdim: bool = False) -> NormedTensor:
     """log sum exp x: as ever, of the entries that are not set aside, and of what."""
     dims = dims_tuple(dim, input.ndim)
-    return _bounds(of_those_left(torch.logsumexp, input, Lowered, dim, keepdim), input, dims, keepdim, True)
+    return _bounds(of_those_left(torch.logsumexp, input, Lowered, dims, keepdim, by=torch.amax), input, dims, keepdim, True)
 
 
 def _bounds(result: NormedTensor, x: NormedTensor, dims: ed.Dims, keepdim: bool, is_log_sum: bool = False) -> NormedTensor:
@@ -235,8 +191,8 @@ def _is_shift(args: dict[str, Any]) -> bool:
     return args["alpha"] == 1 and x.ndim >= by.ndim and bool(_constant_dims(x, by)) and not are_of_one(x, by)
 
 
-@normed_op(torch.sub).register_norm(when=_is_shift)
-def sub_number_of_group(input: RMSTensor, other: RMSTensor, alpha: Number = 1) -> NormedTensor:
+@normed_op(torch.sub).register_norm(when=_is_shift, allow_plain_tensors="constant", lift_dims=SAME_DIMS)
+def sub_number_of_group(input: RMSTensor, other: RMSTensor | torch.Tensor, alpha: Number = 1) -> NormedTensor:
     """x minus a number for each group: as every difference, and that it is one."""
     result = unconditional(torch.sub, input, other, alpha)
     found = _bounding(other, input)
@@ -303,7 +259,7 @@ def exp(input: RMSTensor) -> NormedTensor:
     if shifted is not None and shifted.is_log_softmax and len(shifted.dims) == 1:
         return _softmax(shifted.x, shifted.dims[0], "input")
     masked = fact(input, Masked)
-    entries = input if masked is None else _entries(masked, input)  # of what is set aside the exponential is 0
+    entries = input if masked is None else entries_left(masked, input)  # of what is set aside the exponential is 0
     found, result, n = range_of(input), unconditional(torch.exp, entries), entries.norm_size
     if masked is not None and is_local(input):  # the steepest slope is that of entries that are left
         slope = torch.minimum((result._sensitivity or {})["input"], (unconditional(torch.exp, input)._sensitivity or {})["input"])
