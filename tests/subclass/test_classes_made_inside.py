@@ -292,7 +292,7 @@ def outcome(f: Callable, kind: str, requires_grad: bool) -> Any:
 @pytest.mark.parametrize(
     ("program", "kind", "requires_grad"),
     [
-        (p, "unit" if p is functions and kind == "meta" else kind, p is functions or (r and p is not written))
+        (p, "unit" if p in (functions, written_in_c) and kind == "meta" else kind, p is functions or (r and p is not written))
         for p, kind, r in crossed(PROGRAMS, CLASSES, [False, True])
     ],
 )
