@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import crossed, seeded
 from tests.subclasses import assert_same
@@ -108,6 +111,31 @@ class Operators(torch.Tensor):
     __hash__ = torch.Tensor.__hash__
 
 
+class Members(torch.Tensor):
+    def __iter__(self):
+        return iter([1, 2])
+
+    def __hash__(self):
+        return 3
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, (value, "set"))
+
+    @functools.cached_property
+    def total(self):
+        return self.sum()
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
 class Scalar:
     """No tensor: a multiple of the identity."""
 
@@ -199,7 +227,48 @@ def no_tensor(x):
     return torch.add(scalar, x), torch.mean(scalar), torch.matmul(x, scalar)
 
 
-PROGRAMS = [made, viewed, operators, comparisons, attributes, in_place, written, inside, functions, disabled, no_tensor]
+@dataclasses.dataclass
+class Pair:
+    first: torch.Tensor
+    others: list
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor):
+    return x * 2
+
+
+def held(x):
+    y = x.as_subclass(Unit) * 2
+    pair = Pair(y, [x.as_subclass(Simple) + 1])
+    return pair.first, pair.others, vars(pair)["others"], [vars(p) for p in [Pair(y, [x * 3])]]
+
+
+def leaves(x):
+    return x.detach().requires_grad_(), torch.Tensor._make_subclass(Simple, x.detach(), True), Simple(x.detach()).requires_grad_()
+
+
+def written_in_c(x):
+    y = x * 1
+    return torch.exp_(y), scripted(x), y * 2
+
+
+PROGRAMS = [
+    made,
+    viewed,
+    operators,
+    comparisons,
+    attributes,
+    in_place,
+    written,
+    inside,
+    functions,
+    disabled,
+    no_tensor,
+    held,
+    leaves,
+    written_in_c,
+]
 
 
 def given(kind: str, requires_grad: bool) -> torch.Tensor:
@@ -223,7 +292,7 @@ def outcome(f: Callable, kind: str, requires_grad: bool) -> Any:
 @pytest.mark.parametrize(
     ("program", "kind", "requires_grad"),
     [
-        (p, "unit" if p is functions and kind == "meta" else kind, p is functions or (r and p is not written))
+        (p, "unit" if p in (functions, written_in_c) and kind == "meta" else kind, p is functions or (r and p is not written))
         for p, kind, r in crossed(PROGRAMS, CLASSES, [False, True])
     ],
 )
@@ -265,15 +334,47 @@ def test_the_computation_has_plain_tensors():
 @pytest.mark.parametrize(
     ("program", "error"),
     [
-        (lambda x: x.as_subclass(torch.testing._internal.two_tensor.TwoTensor), UnsupportedSubclassError),
+        (lambda x: x.as_subclass(TwoTensor), UnsupportedSubclassError),
         (lambda x: x.__dict__.update(a=1), UnsupportedOpError),
         (lambda x: x.as_subclass(int), TypeError),
         (lambda x: copy.copy(x.as_subclass(Simple)), UnsupportedSubclassError),
+        (lambda x: Twice.apply(x.as_subclass(Simple)), UnsupportedSubclassError),
+        (lambda x: TwoTensor(x.as_subclass(Simple), x), UnsupportedSubclassError),
+        (lambda x: TwoTensor(x, x) + x.as_subclass(Unit), UnsupportedSubclassError),
+        (lambda x: setattr(x.as_subclass(Members), "a", 1), UnsupportedSubclassError),
+        (lambda x: x.as_subclass(Members).total * 2, UnsupportedSubclassError),
     ],
 )
 def test_refused(program: Callable, error: type[Exception]):
     with pytest.raises(error):
         thunder.jit(program, transforms=[SubclassTransform()])(torch.ones(2))
+
+
+def test_special_methods_and_what_meets_none_of_a_class():
+    def program(x):
+        y = x.as_subclass(Members) * 2
+        function = Twice.apply(x.as_subclass(torch.Tensor)).as_subclass(Simple)
+        with torch._C.DisableTorchFunctionSubclass():
+            beside = TwoTensor(x, x) + x.as_subclass(Simple)
+        return list(y), [*y], hash(y), function, beside
+
+    jitted = thunder.jit(program, transforms=[SubclassTransform()])
+    for _ in range(2):
+        assert_same(jitted(torch.ones(2)), program(torch.ones(2)))
+
+
+def test_functions_in_c_are_told():
+    class Telling(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            result = super().__torch_function__(func, types, args, kwargs or {})
+            return (result, func.__name__) if func in (torch.relu_, torch._foreach_add) else result
+
+    def program(x):
+        y = x.as_subclass(Telling) * 1
+        return torch.relu_(y), torch._foreach_add([y], 1)
+
+    assert_same(thunder.jit(program, transforms=[SubclassTransform()])(torch.ones(2)), program(torch.ones(2)))
 
 
 def test_classes_that_do_not_answer():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.functions import functions_in_backward
 from thunder_norm.functions.functions_in_backward import RanFunction, check_plain, like
 from thunder_norm.functions.interpreted import active_level
@@ -26,8 +26,16 @@ from thunder_norm.subclass.interpreting.operations import AUTOGRAD_APPLY, on_pro
 from thunder_norm.subclass.recording.record import Recorded, recording
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.torch_functions import known_classes
 from thunder_norm.trees import flat_tensors
-from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, get_interpreterruntimectx, wrap_const
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    WrappedValue,
+    _interpret_call,
+    do_raise,
+    get_interpreterruntimectx,
+    wrap_const,
+)
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
 
@@ -51,11 +59,24 @@ def _exchanged(held: Any, for_others: dict[int, torch.Tensor]) -> Any:
 @lookasides.instead_of(AUTOGRAD_APPLY)
 def _apply(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for ``cls.apply(*args)``."""
+    if (of := known_classes.asked_first(a.value for a in (*args, *kwargs.values()))) is not None:
+        return do_raise(_refused_class(cls.value, of))
     with_modules = [a for a in args if any(isinstance(m, torch.nn.Module) for m in _each(a.value))]
     held = _interpret_call(_parameters, *with_modules) if with_modules else wrap_const([])
     if held is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         return held
     return on_proxies(lambda held, *args, **kwargs: FunctionCall(cls.value, args, kwargs, held).write())(held, *args, **kwargs)
+
+
+def _refused_class(cls: type, of: type) -> UnsupportedSubclassError:
+    return UnsupportedSubclassError(
+        with_details(
+            f"{cls.__name__}, a torch.autograd.Function, is given a tensor of class {of.__name__}",
+            at=location_of_user(),
+            why="torch runs its forward on tensors without values, which are of no such class, so that nobody asks the class's __torch_function__",
+            instead=f"{cls.__name__}.apply(x.as_subclass(torch.Tensor)).as_subclass({of.__name__})",
+        )
+    )
 
 
 def _each(given: Any) -> Sequence[Any]:

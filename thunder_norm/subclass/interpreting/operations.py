@@ -29,8 +29,9 @@ from thunder_norm.subclass.recording.record import Recorded, in_autocast_region,
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.python import identities
+from thunder_norm.tracing.torch_functions import known_classes
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
-from thunder_norm.wrapper_classes import is_wrapper
+from thunder_norm.wrapper_classes import is_wrapper, overrides_torch_function
 import thunder.torch as ltorch
 from thunder.core import dtypes
 from thunder.core.interpreter import (
@@ -279,11 +280,31 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
     acquisition.write_hoisted(recorder)
     operation = trace.operation_id(fn, fake_args, fake_kwargs, result)
     made = trace.write(acquisition, operation, recorder.log, (fake_args, fake_kwargs), result, before)
+    _check_no_class_is_met((args, kwargs), made)
     # within several levels torch may differentiate a wrapper at another one, and does not ask its class
     is_own = acquisition.num_levels == 1 and not any(acquisition.wrappers.is_inside(x) for x, _ in before.values())
     if is_own and not (recorder.has_met_wrappers or isinstance(fn, type) or any(r.is_in_place for r in recorder.log)):
         acquisition.of_functions.update(p.name for p in tree_leaves(made) if type(p) is TensorProxy)
     return made
+
+
+def _check_no_class_is_met(given: Any, made: Any) -> None:
+    """Refuse an operation that has wrappers, and tensors of classes that do not dispatch, which a trace has as plain ones."""
+    of = known_classes.asked_first([given])
+    if of is None:
+        return
+    kinds = [type(p.fake) for p in tree_leaves((given, made)) if isinstance(p, SubclassProxy)]
+    answers = not overrides_torch_function(of) and any(map(overrides_torch_function, kinds))  # torch's own leaves it to these
+    if kinds and not answers:
+        kind = kinds[0].__name__
+        raise UnsupportedSubclassError(
+            with_details(
+                f"a tensor of class {of.__name__} is put into a {kind}, or meets one",
+                at=location_of_user(),
+                why=f"wrappers are followed with plain tensors inside, and nobody asks what {of.__name__} says of their operations",
+                instead="x.as_subclass(torch.Tensor)",
+            )
+        )
 
 
 def catch_up(acquisition: Acquisition, fakes: Sequence[torch.Tensor]) -> None:

@@ -296,6 +296,7 @@ def _require_grad(
         return do_raise(RuntimeError("only Tensors of floating point dtype can require gradients"))
     if is_known and not acquisition.is_transformed:
         acquisition.autograd.note_started(obj.value)
+        known_classes.note_leaf(obj.value)
     return obj
 
 

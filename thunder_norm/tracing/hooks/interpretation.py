@@ -248,7 +248,7 @@ def _value(wrapped_v: WrappedValue) -> Any:
     if own_changes.is_moved(wrapped_v):
         return wrapped_v.value
     if type(wrapped_v.value) is TensorProxy:
-        return known_classes.returned(asked.result(wrapped_v, _original_value), get_tracectx())
+        return known_classes.handed_out(asked.result(wrapped_v, _original_value), get_tracectx())
     for key, wrapped_key in list(getattr(wrapped_v, "key_wrappers", {}).items()):
         is_itself = wrapped_key.provenance.inst is PseudoInst.CONSTANT  # of an enum's member Thunder knows nothing to write
         if is_itself or jit_ext.should_register_for_prologue(
@@ -259,4 +259,4 @@ def _value(wrapped_v: WrappedValue) -> Any:
         for key, known in list(wrapped_v.item_wrappers.items()):
             if not any(wrapped_v.value.get(key) is v for v in (known.value, known.original_value)):
                 del wrapped_v.item_wrappers[key]
-    return asked.result(wrapped_v, _original_value)
+    return known_classes.handed_out(asked.result(wrapped_v, _original_value), get_tracectx())

@@ -18,6 +18,7 @@ import torch
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.lookasides import look_up
+from thunder_norm.tracing.torch_functions.tensor_classes import own_operator
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, make_opaque, wrap_const
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
@@ -68,6 +69,12 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         return None
     name = look_up(_OF_AN_OBJECT, fn)
     method = None if name is None else _own(type(args[0].value), name)
+    if (
+        name is not None
+        and method is None
+        and (of_tensor := own_operator(args[0], name)) not in (None, getattr(torch.Tensor, name, None))
+    ):
+        return lambda *given: thunders._interpret_call(wrap_const(of_tensor), *given)
     if method is not None and not kwargs:
         guards.note_attribute(args[0], name)
         return lambda *given: thunders._interpret_call(_called, wrap_const(fn), wrap_const(method), *given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from types import GetSetDescriptorType
+from types import BuiltinFunctionType, GetSetDescriptorType
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.torch_functions.tensor_classes import own_operator
 from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
@@ -83,7 +84,9 @@ def function_told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None
 
 def is_iteration(fn: Any, args: Sequence[WrappedValue]) -> bool:
     """Whether it is what iterates over a tensor, which torch writes with functions that are told."""
-    return len(args) == 1 and isinstance(args[0].value, TensorProxy) and getattr(fn, "__name__", "") == "__iter__"
+    if len(args) != 1 or not isinstance(args[0].value, TensorProxy) or getattr(fn, "__name__", "") != "__iter__":
+        return False
+    return own_operator(args[0], "__iter__") is not fn
 
 
 def iterated(x: torch.Tensor) -> Any:
@@ -128,7 +131,12 @@ class _First(TorchFunctionMode):
 
 @functools.cache
 def _told_to_modes() -> frozenset[Callable]:
-    return frozenset(torch.overrides.get_testing_overrides()) | frozenset(_device_constructors()) | _TOLD_TOO
+    listed = frozenset(torch.overrides.get_testing_overrides()) | frozenset(_device_constructors()) | _TOLD_TOO
+    members = [getattr(of, name) for of in (torch._C._VariableFunctions, torch._C._nn) for name in dir(of)]
+    written_in_c = {
+        f for f in members if isinstance(f, BuiltinFunctionType)
+    }  # of which the list has those without "_" in their names
+    return listed | (written_in_c - torch.overrides.get_ignored_functions())
 
 
 _METHODS = "new new_empty new_full new_ones new_tensor new_zeros stride to_padded_tensor unflatten".split()

@@ -95,7 +95,7 @@ def _asked(values: Sequence[Any]) -> dict[type, WrappedValue]:
             continue
         if kind is TensorProxy:
             cls = known_classes.class_of(value)
-            asked = None if cls is torch.Tensor or cls.__torch_function__ is _DISABLED else wrap_const(cls)
+            asked = wrap_const(cls) if known_classes.asks(cls) else None
         elif isinstance(value, Proxy):
             if isinstance(value, TensorProxy):
                 return {}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm.tracing.guarding.bindable import bindable, executor
 from thunder_norm.tracing.shared_memory import aliases
@@ -37,11 +37,13 @@ class _Known:
     Attributes:
         classes: of what the program has computed, by name; of what it is given `aliases` knows it.
         restored: what the epilogue has made of its class, by name.
+        leaves: the names of those at which the program has a history start.
         disabled: how many contexts the program is in that have classes say nothing.
     """
 
     classes: dict[str, type] = field(default_factory=dict)
     restored: dict[str, BoundSymbol] = field(default_factory=dict)
+    leaves: set[str] = field(default_factory=set)
     disabled: int = 0
 
 
@@ -73,6 +75,23 @@ def class_of(proxy: TensorProxy) -> type:
 def note(proxy: TensorProxy, cls: type) -> None:
     """Note that what the program has computed is of a class."""
     _known().classes[proxy.name] = cls
+
+
+def note_leaf(proxy: TensorProxy) -> None:
+    """Note that the program has a history start at what it has computed."""
+    _known().leaves.add(proxy.name)
+
+
+def asks(cls: type) -> bool:
+    """Whether torch's functions ask a class of tensors what they are to do."""
+    return cls is not torch.Tensor and cls.__torch_function__ is not torch._C._disabled_torch_function_impl
+
+
+def asked_first(values: Iterable[Any]) -> type | None:
+    """The class of the first tensor among values that torch's functions would ask; None if there is none, or classes are to say nothing."""
+    if not are_met() or say_nothing():
+        return None
+    return next((cls for p in tree_leaves(list(values)) if type(p) is TensorProxy and asks(cls := class_of(p))), None)
 
 
 def example(proxy: TensorProxy, cls: type) -> torch.Tensor:
@@ -180,6 +199,14 @@ def returned(proxy: TensorProxy, epilogue: TraceCtx) -> TensorProxy:
     return known.restored[proxy.name].output
 
 
+def handed_out(value: Any, epilogue: TraceCtx) -> Any:
+    """A value that an epilogue hands out, in which tensors are of their classes, and in the objects that it makes for it."""
+    if type(value) is TensorProxy or not _known().classes:
+        return returned(value, epilogue) if type(value) is TensorProxy else value
+    restore_kept(epilogue)
+    return tree_map(lambda p: returned(p, epilogue) if type(p) is TensorProxy else p, value)
+
+
 def restore_kept(epilogue: TraceCtx) -> None:
     """Have an epilogue put tensors of their classes where the program has put what it has computed."""
     known = _known()
@@ -196,10 +223,15 @@ def restore_kept(epilogue: TraceCtx) -> None:
 
 
 def _restoring(proxy: TensorProxy, cls: type, epilogue: TraceCtx) -> BoundSymbol:
+    make = _leaf_of_class if proxy.name in _known().leaves else _of_class
     with tracectx(epilogue):
-        return bindable(f"as_{cls.__name__}", functools.partial(_of_class, cls))(proxy, output=TensorProxy(like=proxy))
+        return bindable(f"as_{cls.__name__}", functools.partial(make, cls))(proxy, output=TensorProxy(like=proxy))
 
 
 def _of_class(cls: type, x: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass(), torch.set_grad_enabled(x.requires_grad):  # an epilogue runs without gradients
         return x.as_subclass(cls)
+
+
+def _leaf_of_class(cls: type, x: torch.Tensor) -> torch.Tensor:
+    return torch.Tensor._make_subclass(cls, x, x.requires_grad)

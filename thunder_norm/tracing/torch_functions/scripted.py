@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.torch_functions import known_classes
 from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, unwrap
 from thunder.core.proxies import Proxy
 
@@ -26,7 +28,13 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     source = getattr(fn, "_torchdynamo_inline", None)
     if source is None:
         return _refuse
-    return lambda *args, **kwargs: _interpret_call(source, *args, **kwargs)
+    return functools.partial(_interpreted, source)
+
+
+def _interpreted(source: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for the program: no class is asked of what it does, and its results are of none."""
+    with known_classes.saying_nothing():
+        return _interpret_call(source, *args, **kwargs)
 
 
 def _has_proxies(values: Any) -> bool:

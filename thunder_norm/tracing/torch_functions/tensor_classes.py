@@ -55,6 +55,8 @@ def method(obj: WrappedValue, name: Any) -> Callable | None:
         return functools.partial(_bound, found)
     if isinstance(found, property) and found.fget is not None:
         return functools.partial(_computed, found.fget)
+    if isinstance(getattr(type(found), "__get__", None), FunctionType):  # a descriptor in Python
+        return functools.partial(_refused_member, f"{name!r}, a {type(found).__name__}", "a method or a property")
     if found is MISSING and isinstance(name, str) and not hasattr(torch.Tensor, name):
         _noted(obj, name)
         computed = in_classes(_own(cls), "__getattr__")
@@ -64,10 +66,28 @@ def method(obj: WrappedValue, name: Any) -> Callable | None:
 
 def setter(obj: WrappedValue, name: Any) -> Callable | None:
     """What to call for `setattr` of a plain tensor whose class has a property of its own under `name`; None otherwise."""
-    found = in_classes(_own(_class(obj)), name) if isinstance(name, str) else MISSING
+    own = _own(_class(obj))
+    if in_classes(own, "__setattr__") is not MISSING:
+        return functools.partial(
+            _refused_member, "the __setattr__", "a property with a setter, or set it outside of the jitted function"
+        )
+    found = in_classes(own, name) if isinstance(name, str) else MISSING
     if not isinstance(found, property) or found.fset is None:
         return None
     return lambda x, _, value: _interpret_call(found.fset, x, value)
+
+
+def _refused_member(what: str, instead: str, obj: WrappedValue, *_: WrappedValue) -> Any:
+    return do_raise(
+        UnsupportedSubclassError(
+            with_details(
+                f"{what} of {_class(obj).__name__}, a class of tensors that does not dispatch",
+                at=location_of_user(),
+                why="the trace computes plain tensors, and sets attributes of what it hands out",
+                instead=instead,
+            )
+        )
+    )
 
 
 def _class(obj: WrappedValue) -> type:
