@@ -180,7 +180,7 @@ def detach(input: RMSTensor) -> NormedTensor:
     return with_fact(unconditional(torch.detach, input), found)
 
 
-def _constant_dims(x: NormedTensor, by: NormedTensor) -> ed.Dims:
+def _constant_dims(x: NormedTensor, by: NormedTensor | torch.Tensor) -> ed.Dims:
     """Along which dimensions of x what is subtracted is one number."""
     return tuple(d for d in ed.every(x.ndim) if -d > by.ndim or by.shape[d] == 1 != x.shape[d])
 
