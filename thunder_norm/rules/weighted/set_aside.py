@@ -84,6 +84,9 @@ def moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], o
 
 def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     masked = _masked(args[0]) if args else None
+    is_indexed = op is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor)
+    if is_indexed:
+        out._facts = largest_of_groups.chosen(args[0], 0, args[1], out)
     if masked is not None:
         mask, real = masked.mask, values_of(masked.mask)
         run = run_real
@@ -93,8 +96,8 @@ def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], 
         if op not in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.clone, torch.Tensor.contiguous):
             mask = run(method, (mask, *args[1:]), kwargs)
         return _made(op, method, masked, (masked.x.moving(), *args[1:]), kwargs, mask, out)
-    if op is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor):
-        return largest_of_groups.chosen(args[0], 0, args[1], out)
+    if is_indexed:
+        return out._facts
     found = [f for f in every_fact(args[0]) if isinstance(f, Bounding)] if args else []
     if not found or out.ndim != args[0].ndim + 1:
         return out._facts
