@@ -141,12 +141,16 @@ def _draws_inside(bsym: BoundSymbol) -> bool:
     return bsym.sym.id not in _bodies and draws_numbers(bsym)
 
 
+_ASKING_FOR_DTYPES = frozenset({"torch.Tensor.type_as", "torch.Tensor.to"})
+
+
 def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
     if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
         return False
     if has_gradient_of_ours(bsym):
         return False
-    if moving is not None and bsym.subsymbols and not any(p.name in moving for b in bsym.subsymbols for p in b.flat_proxy_args):
+    parts = bsym.subsymbols if bsym.sym.id in _ASKING_FOR_DTYPES and moving is not None else ()
+    if parts and not any(p.name in moving for b in parts for p in b.flat_proxy_args):
         return False  # what moves is asked for its dtype alone: c.type_as(x)
     if bsym.sym.id in _bodies:
         return any(_is_concerned(b, moving) and not _draws_inside(b) for b in bsym.subsymbols)
