@@ -17,6 +17,11 @@ CAUSAL = nn.Transformer.generate_square_subsequent_mask(5)
 PADDED = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
 
 
+def _operations(jm):
+    """The names of what the first trace consists of, without the lines of torch's that it comes from."""
+    return [b.sym.name for b in thunder.last_traces(jm)[0].bound_symbols]
+
+
 @pytest.mark.parametrize(
     ("norm_first", "activation", "masks"),
     list(itertools.product([False, True], ["relu", "gelu"], ["none", "causal"]))
@@ -33,7 +38,7 @@ def test_encoder_layer(norm_first, activation, masks):
         for transform in (SubclassTransform(), NormTransform()):
             jm = thunder.jit(layer, transforms=[transform])
             torch.testing.assert_close(jm(SRC, **given), expected, rtol=1e-5, atol=1e-5)
-            assert "encoder_layer_fwd" not in str(thunder.last_traces(jm)[0])
+            assert not any("encoder_layer_fwd" in name for name in _operations(jm))
 
 
 @pytest.mark.parametrize("weights", ["none", "averaged", "of each head"])
@@ -50,7 +55,7 @@ def test_attention(weights, masks):
     jm = thunder.jit(attention, transforms=[NormTransform()])
     with torch.no_grad():
         expected, found = attention(SRC, SRC, SRC, **given), jm(SRC, SRC, SRC, **given)
-        assert "native_multi_head_attention" not in str(thunder.last_traces(jm)[0])
+        assert not any("native_multi_head_attention" in name for name in _operations(jm))
         y, _ = normed(jm)(SRC, SRC, SRC, **given)
     torch.testing.assert_close(y.backing, expected[0], rtol=1e-5, atol=1e-5)
     assert y.backing.square().mean(y.elem_dims).sqrt().max() <= y.norm_size * (1 + 1e-6)
