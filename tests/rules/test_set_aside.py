@@ -240,3 +240,15 @@ def test_a_loss_of_logits_beside_themselves_does_not_know_the_number_in_their_pl
         assert f(t.clamp(-4, 4)) <= y.norm_size * (1 + 1e-9) and y.norm_size <= 10
         moved = [(f(t.clamp(-4, 4) + s * 1e-6 * worst.sign()) - f(t.clamp(-4, 4))) / 1e-6 for s in (1, -1)]
         assert max(moved) <= y.perturbation_size * (1 + 1e-5)
+
+
+def test_all_dimensions_of_one_entry_are_taken_out():
+    x, mask = torch.arange(6.0).view(2, 1, 3), torch.tensor([[[False, True, True]], [[False, False, True]]])
+
+    def program(x):
+        return x.masked_fill(mask, -1e9).squeeze().amax(-1)
+
+    for f in (program, thunder.jit(program, transforms=[NormTransform()])):
+        found = f(RMSTensor.of(x))
+        assert actual_norm(found) <= found.norm_size < 100
+        torch.testing.assert_close(found.backing, program(x))

@@ -49,7 +49,7 @@ def _made(
     if claim is None or not issubclass(type(claim[0]), RMSTensor):
         return out._facts
     result, moved = claim
-    backing = run_real(method, (found.x.backing, *args[1:]), kwargs) if is_local(out) else out.backing
+    backing = run_real(method, (found.x.backing, *_others(op, args)), kwargs) if is_local(out) else out.backing
     source = Source(type(result), backing, result.norm_size, moved, result.elem_dims)
     return Alternatives((*every_fact(out), type(found)(source, mask)))
 
@@ -82,6 +82,11 @@ def moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], o
     return laid_out(method, args, kwargs, out)
 
 
+def _others(op: Callable, args: tuple) -> tuple:
+    """The arguments after the first: a squeeze of all dimensions says None by not being given."""
+    return () if op is torch.squeeze and args[1:] == (None,) else args[1:]
+
+
 def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     masked = _masked(args[0]) if args else None
     is_indexed = op is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor)
@@ -94,7 +99,7 @@ def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], 
             mask, run = real, run_on_values  # which the trace of a program need not have
         mask = run(torch.Tensor.expand, (mask, args[0].shape), {})
         if op not in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.clone, torch.Tensor.contiguous):
-            mask = run(method, (mask, *args[1:]), kwargs)
+            mask = run(method, (mask, *_others(op, args)), kwargs)
         return _made(op, method, masked, (masked.x.moving(), *args[1:]), kwargs, mask, out)
     if is_indexed:
         return out._facts
