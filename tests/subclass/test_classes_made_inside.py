@@ -335,7 +335,7 @@ def test_the_computation_has_plain_tensors():
     ("program", "error"),
     [
         (lambda x: x.as_subclass(TwoTensor), UnsupportedSubclassError),
-        (lambda x: x.__dict__.update(a=1), UnsupportedOpError),
+        (lambda x: x.as_subclass(Simple).__dict__.update(a=1), UnsupportedOpError),
         (lambda x: x.as_subclass(int), TypeError),
         (lambda x: copy.copy(x.as_subclass(Simple)), UnsupportedSubclassError),
         (lambda x: Twice.apply(x.as_subclass(Simple)), UnsupportedSubclassError),

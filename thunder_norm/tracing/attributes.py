@@ -58,7 +58,7 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
             return tensor_attributes.data_of
         if tensor_attributes.is_unknown_gradient(*args[:2]):
             return tensor_attributes.gradient_of
-        if args[1].value == "__dict__" and type(args[0].value) is TensorProxy:
+        if args[1].value == "__dict__" and tensor_classes.of_class(args[0]):
             return tensor_attributes.own_dict
         if type(args[0].value) is TensorProxy and not tensor_attributes.is_users(*args[:2]):
             of_class = tensor_classes.method(args[0], args[1].value)
