@@ -149,9 +149,10 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
         return False
     if has_gradient_of_ours(bsym):
         return False
-    parts = bsym.subsymbols if bsym.sym.id in _ASKING_FOR_DTYPES and moving is not None else ()
-    if parts and not any(p.name in moving for b in parts for p in b.flat_proxy_args):
-        return False  # what moves is asked for its dtype alone: c.type_as(x)
+    if moving is not None and bsym.sym.id in _ASKING_FOR_DTYPES and bsym.subsymbols:
+        given = {p.name for b in bsym.subsymbols for p in b.flat_proxy_args}
+        if given.isdisjoint(moving):
+            return False  # what moves is asked for its dtype alone: c.type_as(x)
     if bsym.sym.id in _bodies:
         return any(_is_concerned(b, moving) and not _draws_inside(b) for b in bsym.subsymbols)
     if has_tape(bsym) is not None:  # what it hands on has the gradients that torch's autograd has made
