@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from thunder_norm.tracing.shared_memory.freed_inputs import deleting_again
 from thunder.core import dtypes, prims
 from thunder.core.devices import DeviceType
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, BoundSymbolTag, Symbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
-from thunder.executors.passes import del_last_used
 from thunder.extend import OperatorExecutor
 
 scalar_executor = OperatorExecutor("thunder_norm_scalars", version="1")
@@ -108,11 +108,7 @@ def fuse_scalars(trace: TraceCtx) -> TraceCtx:
         else:
             new.bound_symbols.append(fused(new, group, [b.output for b in group if last_use.get(b.output.name, -1) > position]))
     new.set_provenance(TraceProvenance("Fusion of norm arithmetic"))
-    return del_last_used(new, clear_mutable_collections=_is_backward(bsyms))
-
-
-def _is_backward(bsyms: Sequence[BoundSymbol]) -> bool:
-    return any(b.sym.name == "clear_mutable_collection" for b in bsyms)
+    return deleting_again(new, trace)
 
 
 def _schedule(bsyms: Sequence[BoundSymbol]) -> list[list[BoundSymbol]]:

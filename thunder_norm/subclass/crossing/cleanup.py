@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from thunder_norm.tracing.shared_memory.freed_inputs import deleting_again
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace
-from thunder.executors.passes import del_last_used
 
 _NOT_COMPUTED = (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.UNPACK_SEQUENCE)
 
@@ -50,9 +50,7 @@ def without_copies(trace: TraceCtx) -> TraceCtx:
     new = from_trace(trace)
     new.bound_symbols = _without_unused(kept, set(permuted))
     new.set_provenance(TraceProvenance("Shallow copies dropped"))
-    return del_last_used(
-        new, clear_mutable_collections=any(b.sym.name == "clear_mutable_collection" for b in trace.bound_symbols)
-    )
+    return deleting_again(new, trace)
 
 
 def _without_unused(bsyms: list[BoundSymbol], candidates: set[str]) -> list[BoundSymbol]:

@@ -43,7 +43,7 @@ from thunder_norm.tracing.torch_functions import (
 )
 from thunder.core import jit_ext
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue
-from thunder.core.proxies import Proxy, ProxyTag, TensorProxy
+from thunder.core.proxies import Proxy, ProxyTag
 from thunder.core.trace import TraceCtx, get_tracectx
 
 _original_process = jit_ext.process_recorded_modifications
@@ -247,8 +247,6 @@ def _value(wrapped_v: WrappedValue) -> Any:
         return _original_value(wrapped_v)
     if own_changes.is_moved(wrapped_v):
         return wrapped_v.value
-    if type(wrapped_v.value) is TensorProxy:
-        return known_classes.handed_out(asked.result(wrapped_v, _original_value), get_tracectx())
     for key, wrapped_key in list(getattr(wrapped_v, "key_wrappers", {}).items()):
         is_itself = wrapped_key.provenance.inst is PseudoInst.CONSTANT  # of an enum's member Thunder knows nothing to write
         if is_itself or jit_ext.should_register_for_prologue(

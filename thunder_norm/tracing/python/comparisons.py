@@ -83,12 +83,13 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
         a, b = as_pythons(a), as_pythons(b)
         result = thunders._interpret_call(COMPARISONS[operation], a, b)
         return result if result is _EXCEPTION_RAISED else stack.append(result)
-    has_own = any(own_operator(x, name) is not None for x in (a, b) for name in _METHODS[operation])
+    is_of_class = of_class(a) or of_class(b)
+    has_own = is_of_class and any(own_operator(x, name) is not None for x in (a, b) for name in _METHODS[operation])
     if not has_own and operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
         stack.pop_wrapped()
         stack.pop_wrapped()
         return stack.append(_wrapped(operation == "!=", a, b))
-    if of_class(a) or of_class(b):
+    if is_of_class:
         stack.pop_wrapped()
         stack.pop_wrapped()
         return _taken(_of_classes(a, b, operation), inst, stack)

@@ -15,6 +15,14 @@ from thunder.core import codeutils, prims
 from thunder.core.proxies import Proxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace
+from thunder.executors.passes import del_last_used
+
+
+def deleting_again(trace: TraceCtx, before: TraceCtx) -> TraceCtx:
+    """A program made of another one, which deletes names after their last use; a backward empties the list of what was saved for it, as before."""
+    return del_last_used(
+        trace, clear_mutable_collections=any(b.sym.name == "clear_mutable_collection" for b in before.bound_symbols)
+    )
 
 
 def freeing_inputs(trace: TraceCtx) -> TraceCtx:

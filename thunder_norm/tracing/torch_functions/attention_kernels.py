@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from thunder_norm.tracing.shared_memory.freed_inputs import deleting_again
 from thunder_norm.tracing.tags import LETS_SEE
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
@@ -16,7 +17,6 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace
 from thunder.core.transform_common import dce
 from thunder.executors import torchex
-from thunder.executors.passes import del_last_used
 
 _ATTENTION = torchex.scaled_dot_product_attention
 
@@ -44,8 +44,7 @@ def with_torchs_masks(trace: TraceCtx) -> TraceCtx:
     new.bound_symbols = [b for b in (replaced.get(id(b), b) for b in bsyms) if b is not None]
     new = dce(new)
     new.set_provenance(TraceProvenance("Masks of attention as they were given"))
-    frees = any(b.sym.name == "clear_mutable_collection" for b in trace.bound_symbols)
-    return del_last_used(new, clear_mutable_collections=frees)
+    return deleting_again(new, trace)
 
 
 def _mask_of(attention: BoundSymbol) -> Any:

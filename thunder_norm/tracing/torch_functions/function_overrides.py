@@ -156,11 +156,8 @@ def _torchs_own(
     args, kwargs = named.get("args", args), named.get("kwargs", kwargs)
     if not all(issubclass(cls.value, t) for t in unwrap(types)):
         return wrap_const(NotImplemented)
-    args = wrap_const(()) if args is None else args
-    kwargs = wrap_const({}) if kwargs is None or kwargs.value is None else kwargs
-    with known_classes.saying_nothing():
-        found = _interpret_call(_call, func, args, kwargs)
-    return _given_class(found, cls.value, func.value, list(args.value))
+    found = _torchs_own_of_nothing(func, types, args, kwargs)
+    return _given_class(found, cls.value, func.value, [] if args is None else list(args.value))
 
 
 @instead_of(_DISABLED)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm.tracing.guarding.bindable import bindable, executor
 from thunder_norm.tracing.shared_memory import aliases
+from thunder_norm.tracing.shared_memory.freed_inputs import deleting_again
 from thunder_norm.tracing.tags import OF_A_CLASS
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.wrapper_classes import gives_its_class
@@ -25,7 +26,6 @@ from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
-from thunder.executors.passes import del_last_used
 
 _KNOWN = "_thunder_norm_classes_of_tensors"  # of an acquisition
 
@@ -168,8 +168,7 @@ def with_plain_inputs(trace: TraceCtx) -> TraceCtx:
         *made,
         *_returning_given(computed, dict(zip((b.output.name for b in made), given, strict=True))),
     ]
-    frees = any(b.sym.name == "clear_mutable_collection" for b in trace.bound_symbols)
-    return del_last_used(new, clear_mutable_collections=frees)
+    return deleting_again(new, trace)
 
 
 def _returning_given(bsyms: list[BoundSymbol], given: dict[str, TensorProxy]) -> list[BoundSymbol]:

@@ -1,6 +1,6 @@
 """Classes derived from torch.Tensor that do not dispatch: in a trace their tensors are plain ones, with the methods that the class has.
 
-Operations are torch's: a ``__torch_function__`` of the class sees them when the trace runs.
+Which of them a program makes is known here, and what it reads and sets of them; of functions of torch's `function_overrides` asks the class.
 """
 
 from __future__ import annotations
