@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Number
+from typing import Any
 
-from thunder_norm.functions.opaque import views_of
+import torch
+
+from thunder_norm.functions.opaque import Operation, operation_of, views_of
 from thunder_norm.tracing.shared_memory.writes import copies_in
+from thunder_norm.tracing.torch_functions.torch_semantics import unfold
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
+from thunder.torch import _torch_to_thunder_function_map
 
 VIEWS = frozenset(
     {
@@ -29,6 +34,17 @@ VIEWS = frozenset(
 def is_recorded(copy: BoundSymbol) -> bool:
     """Whether autograd records a copy: outside of `torch.no_grad`."""
     return bool(copy.kwargs.get("grad_enabled", copy.args[2] if len(copy.args) > 2 else True))
+
+
+# Running statistics have none in torch, whatever they are computed of.
+_WITHOUT_HISTORY = frozenset(
+    _torch_to_thunder_function_map[f].id for f in (torch.nn.functional.batch_norm, torch.nn.functional.instance_norm)
+)
+
+
+def stays_without_history(writer: BoundSymbol) -> bool:
+    """Whether what an operation writes into gets no history by it."""
+    return writer.sym.id in _WITHOUT_HISTORY
 
 
 def as_written(value: TensorProxy, target: TensorProxy) -> TensorProxy:
@@ -53,6 +69,26 @@ def views_in(bsym: BoundSymbol) -> dict[str, str]:
     for sub in bsym.subsymbols:
         inside |= views_in(sub)
     return {o.name: root for o in bsym.flat_proxy_outs if (root := end_of(o.name, inside)) != o.name}
+
+
+def _squeeze(tensor: torch.Tensor, dim: Any = None) -> torch.Tensor:
+    return tensor.squeeze() if dim is None else tensor.squeeze(dim)
+
+
+# As torch calls what Thunder has with other arguments: primitives in the attributes of its tensors, and operations
+_WITH_ITS_ARGUMENTS = {
+    prims.PrimIDs.TRANSPOSE: torch.permute,
+    prims.PrimIDs.SQUEEZE: torch.squeeze,
+    "torch.permute": torch.Tensor.permute,
+    "torch.squeeze": _squeeze,
+    unfold.id: torch.Tensor.unfold,
+}
+
+
+def operation_of_view(bsym: BoundSymbol) -> Operation | None:
+    """The operation that makes a view, as torch calls it; None if torch is not what runs it."""
+    function = _WITH_ITS_ARGUMENTS.get(bsym.sym.id)
+    return operation_of(bsym) if function is None else Operation(bsym.sym.name, function, bsym.sym.meta)
 
 
 _OF_MASKS = (dtypes.bool8, dtypes.uint8)

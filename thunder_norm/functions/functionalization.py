@@ -17,8 +17,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from thunder_norm.functions import refused_writes
-from thunder_norm.functions.aliasing import as_written, is_recorded, parts_of_copies, views_in
-from thunder_norm.functions.opaque import Operation, operation_of, symbol_for
+from thunder_norm.functions.aliasing import as_written, is_recorded, operation_of_view, parts_of_copies, views_in
+from thunder_norm.functions.opaque import Operation, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies, is_complex, is_differentiable
 from thunder_norm.functions.registry import VjpRule, vjp_rules
@@ -27,7 +27,6 @@ from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.shared_memory.aliases import check_written_once
 from thunder_norm.tracing.shared_memory.histories import current, history_of
 from thunder_norm.tracing.shared_memory.writes import copies_in
-from thunder_norm.tracing.torch_functions.torch_semantics import unfold
 from thunder_norm.tracing.translation import all_for_torch
 from thunder_norm.trees import flat_tensors, map_tensors
 import thunder.torch as ltorch
@@ -44,7 +43,9 @@ _EXACT = frozenset(
 )
 
 
-def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False, has_histories: bool = True) -> TraceCtx:
+def without_mutations(
+    trace: TraceCtx, *, keeps_foreign: bool = False, has_histories: bool = True, recorded: Container[str] = ()
+) -> TraceCtx:
     """The same program without copies into tensors.
 
     Args:
@@ -52,24 +53,25 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False, has_histo
         keeps_foreign: leave copies into what the program did not make where they are.
         has_histories: whether anybody differentiates it: what is written without autograd does not change where gradients go.  Else
             results lie in memory as they did, views in that of their tensor.
+        recorded: names of arguments that are to it as if it had made them; where it returns them, it returns what becomes of them.
 
     Raises:
         TransformError: it changes an argument or a tensor of the surroundings, unless they are left, or a tensor that may share
             memory with another.
-        UnsupportedOpError: autograd records a change of an argument that the backward could not follow; it writes into a view that
-            has an element twice.
+        UnsupportedOpError: it writes into a view that has an element twice, or behind the back of autograd into what that needs.
     """
     if not any(copies_in(b) for b in trace.bound_symbols):
         return trace
     check_written_once(trace)
-    trace = _without_regions(trace)
+    trace = without_regions(trace)
+    foreign = {p.name for p in trace.args if isinstance(p, Proxy) and p.name not in recorded}
     moved = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad} if keeps_foreign else set()
     views = [views_in(b) for b in trace.bound_symbols]
-    assigned = {p.name for b in trace.bound_symbols if b.sym.name == "setitem_" for p in flat_proxies(b.args[2:])}
     memory = _Memory(
-        foreign={p.name for p in trace.args if isinstance(p, Proxy)},
-        moved=moved,
-        plain=PlainInputs(trace, views, moved, assigned) if keeps_foreign else None,
+        foreign=foreign,
+        moved=moved & foreign,
+        of_its_own={p.name for p in trace.args if p.name in recorded},
+        plain=PlainInputs(trace, views, moved, foreign) if keeps_foreign else None,
         ways=_ways_of_writing(trace, views) if keeps_foreign else set(),
         uses=Counter(name for b in trace.bound_symbols for name in {p.name for p in b.flat_proxy_args}),
         rewritten={c.args[1].name for b in trace.bound_symbols for c in copies_in(b)},
@@ -79,13 +81,16 @@ def without_mutations(trace: TraceCtx, *, keeps_foreign: bool = False, has_histo
         for bsym, found in zip(trace.bound_symbols, views, strict=True):
             with at_line_of(get_tracectx(), bsym):
                 kept.extend(memory.without_copies(bsym, found))
+    if memory.of_its_own:
+        returned = kept[-1].args[0]
+        kept[-1] = kept[-1].from_bsym(args=({**returned, "flat_args": trace.bound_symbols[-1].args[0]["flat_args"]},))
     new = from_trace(trace)
     new.bound_symbols = kept
     new.names.update(p.name for b in kept for p in b.flat_proxy_outs)
     return new
 
 
-def _without_regions(trace: TraceCtx) -> TraceCtx:
+def without_regions(trace: TraceCtx) -> TraceCtx:
     """The program with the parts of regions that write into what they make: what follows a write reads what was written."""
     new = from_trace(trace)
     new.bound_symbols = [part for b in trace.bound_symbols for part in _parts_of_region(b)]
@@ -125,6 +130,7 @@ class _Memory:
 
     foreign: set[str]  # what the program did not make
     moved: set[str]  # what of that is differentiated
+    of_its_own: set[str]  # arguments that are as if the program had made them
     plain: PlainInputs | None  # the rest of it, if copies into it stay
     ways: set[str]  # what the program writes into, and what that is a view of
     uses: Counter[str]  # how many operations take a tensor
@@ -138,7 +144,6 @@ class _Memory:
     seen: dict[str, int] = field(default_factory=dict)  # the version of the tensor that the value of a view is of
     writers: dict[str, BoundSymbol] = field(default_factory=dict)  # what wrote it last
     detached: dict[str, int] = field(default_factory=dict)  # the version that `detach_` began: views from before have it not
-    recorded: set[str] = field(default_factory=set)  # what is foreign, and not differentiated, and has got a history
     histories: dict[str, TensorProxy] = field(default_factory=dict)  # of what was written without autograd: where gradients go
 
     def without_copies(self, bsym: BoundSymbol, views: dict[str, str]) -> Sequence[BoundSymbol]:
@@ -155,6 +160,7 @@ class _Memory:
             self.check_own(copy.args[1], bsym)
             if self.plain is not None:
                 self.plain.check_seen(bsym, copy)
+                self.plain.written(bsym, copy)
         written = {copy.output.name for copy in copies}
         get_tracectx().peek_scope().extend(
             b for b in parts_of_copies(renamed) if not any(p.name in written for p in b.flat_proxy_outs)
@@ -187,8 +193,10 @@ class _Memory:
         return source.name in self.views or self.uses[source.name] > 1 or self._root(source) in self.foreign
 
     def note_inputs(self, bsym: BoundSymbol) -> None:
-        """Have others of the same memory stand for the differentiated inputs that are written, with the history that stays."""
-        for p in bsym.flat_proxy_args:
+        """Have others stand for inputs that are written: copies, or, with the history that stays, others of the same memory."""
+        for p in bsym.flat_proxy_args if bsym.sym.id is not prims.PrimIDs.UNPACK_TRIVIAL else ():
+            if p.name in self.of_its_own and p.name not in self.values and isinstance(p, TensorProxy):
+                self.values[p.name] = prims.clone(p)  # a backward that asks for it finds what it was
             if p.name in self.moved and p.name in self.ways and p.name not in self.histories and isinstance(p, TensorProxy):
                 self.histories[p.name] = history_of(p)
                 self.values[p.name] = current(self.histories[p.name], p)
@@ -203,21 +211,14 @@ class _Memory:
         get_tracectx().peek_scope().append(plain.written_of_copies(left))
         for copy in copies:
             target, root = copy.args[1], self._root(copy.args[1])
-            plain.written(copy)
+            plain.written(bsym, copy)
             if root in self.moved:
-                if is_recorded(copy) and not self._is_detached(target):
-                    raise refused_writes.without_history(bsym, "an input that requires grad")
                 self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
                 continue
-            if plain.write(bsym, copy):
-                self.versions[root], self.writers[root] = self.versions.get(root, 0) + 1, bsym
-                self.recorded.add(root)
-                if self._is_detaching(copy):
-                    self.detached[root] = self.versions[root]
             if self.tensor(target).name == root:
                 self.same[copy.output.name] = self.tensor(target)
         for p in bsym.flat_proxy_outs if is_way and not copies else ():
-            if p.name in self.views and self._root(p) in self.foreign - self.recorded:
+            if p.name in self.views and self._root(p) in self.foreign:
                 # otherwise Thunder takes it apart for its gradient, and it may be a copy: a diagonal
                 p.tags.add(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
             if p.name in self.views and self._root(p) in self.histories:
@@ -354,27 +355,8 @@ class _Memory:
             raise refused_writes.of_others(bsym)
 
 
-def _squeeze(tensor: torch.Tensor, dim: Any = None) -> torch.Tensor:
-    return tensor.squeeze() if dim is None else tensor.squeeze(dim)
-
-
-# As torch calls what Thunder has with other arguments: primitives in the attributes of its tensors, and operations
-_WITH_ITS_ARGUMENTS = {
-    prims.PrimIDs.TRANSPOSE: torch.permute,
-    prims.PrimIDs.SQUEEZE: torch.squeeze,
-    "torch.permute": torch.Tensor.permute,
-    "torch.squeeze": _squeeze,
-    unfold.id: torch.Tensor.unfold,
-}
-
-
-def _operation(bsym: BoundSymbol) -> Operation | None:
-    function = _WITH_ITS_ARGUMENTS.get(bsym.sym.id)
-    return operation_of(bsym) if function is None else Operation(bsym.sym.name, function, bsym.sym.meta)
-
-
 def _is_exact(view: _View) -> bool:
-    operation = _operation(view.bsym)
+    operation = operation_of_view(view.bsym)
     tensors = flat_proxies((view.bsym.args, view.bsym.kwargs))
     return view.bsym.sym.name in _EXACT and operation is not None and bool(tensors) and tensors[0].name == view.base.name
 
@@ -382,7 +364,7 @@ def _is_exact(view: _View) -> bool:
 def _written(view: _View, base: TensorProxy, value: TensorProxy) -> TensorProxy:
     """`base` with `value` in the place of one of its views."""
     args, kwargs = view.arguments(base)
-    return _writer(view.bsym.sym, _operation(view.bsym), view.index)(value, *args, **kwargs)[0]
+    return _writer(view.bsym.sym, operation_of_view(view.bsym), view.index)(value, *args, **kwargs)[0]
 
 
 @functools.cache

@@ -14,8 +14,9 @@ import torch
 
 from thunder_norm.errors import TransformError, UnsupportedOpError, with_details
 from thunder_norm.functions.custom import CustomOperation
-from thunder_norm.functions.functionalization import without_mutations
+from thunder_norm.functions.functionalization import without_mutations, without_regions
 from thunder_norm.functions.missing_gradients import with_missing_gradients
+from thunder_norm.functions.recorded_inputs import handing_on, recorded_inputs
 from thunder_norm.functions.transformed import Transformed, compiles
 from thunder_norm.subclass.acquiring import values
 from thunder_norm.subclass.acquiring.acquisition import Acquisition, Phase
@@ -56,11 +57,11 @@ class Watching(interception.Watching):
         Its gradients are of the shapes of what they are for.
         """
         trace = found.computation_trace
-        found.computation_trace = (
-            broadcast_scalars(functional(trace))
-            if _note_recorded(trace)
-            else boundary_passes.of_constants(for_regions(trace), trace.args)
-        )
+        if _note_recorded(trace):
+            functional(found)
+            found.computation_trace = broadcast_scalars(found.computation_trace)
+        else:
+            found.computation_trace = boundary_passes.of_constants(for_regions(trace), trace.args)
 
     def transform_traces_pre_prologue(
         self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, *, executors_list: Any
@@ -121,8 +122,10 @@ class SubclassTransform(interception.Interpreting):
         """Have a program on plain tensors that is to be differentiated be one without in-place operations."""
         acquisition = interception.finished_acquisition()
         if acquisition is not None and not (acquisition.has_wrappers or acquisition.opaque.is_met):
-            written_out = functional if _note_recorded(found.computation_trace) else for_regions
-            found.computation_trace = written_out(found.computation_trace)
+            if _note_recorded(found.computation_trace):
+                functional(found)
+            else:
+                found.computation_trace = for_regions(found.computation_trace)
 
     def transform_traces_pre_prologue(
         self, prologue_trace: Any, computation_trace: Any, epilogue_trace: Any, *, executors_list: Any
@@ -240,12 +243,22 @@ def _note_recorded(trace: TraceCtx) -> bool:
     return is_recorded
 
 
-def functional(trace: TraceCtx) -> TraceCtx:
-    """A computation that Thunder is going to differentiate, without copies into what it made: they would be in its backward's way."""
-    if not any(isinstance(p, TensorProxy) and p.requires_grad for p in trace.args):
-        return for_regions(trace)
+def functional(found: Any) -> None:
+    """Have a computation that Thunder is going to differentiate be without copies into what it made: they would be in its backward's way.
+
+    What autograd records of its inputs is written by the epilogue.
+    """
+    trace = found.computation_trace
+    moved = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad}
+    if not moved:
+        found.computation_trace = for_regions(trace)
+        return
+    recorded = recorded_inputs(without_regions(trace), moved) if any(map(copies_in, trace.bound_symbols)) else None
+    if recorded:
+        traces = handing_on((found.prologue_trace, trace, found.epilogue_trace), recorded)
+        found.prologue_trace, trace, found.epilogue_trace = traces
     with tracectx(from_trace(trace)):
-        return without_mutations(trace, keeps_foreign=True)
+        found.computation_trace = without_mutations(trace, keeps_foreign=True, recorded=recorded or ())
 
 
 def for_regions(trace: TraceCtx) -> TraceCtx:

@@ -1,8 +1,6 @@
-"""Inputs that a differentiated program writes into, a cache or a buffer, and what the backward needs of them.
+"""Inputs without gradients that a differentiated program writes into, a cache or a buffer, and what the backward needs of them.
 
-Thunder follows gradients through what is written into a whole input.  It does not follow them through what is written into a view; a view
-that was made before is to it what it was; and what is kept for the backward lies in the memory that a later write changes.  In eager mode
-such an input has a history when the program is through.
+What is kept for the backward lies in the memory that a later write changes.  Inputs that get a history are no such: see `recorded_inputs`.
 """
 
 from __future__ import annotations
@@ -10,11 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence, Set
 
-import torch
-
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.functions.aliasing import end_of, is_recorded, parts_of_copies
-from thunder_norm.functions.refused_writes import without_history
+from thunder_norm.functions.aliasing import end_of, is_recorded, parts_of_copies, stays_without_history
 from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
@@ -24,12 +19,7 @@ from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
-from thunder.torch import _torch_to_thunder_function_map
 
-# Running statistics have no history in torch, whatever they are computed of.
-_WITHOUT_HISTORY = frozenset(
-    _torch_to_thunder_function_map[f].id for f in (torch.nn.functional.batch_norm, torch.nn.functional.instance_norm)
-)
 # Their gradients are not computed of what they write into: it need not be kept.
 _KEEP_NOTHING = frozenset(
     "add_ sub_ copy_ setitem_ fill_ zero_ index_copy_ index_add_ index_fill_ masked_fill_ scatter_ scatter_add_".split()
@@ -42,17 +32,24 @@ _NEED_ARGUMENTS = frozenset(
 
 
 class PlainInputs:
-    """Which inputs without gradients have got a history so far, and which are written later; asked operation by operation."""
+    """What is differentiated so far, what a backward may need of it, and which inputs are written later; asked operation by operation."""
 
-    def __init__(self, trace: TraceCtx, views: Sequence[dict[str, str]], moved: Set[str], assigned: Set[str]) -> None:
-        self._inputs = {p.name for p in trace.args if isinstance(p, TensorProxy)}
-        self._assigned = assigned  # what is assigned to a part of a tensor, as y[0] += x does when y[0] is written
+    def __init__(self, trace: TraceCtx, views: Sequence[dict[str, str]], moved: Set[str], inputs: Set[str]) -> None:
+        """Of a program.
+
+        Args:
+            trace: the program.
+            views: by operation, which of its results are views of what.
+            moved: the names of its inputs that require grad.
+            inputs: the names of those that are written where they lie.
+        """
+        self._inputs = inputs
         self._same: dict[str, str] = {}  # results of copies, and what was copied into
         self._views: set[str] = set()
         self._bases: dict[str, str] = {}  # of views and results of copies
         self._detached: set[str] = set()  # what autograd does not know to be of the memory of another
         self._active = set(moved)
-        self._writers: dict[str, BoundSymbol] = {}  # by input: what gave it a history last
+        self._changed: set[str] = set()  # what has got a history by a write
         self._counters = VersionCounters()
         self._writes_to_come: Counter[str] = Counter()  # by version counter
         self._needed: dict[str, set[str]] = {}  # by memory, the version counters of what a backward may need
@@ -71,24 +68,15 @@ class PlainInputs:
         return end_of(name, self._bases)
 
     def _has_history(self, name: str) -> bool:
-        """Whether an input got a history, or is a tensor that had one when it was written into without autograd."""
-        return self._root(name) in self._writers or end_of(name, self._same) in self._active
+        """Whether a tensor got a history, or is one that had one when it was written into without autograd."""
+        return self._root(name) in self._changed or end_of(name, self._same) in self._active
 
     def counter(self, p: TensorProxy) -> str:
         """The name of the version counter of a tensor."""
         return self._counters.of(p.name)
 
     def enter(self, bsym: BoundSymbol) -> None:
-        """Come to an operation.
-
-        Raises:
-            UnsupportedOpError: it returns an input that has a history in eager mode.
-        """
-        if bsym.sym.id is prims.PrimIDs.RETURN:
-            for p in bsym.flat_proxy_args:
-                if (name := end_of(p.name, self._same)) in self._writers:
-                    raise without_history(self._writers[name], "an input that is returned, of what is differentiated")
-            return
+        """Come to an operation."""
         self._active |= {p.name for p in bsym.flat_proxy_args if self._has_history(p.name)} - self._detached
         propagate(bsym, self._active)
         outs = {p.name for p in bsym.flat_proxy_outs}
@@ -96,9 +84,12 @@ class PlainInputs:
             for p in (*bsym.flat_proxy_args, *(() if bsym.sym.name in _NEED_ARGUMENTS else bsym.flat_proxy_outs)):
                 self._needed.setdefault(self._root(p.name), set()).add(self._counters.of(p.name))
 
-    def written(self, copy: BoundSymbol) -> None:
-        """Note that the program has come to a copy."""
-        self._writes_to_come[self._counters.of(copy.args[1].name)] -= 1
+    def written(self, bsym: BoundSymbol, copy: BoundSymbol) -> None:
+        """Note that the program has come to a copy, which an operation consists of."""
+        source, target = copy.args[0].name, copy.args[1].name
+        self._writes_to_come[self._counters.of(target)] -= 1
+        if source in self._active and is_recorded(copy) and target not in self._detached and not stays_without_history(bsym):
+            self._changed.add(self._root(target))
 
     def check_seen(self, bsym: BoundSymbol, copy: BoundSymbol) -> None:
         """Refuse a copy into what the program made, where in eager mode a backward computes with what was written behind its back."""
@@ -112,30 +103,6 @@ class PlainInputs:
                     instead="write into x.detach() or under torch.no_grad(), or into a clone",
                 )
             )
-
-    def write(self, bsym: BoundSymbol, copy: BoundSymbol) -> bool:
-        """Note that an operation copies into an input, or a view of it; whether autograd sees another tensor in it from now on.
-
-        Raises:
-            UnsupportedOpError: gradients could not be followed through it.
-        """
-        source, target = copy.args[0].name, copy.args[1].name
-        root = self._root(target)
-        is_active, has_history = source in self._active, root in self._writers
-        is_view = end_of(target, self._same) != root
-        if bsym.sym.id in _WITHOUT_HISTORY or not (is_active or has_history) or (target in self._detached and not is_active):
-            return False
-        if not is_recorded(copy):
-            if has_history and not is_view:
-                raise without_history(bsym, "an input without autograd, after what is differentiated was written into it")
-            return False
-        if is_view and copy.output.name not in self._assigned:
-            raise without_history(bsym, "a view of an input, of what is differentiated")
-        self._writers[root] = bsym
-        if source in self._detached and self._root(source) == root:  # y.detach_()
-            del self._writers[root]
-            self._active = {name for name in self._active if self._root(name) != root}
-        return True
 
     def is_kept(self, p: TensorProxy, bsym: BoundSymbol) -> bool:
         """Whether the backward may ask for an argument as it is now, which is written by then.
@@ -151,7 +118,7 @@ class PlainInputs:
         """An operation that writes into inputs; what it keeps of them is a copy."""
         targets = {c.args[1].name: c.args[1] for c in copies_in(bsym)}
         kept = [p for p in targets.values() if self.is_kept(p, bsym)]
-        if bsym.sym.id in _WITHOUT_HISTORY or bsym.sym.name in _KEEP_NOTHING or not kept:
+        if stays_without_history(bsym) or bsym.sym.name in _KEEP_NOTHING or not kept:
             return bsym
         with scope(get_tracectx()) as made:
             swaps = {variableify(p): prims.clone(p) for p in kept}

@@ -7,12 +7,11 @@ from thunder_norm.tracing.locations import location_of
 from thunder.core.symbol import BoundSymbol
 
 
-def without_history(writer: BoundSymbol, what: str) -> UnsupportedOpError:
+def without_history(
+    writer: BoundSymbol, what: str, why: str = "what is written into an input has no derivative here"
+) -> UnsupportedOpError:
     """The backward could not follow a change that autograd records."""
-    why, instead = (
-        "what is written into an input has no derivative here",
-        "use the out-of-place operation, or clone the input first",
-    )
+    instead = "use the out-of-place operation, or clone the input first"
     return UnsupportedOpError(_message(writer, f"in-place {writer.sym.name} on {what}", why, instead))
 
 

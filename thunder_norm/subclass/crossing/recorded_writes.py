@@ -103,10 +103,11 @@ def _check_may_have_history(*wrappers: torch.Tensor) -> None:
 
 def handing_on(made: BoundSymbol, given: TensorProxy, result: TensorProxy) -> BoundSymbol:
     """The operation of the epilogue that gives the input `given` the history of a wrapper `made` there; it returns the input."""
-    return bindable("with_history", _with_history)(given, made.output, output=result)
+    return bindable("with_history", with_history)(given, made.output, output=result)
 
 
-def _with_history(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+def with_history(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """A tensor in which there is what was written, with the history of another one."""
     with torch.enable_grad():
         return _Rewritten.apply(x, made)
 
