@@ -80,6 +80,14 @@ def _zero(tensor: WrappedValue) -> Any:
     return _copy(tensor, _interpret_call(torch.zeros_like, tensor))
 
 
+def _filled(tensor: torch.Tensor, value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        return torch.full_like(tensor, value)
+    if value.ndim:
+        raise RuntimeError(f"fill_ only supports 0-dimension value tensor but got tensor with {value.ndim} dimensions.")
+    return value.to(tensor.device).expand(tensor.shape)
+
+
 def _filled_diagonal(tensor: torch.Tensor, value: float, wrap: bool = False) -> torch.Tensor:
     if tensor.ndim < 2 or (tensor.ndim > 2 and len(set(tensor.shape)) > 1):
         raise RuntimeError("fill_diagonal_ takes two dimensions, or more of one length")
@@ -94,7 +102,7 @@ def _filled_diagonal(tensor: torch.Tensor, value: float, wrap: bool = False) -> 
 
 
 def _register(name: str) -> None:
-    operation = {"fill_": torch.full_like, "fill_diagonal_": _filled_diagonal}.get(name) or getattr(torch.Tensor, name[:-1])
+    operation = {"fill_": _filled, "fill_diagonal_": _filled_diagonal}.get(name) or getattr(torch.Tensor, name[:-1])
 
     def in_place(tensor, *args, **kwargs):
         return _copied(tensor, operation(tensor, *args, **kwargs))
