@@ -15,7 +15,6 @@ import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
-from thunder.torch import _torch_to_thunder_function_map
 
 VIEWS = frozenset(
     {
@@ -29,22 +28,6 @@ VIEWS = frozenset(
         prims.PrimIDs.UNFOLD,
     }
 )
-
-
-def is_recorded(copy: BoundSymbol) -> bool:
-    """Whether autograd records a copy: outside of `torch.no_grad`."""
-    return bool(copy.kwargs.get("grad_enabled", copy.args[2] if len(copy.args) > 2 else True))
-
-
-# Running statistics have none in torch, whatever they are computed of.
-_WITHOUT_HISTORY = frozenset(
-    _torch_to_thunder_function_map[f].id for f in (torch.nn.functional.batch_norm, torch.nn.functional.instance_norm)
-)
-
-
-def stays_without_history(writer: BoundSymbol) -> bool:
-    """Whether what an operation writes into gets no history by it."""
-    return writer.sym.id in _WITHOUT_HISTORY
 
 
 def as_written(value: TensorProxy, target: TensorProxy) -> TensorProxy:

@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from thunder_norm.functions import refused_writes
-from thunder_norm.functions.aliasing import as_written, is_recorded, operation_of_view, parts_of_copies, views_in
+from thunder_norm.functions.aliasing import as_written, operation_of_view, parts_of_copies, views_in
 from thunder_norm.functions.opaque import Operation, symbol_for
 from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies, is_complex, is_differentiable
@@ -26,7 +26,7 @@ from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.shared_memory.aliases import check_written_once
 from thunder_norm.tracing.shared_memory.histories import current, history_of
-from thunder_norm.tracing.shared_memory.writes import copies_in
+from thunder_norm.tracing.shared_memory.writes import copies_in, is_recorded
 from thunder_norm.tracing.translation import all_for_torch
 from thunder_norm.trees import flat_tensors, map_tensors
 import thunder.torch as ltorch

@@ -14,9 +14,9 @@ import torch
 
 from thunder_norm.errors import TransformError, UnsupportedOpError, with_details
 from thunder_norm.functions.custom import CustomOperation
-from thunder_norm.functions.functionalization import without_mutations, without_regions
+from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.missing_gradients import with_missing_gradients
-from thunder_norm.functions.recorded_inputs import handing_on, recorded_inputs
+from thunder_norm.functions.recorded_inputs import handing_on
 from thunder_norm.functions.transformed import Transformed, compiles
 from thunder_norm.subclass.acquiring import values
 from thunder_norm.subclass.acquiring.acquisition import Acquisition, Phase
@@ -253,12 +253,10 @@ def functional(found: Any) -> None:
     if not moved:
         found.computation_trace = for_regions(trace)
         return
-    recorded = recorded_inputs(without_regions(trace), moved) if any(map(copies_in, trace.bound_symbols)) else None
-    if recorded:
-        traces = handing_on((found.prologue_trace, trace, found.epilogue_trace), recorded)
-        found.prologue_trace, trace, found.epilogue_trace = traces
+    traces, recorded = handing_on((found.prologue_trace, trace, found.epilogue_trace), moved)
+    found.prologue_trace, trace, found.epilogue_trace = traces
     with tracectx(from_trace(trace)):
-        found.computation_trace = without_mutations(trace, keeps_foreign=True, recorded=recorded or ())
+        found.computation_trace = without_mutations(trace, keeps_foreign=True, recorded=recorded)
 
 
 def for_regions(trace: TraceCtx) -> TraceCtx:

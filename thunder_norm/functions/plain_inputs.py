@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Sequence, Set
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.functions.aliasing import end_of, is_recorded, parts_of_copies, stays_without_history
+from thunder_norm.functions.aliasing import end_of, parts_of_copies
 from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.shared_memory.version_counters import VersionCounters
-from thunder_norm.tracing.shared_memory.writes import copies_in
+from thunder_norm.tracing.shared_memory.writes import copies_in, is_recorded, stays_without_history
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol

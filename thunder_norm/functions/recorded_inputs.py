@@ -6,25 +6,26 @@ is one more result.  The epilogue copies that into the input, which has its hist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.functions.aliasing import end_of, is_recorded, operation_of_view, stays_without_history, views_in
+from thunder_norm.functions.aliasing import end_of, operation_of_view, views_in
+from thunder_norm.functions.functionalization import without_regions
 from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.functions.refused_writes import without_history
 from thunder_norm.subclass.acquiring.autograd import may_have_history
 from thunder_norm.subclass.crossing.boundary_passes import Traces, results_and_received
-from thunder_norm.subclass.crossing.recorded_writes import with_history
 from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.recording import declare_arguments
 from thunder_norm.tracing.shared_memory.aliases import given_as
-from thunder_norm.tracing.shared_memory.writes import copies_in
+from thunder_norm.tracing.shared_memory.histories import with_history
+from thunder_norm.tracing.shared_memory.writes import copies_in, is_recorded, stays_without_history
 from thunder.core import dtypes, prims
 from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
@@ -38,9 +39,6 @@ class RecordedInputs:
     writers: Mapping[str, BoundSymbol]  # by the name of an input: the first operation that gives it one
     makers: Mapping[str, BoundSymbol]  # of views
     bases: Mapping[str, str]  # what they are views of
-
-    def __bool__(self) -> bool:
-        return bool(self.writers)
 
     def __contains__(self, name: object) -> bool:
         return name in self.writers
@@ -83,16 +81,7 @@ class RecordedInputs:
         return step
 
 
-def recorded_inputs(trace: TraceCtx, moved: set[str]) -> RecordedInputs:
-    """Find the inputs that have another history after a program.
-
-    Args:
-        trace: a flat program that is being acquired.
-        moved: the names of its inputs that require grad.
-
-    Raises:
-        UnsupportedOpError: one is a leaf that requires grad, or a view of one.
-    """
+def _recorded_inputs(trace: TraceCtx, moved: set[str]) -> RecordedInputs:
     inputs = {p.name: p for p in trace.args if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype)}
     active, changed, detached = set(moved), set[str](), set[str]()
     writers: dict[str, BoundSymbol] = {}
@@ -124,13 +113,25 @@ def _check_may_have_history(p: TensorProxy, writer: BoundSymbol) -> None:
         raise without_history(writer, "a leaf that requires grad, or a view of one", "torch refuses it too")
 
 
-def handing_on(traces: Traces, recorded: RecordedInputs) -> Traces:
-    """Have a program return what becomes of inputs, last and in the order of its arguments, and the epilogue write it into them.
+def handing_on(traces: Traces, moved: set[str]) -> tuple[Traces, Collection[str]]:
+    """Have a program return the inputs that have another history after it, last, and the epilogue write that into them.
+
+    Args:
+        traces: a program that is differentiated.
+        moved: the names of its inputs that require grad.
+
+    Returns:
+        The traces, and the names of these inputs.
 
     Raises:
-        UnsupportedOpError: there is no epilogue.
+        UnsupportedOpError: one is a leaf that requires grad, or a view of one; a view of one is returned that cannot be taken again.
     """
     prologue, computation, epilogue = traces
+    if not any(map(copies_in, computation.bound_symbols)):
+        return traces, ()
+    recorded = _recorded_inputs(without_regions(computation), moved)
+    if not recorded.writers:
+        return traces, ()
     if epilogue is None:
         raise UnsupportedOpError("a function without an epilogue cannot write into its inputs")
     inputs = [p for p in computation.args if p.name in recorded]
@@ -157,7 +158,7 @@ def handing_on(traces: Traces, recorded: RecordedInputs) -> Traces:
         *(b.from_bsym_swap_proxies(swaps) for b in epilogue.bound_symbols if b.sym.id is not prims.PrimIDs.UNPACK_TRIVIAL),
     ]
     declare_arguments(writing, "epilogue")
-    return _sending(prologue, inputs), new, writing
+    return (_sending(prologue, inputs), new, writing), recorded.writers.keys()
 
 
 def _writer(inputs: Sequence[TensorProxy], views: Sequence[TensorProxy], recorded: RecordedInputs) -> Callable:

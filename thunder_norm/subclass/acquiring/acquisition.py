@@ -337,7 +337,9 @@ class Acquisition:
         proxy = self.fakes.first_proxy_of(fake)
         if proxy is None or not self.may_replace():
             return False
-        return not (self.autograd.is_running and proxy.requires_grad and is_grad_enabled())
+        real = self.fakes.real_input(proxy)
+        is_leaf = real is None or not may_have_history(real)
+        return not (is_leaf and self.autograd.is_running and proxy.requires_grad and is_grad_enabled())
 
     def has_view(self, fake: torch.Tensor) -> bool:
         """Whether Thunder knows of a tensor that may share memory with what a plain fake stands for, or has changed it in place."""

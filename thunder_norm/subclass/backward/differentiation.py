@@ -69,6 +69,7 @@ class Joint:
     results: list[Result]
     segments: list[Segment]
     tape: Tape | None = None  # what gradients that are differentiated again are computed with
+    connected: dict[str, str] = field(default_factory=dict)  # what the computation returns for results, by their names
     plain_results: dict[str, torch.Tensor] = field(default_factory=dict)  # fakes, by the names of what the computation returns
     made_leaves: list[torch.Tensor] = field(default_factory=list)  # sources that are no inputs, see `made_leaves`
     kept: tuple[
@@ -171,6 +172,7 @@ class Joint:
         anchored = self._anchor_results(returned, inner, given)
         results = iter(self._write_operation(trace, executor, list(anchored.values()), given))
         connected = {name: next(results) for name in anchored}
+        self.connected = {name: p.name for name, p in connected.items()}
         self.plain_results = {connected[n].name: f for f, n in self._plain(returned) if n in connected}
         for result in (r for r in self.results if r.uses_carriers):
             result.anchors = tuple(next(results) for _ in result.tangent.carried)

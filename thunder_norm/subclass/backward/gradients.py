@@ -296,12 +296,27 @@ class Carriers:
             self._made = made
         return made
 
+    def _check_plain(self, carried: Sequence[torch.Tensor | None]) -> None:
+        """Refuse wrappers in the place of what is inside of them."""
+        for gradient, (_, place) in zip((g for g, _ in self._gradients), self._builders, strict=True):
+            cls = None if gradient.spec is None else gradient.spec.cls
+            if cls is not None and any(type(t) is cls for t in carried[place]):
+                raise UnsupportedOpError(
+                    with_details(
+                        f"a gradient, a {cls.__name__}, arrives at a plain result of the jitted function, beside wrappers",
+                        why="the backward was written for a plain one",
+                        instead=f"a loss that has no {cls.__name__} for its gradient where it depends on plain results",
+                    )
+                )
+
     @functools.cached_property
     def _dense(self) -> list[bool]:
         """Which of what is carried a wrapper's own strides say of that it has an entry for each of its elements."""
         return [g.spec is not None and all(f.stride()) for g, _ in self._gradients for f in g.carried]
 
     def _gradients_of(self, offsets: list | None, carried: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        if any(type(t) is not torch.Tensor and t is not None for t in carried):
+            self._check_plain(carried)
         _without_overlap(carried, self._dense)
         owned = _owned(carried)
         if offsets is None:

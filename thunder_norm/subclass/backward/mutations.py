@@ -12,7 +12,7 @@ from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.shared_memory.memory import Memory
 from thunder_norm.tracing.shared_memory.views import makes_view
-from thunder_norm.tracing.shared_memory.writes import copies_in
+from thunder_norm.tracing.shared_memory.writes import copies_in, is_recorded, stays_without_history
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
@@ -22,7 +22,7 @@ from thunder.core.update_aliases import _is_inplace_op
 
 
 def check_mutations(trace: TraceCtx) -> None:
-    """Refuse in-place operations that take part in what is differentiated; updates of buffers that end there may stay.
+    """Refuse in-place operations that take part in what is differentiated; updates of buffers that end there, without a history, may stay.
 
     Raises:
         UnsupportedOpError: the target or the new value of an in-place operation depends on an input that requires grad.
@@ -34,10 +34,12 @@ def check_mutations(trace: TraceCtx) -> None:
         if not active or bsym.sym.id == prims.PrimIDs.RETURN:
             return
         propagate(bsym, active)
-        for value, target, result in _copies(bsym):
+        for copy in copies_in(bsym):
+            value, target, result = copy.args[0], copy.args[1], copy.output
             if {value.name, target.name, result.name}.isdisjoint(active):
                 continue
-            is_buffer = _origin(target, trace.bound_symbols[:position]) in buffers
+            gets_history = value.name in active and is_recorded(copy) and not stays_without_history(bsym)
+            is_buffer = not gets_history and _origin(target, trace.bound_symbols[:position]) in buffers
             if not is_buffer or _is_used({target.name, result.name}, trace.bound_symbols[position + 1 :]):
                 _refuse(bsym)
 

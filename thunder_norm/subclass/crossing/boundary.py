@@ -75,7 +75,7 @@ def lower(
         None if epilogue is None else _with_structs(_lower_epilogue(acquisition, epilogue, inner, num_computed, joint, values))
     )
     lowered = new_prologue, new_computation, new_epilogue
-    return write_back(acquisition, lowered, written, _given(acquisition, computation)) if written else lowered
+    return write_back(acquisition, lowered, written, _given(acquisition, computation), joint) if written else lowered
 
 
 def _without_marks(trace: TraceCtx) -> TraceCtx:

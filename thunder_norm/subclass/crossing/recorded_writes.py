@@ -1,7 +1,7 @@
-"""Input wrappers that autograd has seen written into: after the call they have the history of what was written, as in eager mode.
+"""Inputs that autograd has seen written into: after the call they have the history of what was written, as in eager mode.
 
-What is inside of them is copied as for all inputs that are written (`write_back`).  For their history they are results as well: the
-epilogue makes another wrapper of what was written, with its gradients, and hands its history on to the input.
+Plain ones, and what is inside of wrappers, are copied as all inputs that are written (`write_back`).  For their history they are results
+as well: the epilogue makes another wrapper of what was written, with its gradients, and hands its history on to the input.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autograd import may_have_history, view_root
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.crossing.boundary_passes import Traces
+from thunder_norm.subclass.crossing.write_back import is_recorded_plain
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.recording import declare_arguments
+from thunder_norm.tracing.shared_memory.histories import with_history
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -29,15 +31,14 @@ def recorded_inputs(acquisition: Acquisition) -> list[SubclassProxy]:
     """The input wrappers that have another history than they were given with.
 
     Raises:
-        UnsupportedOpError: a plain input has, or what is inside of an input, or one that has views among the inputs, which would have it too.
+        UnsupportedOpError: what is inside of an input has, or one that has views among the inputs, which would have it too.
     """
-    fakes = acquisition.fakes
-    for fake in fakes.written.values():
-        if fakes.is_given(fake) and acquisition.autograd.has_recorded(fake):
-            kind, proxy = "an inner tensor of an input" if id(fake) in fakes.inner else "a plain input", fakes.proxy_of(fake)
+    for fake in acquisition.fakes.written.values():
+        if id(fake) in acquisition.fakes.inner and acquisition.autograd.has_recorded(fake):
+            proxy = acquisition.fakes.proxy_of(fake)
             raise UnsupportedOpError(
                 with_details(
-                    f"{kind}, of shape {list(fake.shape)}, is written into, beside wrappers that require grad",
+                    f"an inner tensor of an input, of shape {list(fake.shape)}, is written into, beside wrappers that require grad",
                     name=None if proxy is None else proxy.name,
                     why="what is written into it has no derivative here",
                     instead="use the out-of-place operation, or torch.no_grad()",
@@ -59,17 +60,21 @@ def recorded_inputs(acquisition: Acquisition) -> list[SubclassProxy]:
 
 
 def returning_recorded(acquisition: Acquisition, traces: Traces) -> Traces:
-    """Have the computation return the input wrappers with another history, and the prologue check that they may have one."""
+    """Have the computation return the inputs with another history, and the prologue check that they may have one."""
     prologue, computation, epilogue = traces
     recorded = recorded_inputs(acquisition) if acquisition.autograd.is_running else []
-    if not recorded:
+    plain = [fake for fake in acquisition.fakes.written.values() if is_recorded_plain(acquisition, fake)]
+    if not (recorded or plain):
         return traces
     if epilogue is None:
         raise UnsupportedOpError("a function without an epilogue cannot write into its inputs")
     *body, returned = computation.bound_symbols
     given = returned.args[0]
     in_trace = {id(p.fake): p for p in computation.args if isinstance(p, SubclassProxy)}
-    missing = [in_trace[id(p.fake)] for p in recorded if all(p.fake is not _fake(q) for q in given["output"])]
+    missing: list[TensorProxy] = [in_trace[id(p.fake)] for p in recorded if all(p.fake is not _fake(q) for q in given["output"])]
+    returned_names = {p.name for p in given["output"] if isinstance(p, TensorProxy)}
+    values = [acquisition.fakes.current(p) for p in map(acquisition.fakes.proxy_of, plain) if p is not None]
+    missing += [p for p in values if p.name not in returned_names]
     new = from_trace(computation)
     new.bound_symbols = [*body, returned.from_bsym(args=({**given, "output": (*given["output"], *missing)},))]
     new_epilogue = from_trace(epilogue)
@@ -87,6 +92,8 @@ def _fake(p: Any) -> torch.Tensor | None:
 def _guarded(prologue: TraceCtx, recorded: Sequence[SubclassProxy]) -> TraceCtx:
     """The prologue with a check that autograd may record a write: of what is no leaf, and no view of one, that requires grad."""
     inputs = [p for b in prologue.bound_symbols if any(_fake(p := b.output) is q.fake for q in recorded)]
+    if not inputs:
+        return prologue
     new = from_trace(prologue)
     with tracectx(new):
         check = bindable("check_may_have_history", _check_may_have_history)(*inputs, output=None)
@@ -104,22 +111,3 @@ def _check_may_have_history(*wrappers: torch.Tensor) -> None:
 def handing_on(made: BoundSymbol, given: TensorProxy, result: TensorProxy) -> BoundSymbol:
     """The operation of the epilogue that gives the input `given` the history of a wrapper `made` there; it returns the input."""
     return bindable("with_history", with_history)(given, made.output, output=result)
-
-
-def with_history(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """A tensor in which there is what was written, with the history of another one."""
-    with torch.enable_grad():
-        return _Rewritten.apply(x, made)
-
-
-class _Rewritten(torch.autograd.Function):
-    """An input in which there is what was written, with its history."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return None, grads[0]

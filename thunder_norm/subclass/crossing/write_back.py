@@ -14,8 +14,10 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.aliasing import Place, lies_in, place
+from thunder_norm.subclass.acquiring.autograd import may_have_history
 from thunder_norm.subclass.acquiring.fallback import made_for
 from thunder_norm.subclass.acquiring.functional_forms import rewritten
+from thunder_norm.subclass.backward.differentiation import Joint
 from thunder_norm.subclass.classes.jagged import is_jagged_class
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal
 from thunder_norm.subclass.classes.proxy import SubclassProxy
@@ -26,6 +28,7 @@ from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.shared_memory.aliases import share_elements, storage_address
+from thunder_norm.tracing.shared_memory.histories import with_history
 from thunder_norm.wrapper_classes import flattened, is_wrapper
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
@@ -100,17 +103,28 @@ class Given(NamedTuple):
     wrappers: Mapping[str, SubclassProxy]  # by the names of their inner tensors
 
 
-def write_back(acquisition: Acquisition, traces: Traces, written: list[Written], given: Given) -> Traces:
+def is_recorded_plain(acquisition: Acquisition, fake: torch.Tensor) -> bool:
+    """Whether a fake stands for a plain input that torch's autograd knows another history of than it was given with."""
+    autograd, fakes = acquisition.autograd, acquisition.fakes
+    return autograd.is_running and fakes.is_given(fake) and id(fake) not in fakes.inner and autograd.has_recorded(fake)
+
+
+def write_back(acquisition: Acquisition, traces: Traces, written: list[Written], given: Given, joint: Joint | None) -> Traces:
     """Let the epilogue copy what was computed into the inputs, and the prologue check that they share memory as they do now.
 
+    Plain inputs get the history of what is written into them, if autograd records it.
+
     Raises:
-        UnsupportedOpError: what is written changes an input that the program did not know to be in the same memory.
+        UnsupportedOpError: what is written changes an input that the program did not know to be in the same memory, or autograd records
+            what is written into what is inside of a wrapper, or into a leaf that requires grad.
     """
     prologue, computation, epilogue = traces
     if epilogue is None:
         raise UnsupportedOpError("a function without an epilogue cannot write into its inputs")
-    if torch.is_grad_enabled():
-        check_values(computation, written)
+    is_recorded = (
+        _recorded(acquisition, computation, written, given, joint) if torch.is_grad_enabled() else [False] * len(written)
+    )
+    computation = _returning_given(computation, [w for w, recorded in zip(written, is_recorded, strict=True) if recorded])
     *body, returned = prologue.bound_symbols
     targets = [w.target for w in written]
     others = [p for p in computation.args if isinstance(p, TensorProxy) and p.name in given.tensors]
@@ -121,12 +135,15 @@ def write_back(acquisition: Acquisition, traces: Traces, written: list[Written],
     def check(*tensors: torch.Tensor) -> None:
         if relations(tensors, len(targets)) != shared:
             raise GuardError("inputs share memory in another way than when the trace was acquired")
+        if not all(may_have_history(t) for t, recorded in zip(tensors, is_recorded, strict=False) if recorded):
+            raise GuardError("a leaf that requires grad is written into")
 
     checked = from_trace(prologue)
     with tracectx(checked):
         checked.bound_symbols = [*body, bindable("check_shared_memory", check)(*compared, output=None), returned]
     received = {p.name: q for p, q in results_and_received(computation, epilogue) if isinstance(q, TensorProxy)}
-    values = [received.pop(w.value.name) for w in written]
+    connected = {} if joint is None else joint.connected
+    values = [received.pop(connected.get(w.value.name, w.value.name)) for w in written]
     views = _views(acquisition, list(received), written)
     wrappers = list({p.name: p for t in targets if (p := given.wrappers.get(t.name)) is not None}.values())
     return pass_through_epilogue(
@@ -134,26 +151,56 @@ def write_back(acquisition: Acquisition, traces: Traces, written: list[Written],
         (*values, *received.values()),
         (*targets, *wrappers),
         COPIED,
-        lambda *tensors: copy_back(len(written), views, *tensors),
+        lambda *tensors: copy_back(is_recorded, views, *tensors),
     )
 
 
-def check_values(trace: TraceCtx, written: Sequence[Written]) -> None:
-    """Refuse values that are to be differentiated: a copy after the computation has no history.
-
-    What was written without autograd needs none: the input keeps the history that it has.
+def _recorded(
+    acquisition: Acquisition, trace: TraceCtx, written: Sequence[Written], given: Given, joint: Joint | None
+) -> Sequence[bool]:
+    """Which of the inputs that are written get another history.
 
     Raises:
-        UnsupportedOpError: a written value depends differentiably on an input that requires grad.
+        UnsupportedOpError: one of which it is inside of a wrapper, or a leaf that requires grad.
+    """
+    fakes = acquisition.fakes.by_name()
+    found = [joint is not None and is_recorded_plain(acquisition, fakes[w.target.name]) for w in written]
+    others = [w for w, recorded in zip(written, found, strict=True) if not recorded]
+    for value, writer in _differentiated(trace, others).items():
+        i = next(i for i, w in enumerate(written) if w.value.name == value)
+        target = written[i].target.name
+        if joint is not None or target in given.wrappers or not may_have_history(given.tensors[target]):
+            _refuse(writer)
+        found[i] = True
+    return found
+
+
+def _returning_given(computation: TraceCtx, recorded: Sequence[Written]) -> TraceCtx:
+    """The computation whose arguments are what they were to Thunder's autograd: what becomes of them is a result with a history."""
+    if not recorded:
+        return computation
+    given = {w.value.name: w.target for w in recorded}
+    *body, returned = computation.bound_symbols
+    flat_args = [given.get(p.name, p) if isinstance(p, TensorProxy) else p for p in returned.args[0]["flat_args"]]
+    new = from_trace(computation)
+    new.bound_symbols = [*body, returned.from_bsym(args=({**returned.args[0], "flat_args": flat_args},))]
+    return new
+
+
+def _differentiated(trace: TraceCtx, written: Sequence[Written]) -> dict[str, BoundSymbol]:
+    """The values that depend differentiably on an input that requires grad, and what makes them.
+
+    What was written without autograd does not count: the input keeps the history that it has.
     """
     active = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad}
     makers = {p.name: b for bsym in trace.bound_symbols for b in _innermost(bsym) for p in b.flat_proxy_outs}
-    recorded = [value for target, value in written if not _is_unrecorded(value.name, target.name, makers)]
+    recorded = [value.name for target, value in written if not _is_unrecorded(value.name, target.name, makers)]
+    found = {}
     for bsym in trace.bound_symbols:
         propagate(bsym, active)
-        for value in recorded:
-            if value.name in active and any(p.name == value.name for p in bsym.flat_proxy_outs):
-                _refuse(bsym)
+        made = {p.name for p in bsym.flat_proxy_outs} & active
+        found |= {name: bsym for name in recorded if name in made}
+    return found
 
 
 def _innermost(bsym: BoundSymbol) -> Iterator[BoundSymbol]:
@@ -218,14 +265,15 @@ class _View(NamedTuple):
     stride: tuple[int, ...]
     place: Place  # from the first element of the input on
 
-    def taken(self, target: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
+    def taken(self, target: torch.Tensor, computed: torch.Tensor, is_recorded: bool) -> torch.Tensor:
         """The view of the input; what was computed where the input lies in another way, or the view would lose its gradient."""
-        if computed.requires_grad or target.stride() != self.stride:
+        if (computed.requires_grad and not is_recorded) or target.stride() != self.stride:
             return computed
         shape, stride, offset = self.place
-        if target.requires_grad:  # the view is one without history: ``x.detach()``
+        if target.requires_grad and not computed.requires_grad:  # the view is one without history: ``x.detach()``
             target = target.detach()
-        return target.as_strided(shape, stride, target.storage_offset() + offset)
+        with torch.enable_grad():
+            return target.as_strided(shape, stride, target.storage_offset() + offset)
 
 
 def _views(acquisition: Acquisition, results: Sequence[str], written: Sequence[Written]) -> list[_View | None]:
@@ -247,18 +295,19 @@ def _views(acquisition: Acquisition, results: Sequence[str], written: Sequence[W
     return list(map(view, results))
 
 
-def copy_back(num_written: int, views: Sequence[_View | None], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def copy_back(is_recorded: Sequence[bool], views: Sequence[_View | None], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Copy values into inputs; returns what these are then, and the other results.
 
     A result that is a view of an input is one again.  Another one that lies in the memory of an input is an older value of it, from
     an operation that changed nothing: it becomes a tensor of its own.
 
     Args:
-        num_written: how many values there are.
+        is_recorded: of each value, whether the input gets its history.
         views: where each of the results lies, if it lies in an input.
         tensors: the values, the results, the inputs that are written, and wrappers around these, which autograd is to know as written.
     """
-    targets = tensors[num_written + len(views) :][:num_written]
+    num_written = len(is_recorded)
+    targets = list(tensors[num_written + len(views) :][:num_written])
     wrappers = tensors[2 * num_written + len(views) :]
     memory = {t.untyped_storage().data_ptr() for t in targets}
 
@@ -271,10 +320,15 @@ def copy_back(num_written: int, views: Sequence[_View | None], *tensors: torch.T
     values = tuple(map(own, tensors[:num_written]))
     results = tensors[num_written:][: len(views)]
     results = tuple([own(t) if view is None else t for t, view in zip(results, views, strict=True)])
-    for value, target in zip(values, targets, strict=True):
+    for i, (value, target) in enumerate(zip(values, targets, strict=True)):
         target.copy_(value)
+        if is_recorded[i] and value.requires_grad:
+            targets[i] = with_history(target, value)
     note_writes(wrappers)
-    return (*targets, *(t if v is None else v.taken(targets[v.target], t) for t, v in zip(results, views, strict=True)))
+    taken = (
+        t if v is None else v.taken(targets[v.target], t, is_recorded[v.target]) for t, v in zip(results, views, strict=True)
+    )
+    return (*targets, *taken)
 
 
 def note_writes(wrappers: Iterable[torch.Tensor]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
+
+import torch
 
 from thunder.core.prims import get_grad, put_grad
 from thunder.core.proxies import TensorProxy
@@ -54,3 +57,22 @@ def _register() -> None:
     """Tell Thunder their gradients, once there is one: importing us changes nothing of Thunder."""
     register_grad(_history.id, _history_gradient)
     register_grad(CURRENT.id, _current_gradient)
+
+
+def with_history(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Give a tensor, in which there is what was written, the history of another one."""
+    with torch.enable_grad():
+        return _Rewritten.apply(x, made)
+
+
+class _Rewritten(torch.autograd.Function):
+    """A tensor in which there is what was written, with its history."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, grads[0]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import torch
+
 from thunder_norm.op_names import is_in_place
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.update_aliases import _is_inplace_op
+from thunder.torch import _torch_to_thunder_function_map
+
+# Running statistics have none in torch, whatever they are computed of.
+_WITHOUT_HISTORY = frozenset(
+    _torch_to_thunder_function_map[f].id for f in (torch.nn.functional.batch_norm, torch.nn.functional.instance_norm)
+)
 
 
 def copies_in(bsym: BoundSymbol) -> list[BoundSymbol]:
@@ -14,6 +22,16 @@ def copies_in(bsym: BoundSymbol) -> list[BoundSymbol]:
     if bsym.sym.id is prims.PrimIDs.COPY_:
         return [bsym]
     return [copy for sub in bsym.subsymbols for copy in copies_in(sub)]
+
+
+def is_recorded(copy: BoundSymbol) -> bool:
+    """Whether autograd records a copy: outside of `torch.no_grad`."""
+    return bool(copy.kwargs.get("grad_enabled", copy.args[2] if len(copy.args) > 2 else True))
+
+
+def stays_without_history(writer: BoundSymbol) -> bool:
+    """Whether what an operation writes into gets no history by it."""
+    return writer.sym.id in _WITHOUT_HISTORY
 
 
 def targets(bsym: BoundSymbol) -> list[TensorProxy]:
