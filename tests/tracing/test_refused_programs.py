@@ -28,17 +28,10 @@ def _backward_to_a_leaf_of_its_own(x):
     return x * 2
 
 
-def _gradient_past_a_write(x):
-    y = x * 2
-    y.mul_(3)
-    return torch.autograd.grad(y.sum(), x)[0] * 2
-
-
 PLAIN = {
     ".backward()": _backward,
     "torch.autograd.backward": _backward_of_several,
     ".backward() to a leaf of the program": _backward_to_a_leaf_of_its_own,
-    "torch.autograd.grad past a write": _gradient_past_a_write,
     "a parameter that it makes": lambda x: torch.nn.Parameter(x.detach() * 2) * x,
 }
 WRAPPED = (".backward()", "torch.autograd.backward", ".backward() to a leaf of the program")

@@ -14,7 +14,7 @@ from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.shared_memory.version_counters import VersionCounters
-from thunder_norm.tracing.shared_memory.writes import copies_in, is_recorded, stays_without_history
+from thunder_norm.tracing.shared_memory.writes import copies_in, recorded_copies, stays_without_history
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
@@ -88,7 +88,8 @@ class PlainInputs:
         """Note that the program has come to a copy, which an operation consists of."""
         source, target = copy.args[0].name, copy.args[1].name
         self._writes_to_come[self._counters.of(target)] -= 1
-        if source in self._active and is_recorded(copy) and target not in self._detached and not stays_without_history(bsym):
+        is_recorded = any(recorded is copy for recorded in recorded_copies(bsym))
+        if is_recorded and source in self._active and target not in self._detached:
             self._changed.add(self._root(target))
 
     def check_seen(self, bsym: BoundSymbol, copy: BoundSymbol) -> None:

@@ -25,7 +25,7 @@ from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.recording import declare_arguments
 from thunder_norm.tracing.shared_memory.aliases import given_as
 from thunder_norm.tracing.shared_memory.histories import with_history
-from thunder_norm.tracing.shared_memory.writes import copies_in, is_recorded, stays_without_history
+from thunder_norm.tracing.shared_memory.writes import copies_in, recorded_copies
 from thunder.core import dtypes, prims
 from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
@@ -87,18 +87,21 @@ def _recorded_inputs(trace: TraceCtx, moved: set[str]) -> RecordedInputs:
     writers: dict[str, BoundSymbol] = {}
     makers: dict[str, BoundSymbol] = {}
     bases: dict[str, str] = {}
+    same: dict[str, str] = {}  # results of copies, and what was copied into
     for bsym in trace.bound_symbols:
         views, copies = views_in(bsym), copies_in(bsym)
         bases |= views
         makers |= dict.fromkeys(views, bsym)
         detached |= {out for out, of in views.items() if bsym.sym.name == "detach" or of in detached}
-        bases |= {copy.output.name: copy.args[1].name for copy in copies}
-        active |= {p.name for p in bsym.flat_proxy_args if end_of(p.name, bases) in changed} - detached
+        same |= {copy.output.name: copy.args[1].name for copy in copies}
+        bases |= same
+        given = [p.name for p in bsym.flat_proxy_args]
+        active |= {name for name in given if end_of(name, bases) in changed or end_of(name, same) in active} - detached
         propagate(bsym, active)
-        for copy in copies if not stays_without_history(bsym) else ():
+        for copy in recorded_copies(bsym):
             source, target = copy.args[0].name, copy.args[1].name
             root = end_of(target, bases)
-            if not is_recorded(copy) or target in detached:
+            if target in detached:
                 continue
             if source in active:
                 changed.add(root)

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.recording.trace import FLATTEN
 from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.shared_memory.memory import Memory
 from thunder_norm.tracing.shared_memory.views import makes_view
-from thunder_norm.tracing.shared_memory.writes import copies_in, is_recorded, stays_without_history
+from thunder_norm.tracing.shared_memory.writes import copies_in, recorded_copies
 import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy
@@ -27,18 +28,20 @@ def check_mutations(trace: TraceCtx) -> None:
     Raises:
         UnsupportedOpError: the target or the new value of an in-place operation depends on an input that requires grad.
     """
-    inputs = [p for p in trace.args if isinstance(p, TensorProxy)]
+    inside = (p for b in trace.bound_symbols if b.sym.id == FLATTEN.id for p in b.output)
+    inputs = [p for p in (*trace.args, *inside) if isinstance(p, TensorProxy)]
     active = {p.name for p in inputs if p.requires_grad}
     buffers = {p.name for p in inputs} - active
     for position, bsym in enumerate(trace.bound_symbols):
         if not active or bsym.sym.id == prims.PrimIDs.RETURN:
             return
         propagate(bsym, active)
+        recorded = recorded_copies(bsym)
         for copy in copies_in(bsym):
             value, target, result = copy.args[0], copy.args[1], copy.output
             if {value.name, target.name, result.name}.isdisjoint(active):
                 continue
-            gets_history = value.name in active and is_recorded(copy) and not stays_without_history(bsym)
+            gets_history = value.name in active and any(copy is c for c in recorded)
             is_buffer = not gets_history and _origin(target, trace.bound_symbols[:position]) in buffers
             if not is_buffer or _is_used({target.name, result.name}, trace.bound_symbols[position + 1 :]):
                 _refuse(bsym)

@@ -34,6 +34,13 @@ def stays_without_history(writer: BoundSymbol) -> bool:
     return writer.sym.id in _WITHOUT_HISTORY
 
 
+def recorded_copies(bsym: BoundSymbol) -> list[BoundSymbol]:
+    """Those of its copies that give what they write into the history of what is written, if that has one."""
+    if bsym.sym.id is prims.PrimIDs.COPY_:
+        return [bsym] if is_recorded(bsym) else []
+    return [] if stays_without_history(bsym) else [copy for sub in bsym.subsymbols for copy in recorded_copies(sub)]
+
+
 def targets(bsym: BoundSymbol) -> list[TensorProxy]:
     """The tensors that an operation writes into: of its copies, and of those that Thunder leaves to torch the first argument."""
     found = [copy.args[1] for copy in copies_in(bsym)]
