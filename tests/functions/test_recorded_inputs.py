@@ -8,6 +8,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_flatten
 
+from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
@@ -92,6 +93,14 @@ def _detached(x, w):
     d = x.detach()
     d.mul_(2)
     return x * w, d
+
+
+@_program
+def _truncated(x, w):
+    x.mul_(w)
+    x = x * 1
+    x.detach_()
+    return x * w
 
 
 @_program
@@ -205,6 +214,55 @@ def test_an_input_has_the_history_of_what_is_written_into_it(name: str, kind: st
     expected = _outcome(PROGRAMS[name], kind, times=2)
     for transform in (SubclassTransform, NormTransform, CheckpointTransform):
         _check_same(_outcome(thunder.jit(PROGRAMS[name], transforms=[transform()]), kind, times=2), expected)
+
+
+class Recurrent(torch.nn.Module):
+    """Its state is detached in place before each step, or not at all."""
+
+    def __init__(self, is_truncated: bool):
+        super().__init__()
+        self.linear, self.is_truncated = torch.nn.Linear(3, 3), is_truncated
+        self.register_buffer("state", torch.zeros(3))
+
+    def forward(self, x):
+        if self.is_truncated:
+            self.state.detach_()
+        self.state.copy_(torch.tanh(self.linear(x) + self.state))
+        return self.state.sum()
+
+
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_a_state_of_a_module_has_its_history(is_truncated: bool) -> None:
+    torch.manual_seed(seeded(0))
+    models = [Recurrent(is_truncated) for _ in range(4)]
+    x, found = torch.randn(3), []
+    for model, transform in zip(models, (None, SubclassTransform, NormTransform, CheckpointTransform), strict=True):
+        model.load_state_dict(models[0].state_dict() | {"state": torch.zeros(3)})
+        run = model if transform is None else thunder.jit(model, transforms=[transform()])
+        losses = [run(x)]
+        if is_truncated:
+            losses[0].backward()
+        losses += [run(x), run(x)]
+        sum(losses[is_truncated:]).backward()
+        found.append((*[v.detach() for v in losses], model.state.detach(), *[p.grad for p in model.parameters()]))
+        assert model.state.requires_grad
+    for others in found[1:]:
+        torch.testing.assert_close(others, found[0])
+
+
+def test_an_input_is_detached_in_place() -> None:
+    def f(x, w):
+        y = x + w
+        x.detach_()
+        return y, x * w
+
+    found = []
+    for run in (f, thunder.jit(f, transforms=[SubclassTransform()])):
+        leaf, w = torch.linspace(1, 2, 3).requires_grad_(), torch.linspace(0.5, 1, 3).requires_grad_()
+        results = run(x := leaf * 2, w)
+        assert not x.requires_grad and x.is_leaf
+        found.append(torch.autograd.grad(sum(r.sum() for r in results), (leaf, w)))
+    torch.testing.assert_close(*found)
 
 
 def test_a_leaf_that_requires_grad_is_not_written_into() -> None:

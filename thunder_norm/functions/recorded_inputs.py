@@ -28,7 +28,7 @@ from thunder_norm.tracing.shared_memory.histories import with_history
 from thunder_norm.tracing.shared_memory.writes import copies_in, recorded_copies
 from thunder.core import dtypes, prims
 from thunder.core.proxies import Proxy, TensorProxy, variableify
-from thunder.core.symbol import BoundSymbol
+from thunder.core.symbol import BoundSymbol, BoundSymbolInterface
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 
 
@@ -37,7 +37,7 @@ class RecordedInputs:
     """The inputs of a program that get another history by it."""
 
     writers: Mapping[str, BoundSymbol]  # by the name of an input: the first operation that gives it one
-    makers: Mapping[str, BoundSymbol]  # of views
+    makers: Mapping[str, BoundSymbolInterface]  # of views
     bases: Mapping[str, str]  # what they are views of
 
     def __contains__(self, name: object) -> bool:
@@ -67,7 +67,7 @@ class RecordedInputs:
 
         return view
 
-    def _step(self, maker: BoundSymbol, name: str) -> Callable:
+    def _step(self, maker: BoundSymbolInterface, name: str) -> Callable:
         operation, base = operation_of_view(maker), self.bases[name]
         if operation is None or any(p.name != base for p in flat_proxies((maker.args, maker.kwargs))):
             raise without_history(self.writers[end_of(name, self.bases)], "an input, a view of which is returned")
@@ -85,7 +85,7 @@ def _recorded_inputs(trace: TraceCtx, moved: set[str]) -> RecordedInputs:
     inputs = {p.name: p for p in trace.args if isinstance(p, TensorProxy) and dtypes.is_inexact_dtype(p.dtype)}
     active, changed, detached = set(moved), set[str](), set[str]()
     writers: dict[str, BoundSymbol] = {}
-    makers: dict[str, BoundSymbol] = {}
+    makers: dict[str, BoundSymbolInterface] = {}
     bases: dict[str, str] = {}
     same: dict[str, str] = {}  # results of copies, and what was copied into
     for bsym in trace.bound_symbols:

@@ -74,7 +74,7 @@ def detached_in_place(acquisition: Acquisition | None, obj: WrappedValue) -> Wra
     Thunder knows no such change of a tensor; a write into it of what it holds, detached, is one.
     """
     given = acquisition.fakes.real_input(obj.value) if acquisition is not None else None
-    if given is not None and given.requires_grad:
+    if given is not None and given.requires_grad and (given.is_leaf or (acquisition is not None and acquisition.has_wrappers)):
         return do_raise(
             UnsupportedOpError(
                 with_details(
@@ -85,9 +85,9 @@ def detached_in_place(acquisition: Acquisition | None, obj: WrappedValue) -> Wra
                 )
             )
         )
-    if given is not None and not is_written(obj.value):
+    if given is not None and not (given.requires_grad or is_written(obj.value)):
         return obj
-    if is_view(obj.value):
+    if is_view(obj.value) or (given is not None and given._is_view()):
         return do_raise(RuntimeError("Can't detach views in-place. Use detach() instead."))
     with gradients_recorded(True):  # of this write there are none, wherever the program makes it
         ltorch.copy_(obj.value, ltorch.detach(obj.value))
