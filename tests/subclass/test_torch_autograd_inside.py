@@ -375,3 +375,36 @@ def _compare_without_gradients(f: Callable) -> None:
     for mode in (torch.no_grad, torch.enable_grad):
         with mode():
             torch.testing.assert_close(thunder.jit(f, transforms=[NormTransform()])(x), f(x))
+
+
+def _of_listed(net, listed, x):
+    return grad(net(x).square().sum(), listed)
+
+
+def _of_both_names(net, listed, x):
+    return grad((net[0].weight ** 2 * net[2].weight * listed[0]).sum(), [net[2].weight, listed[0], net[0].weight])
+
+
+def _of_gradients(net, listed, x):
+    first = grad(net(x).square().sum(), listed, create_graph=True)
+    return grad(sum(g.square().sum() for g in first), list(net.parameters()))
+
+
+def _in_a_batch(net, listed, x):
+    return grad(net(x)[0], listed[0], torch.eye(2, dtype=torch.float64), is_grads_batched=True)
+
+
+def _of_one_layer(net, listed, x):
+    return grad(net[0](x).sum(), listed, allow_unused=True)
+
+
+@pytest.mark.parametrize("f", [_of_listed, _of_both_names, _of_gradients, _in_a_batch, _of_one_layer], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform, CheckpointTransform])
+def test_a_tensor_that_has_several_names(f, transform):
+    """Tied parameters, and those that a list holds as well: what goes to each of the names is added."""
+    torch.manual_seed(seeded(0))
+    net = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)).double()
+    net[2].weight = net[0].weight
+    listed, x = list(net.parameters()), torch.randn(3, 2, dtype=torch.float64)
+    found, wanted = thunder.jit(lambda x: f(net, listed, x), transforms=[transform()])(x), f(net, listed, x)
+    torch.testing.assert_close(found, wanted)

@@ -155,3 +155,37 @@ def test_what_is_set_of_a_tensor_is_there_at_each_place_that_it_is_given_at(prog
             known["other"] = p if is_one else second
             results.append((call(p, torch.ones(3)), p.grad, second.grad))
         assert_same(*results)
+
+
+def _tied() -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    net[2].weight = net[0].weight
+    return net
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_whole_steps_of_training_are_eagers(name, is_tied):
+    """A parameter has a name in the module and one in the optimizer; clipping and the step write into it by the second alone."""
+
+    def outcome(jit: Callable) -> Any:
+        torch.manual_seed(seeded(0))
+        net = _tied() if is_tied else nn.Linear(3, 3).double()
+        optimizer = OPTIMIZERS[name](net.parameters())
+
+        def step(x):
+            loss = net(x).square().mean()
+            for p, g in zip(net.parameters(), torch.autograd.grad(loss, list(net.parameters())), strict=True):
+                p.grad = g
+            norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach(), norm, net(x).detach()
+
+        jitted, found = jit(step), []
+        for _ in range(3):
+            found += [*jitted(torch.randn(4, 3, dtype=torch.float64)), *(p.detach().clone() for p in net.parameters())]
+        return found
+
+    for found, wanted in zip(outcome(_jit), outcome(lambda f: f), strict=True):
+        torch.testing.assert_close(found, wanted)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import threading
+
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
@@ -28,15 +32,40 @@ def _backward_to_a_leaf_of_its_own(x):
     return x * 2
 
 
+def _thread(x):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(x * 2))
+    thread.start()
+    thread.join()
+    return found
+
+
+def _pool_of_threads(x):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return list(pool.map(lambda n: x * n, range(3)))
+
+
+def _dual_numbers(x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(forward_ad.make_dual(x, torch.ones(3)).sin()).tangent
+
+
 PLAIN = {
+    "a thread": _thread,
+    "a pool of threads": _pool_of_threads,
+    "torch.autograd.forward_ad": _dual_numbers,
     ".backward()": _backward,
     "torch.autograd.backward": _backward_of_several,
     ".backward() to a leaf of the program": _backward_to_a_leaf_of_its_own,
+    "a quantized tensor": lambda x: torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8).dequantize(),
+    "quantized by channel": lambda x: torch.quantize_per_channel(
+        x.detach(), torch.ones(3), torch.zeros(3), 0, torch.qint8
+    ).int_repr(),
     "a parameter that it makes": lambda x: torch.nn.Parameter(x.detach() * 2) * x,
 }
 WRAPPED = (".backward()", "torch.autograd.backward", ".backward() to a leaf of the program")
 CASES = [(name, t, False) for name in PLAIN for t in (SubclassTransform, NormTransform)]
-CASES += [("a parameter that it makes", CheckpointTransform, False)]
+CASES += [(name, CheckpointTransform, False) for name in ("a parameter that it makes", "a thread", "torch.autograd.forward_ad")]
 CASES += [(name, SubclassTransform, True) for name in WRAPPED]
 
 

@@ -5,6 +5,7 @@ Torch walks back the graph of what has run.  While a trace is acquired nothing h
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -61,13 +62,15 @@ def _grad(outputs: WrappedValue, inputs: WrappedValue, *args: WrappedValue, **kw
         return do_raise(e)
     scopes = get_jit_ctx().computation_trace.scopes
     is_replaced = bool(acquisition.fakes.replaced)  # some names of the program mean what was written into them
-    if meets_wrapper or is_replaced or _goes_another_way(itertools.chain(*scopes), of["inputs"]):  # a cotangent may be a wrapper
+    named = [tuple(acquisition.fakes.also_named(v)) for v in of["inputs"]]  # tied parameters have a name in each of their places
+    sources = list(itertools.chain(*named))
+    if meets_wrapper or is_replaced or _goes_another_way(itertools.chain(*scopes), sources):  # a cotangent may be a wrapper
         return _from_the_first(acquisition)
     options["create_graph"] = options["create_graph"] and is_grad_enabled()
     names = tuple(values["inputs"]) if isinstance(values["inputs"], dict) else None
 
     def written() -> Any:
-        found = _written(of["outputs"], of["inputs"], cotangents, options)
+        found = _written(of["outputs"], named, cotangents, options)
         return found if names is None else dict(zip(names, found, strict=True))
 
     return write_operations(written, inputs)
@@ -132,19 +135,27 @@ def _checked(of: dict[str, Sequence[Any]], options: dict[str, Any], acquisition:
 
 
 def _written(
-    outputs: Sequence[TensorProxy], inputs: Sequence[TensorProxy], given: Sequence[TensorProxy | None], options: dict[str, Any]
+    outputs: Sequence[TensorProxy],
+    inputs: Sequence[Sequence[TensorProxy]],
+    given: Sequence[TensorProxy | None],
+    options: dict[str, Any],
 ) -> tuple[TensorProxy | None, ...]:
-    pullback = pullback_of(get_jit_ctx().computation_trace.scopes[:-1], inputs, outputs)
+    """Gradients for inputs, of each with all its names."""
+    sources = list({p.name: p for p in itertools.chain(*inputs)}.values())
+    pullback = pullback_of(get_jit_ctx().computation_trace.scopes[:-1], sources, outputs)
     cotangents = [
         ltorch.ones_like(v) if ct is None else ltorch.to(ct, dtypes.to_torch_dtype(v.dtype))
         for v, ct in zip(outputs, given, strict=False)
     ]
-    found = _pulled_back_in_batch(pullback, outputs, cotangents) if options["is_grads_batched"] else list(pullback(cotangents))
-    for i, (gradient, v) in enumerate(zip(found, inputs, strict=True)):
+    of_names = _pulled_back_in_batch(pullback, outputs, cotangents) if options["is_grads_batched"] else pullback(cotangents)
+    by_name = {p.name: gradient for p, gradient in zip(sources, of_names, strict=True) if gradient is not None}
+    parts = [[by_name[p.name] for p in named if p.name in by_name] for named in inputs]
+    found = [functools.reduce(ltorch.add, those) if those else None for those in parts]
+    for i, gradient in enumerate(found):
         if gradient is not None:
             continue
         if options["materialize_grads"]:
-            found[i] = ltorch.zeros_like(v)
+            found[i] = ltorch.zeros_like(inputs[i][0])
         elif not options["allow_unused"]:
             raise RuntimeError(
                 f"The differentiated Tensor at index {i} appears to not have been used in the graph. Set allow_unused=True if this is the "

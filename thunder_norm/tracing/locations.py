@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 
 from thunder_norm.user_code import shown_line
@@ -13,7 +14,7 @@ from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
 _THUNDER = os.path.dirname(thunder.__file__) + os.sep
-_NOT_USER = ("thunder", "torch", "thunder_norm")
+_NOT_USER = (sys.stdlib_module_names | {"thunder", "torch", "thunder_norm"}) - {"__main__"}
 
 
 def location_of(bsym: BoundSymbol) -> str | None:

@@ -128,6 +128,48 @@ def test_tensors_are_keys(f: Callable, kind: str):
     assert thunder.cache_misses(jf) == 1
 
 
+_HELD = nn.Linear(2, 2)
+_LIST, _DICT = list(_HELD.parameters()), dict(_HELD.named_parameters())
+_SETS_OF_GIVEN = {
+    "set": lambda x: set(_LIST),
+    "frozenset": lambda x: frozenset(_DICT.values()),
+    "written out": lambda x: {*_LIST},
+    "update": lambda x: [s := {x}, s.update(_LIST), s][-1],
+    "difference": lambda x: set(_LIST).difference([x]),
+    "reversed": lambda x: set(reversed(_LIST)),
+}
+
+
+@pytest.mark.parametrize("name", _SETS_OF_GIVEN)
+def test_sets_of_given_tensors(name: str):
+    def f(x):
+        return sum((p * x).sum() for p in _SETS_OF_GIVEN[name](x))
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    for n in range(2):
+        with torch.no_grad():
+            _HELD.weight.add_(n)
+        x = torch.ones(2, requires_grad=True)
+        torch.testing.assert_close(jf(x), f(x))
+        torch.testing.assert_close(torch.autograd.grad(jf(x), _LIST), torch.autograd.grad(f(x), _LIST))
+
+
+_OF_TWO_SETS = {
+    "|": lambda: len(set(_HELD.parameters()) | set(_LIST)) == 2,
+    "&": lambda: len(set(_HELD.parameters()) & set(_LIST)) == 2,
+    "-": lambda: not set(_HELD.parameters()).difference(_LIST),
+    "==": lambda: set(_HELD.parameters()) == frozenset(_LIST),
+    "<=": lambda: set(_HELD.parameters()).issubset(_LIST),
+}
+
+
+@pytest.mark.parametrize("name", _OF_TWO_SETS)
+def test_sets_of_one_parameter_under_two_names_are_refused(name: str):
+    assert _OF_TWO_SETS[name]()
+    with pytest.raises(UnsupportedOpError, match="two names"):
+        thunder.jit(lambda x: x * 2 if _OF_TWO_SETS[name]() else x, transforms=[SubclassTransform()])(torch.ones(2))
+
+
 @pytest.mark.parametrize("asks", [lambda x, y: id(x) == id(y), lambda x, y: len({x, y}) == 1], ids=["id", "set"])
 @pytest.mark.parametrize("kind", ["plain", "wrappers"])
 def test_one_tensor_given_twice_is_told_from_two(asks: Callable, kind: str):

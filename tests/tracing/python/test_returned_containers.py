@@ -1,13 +1,19 @@
 """Lists of the call that a program changes and returns, within what it makes: eager mode's objects in each call."""
 
 import collections
+import datetime
+import decimal
+import fractions
 import functools
 import operator
+import pathlib
+import re
 
+import numpy as np
 import pytest
 import torch
 
-from thunder_norm.transforms import NormTransform
+from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
 _CHANGES = {
@@ -89,3 +95,39 @@ def test_dicts_of_the_program(change: str) -> None:
     for scale in (1.0, 2.0):
         x, y = torch.full((2,), scale), torch.full((2,), scale * 5)
         assert _described(jf(x, y), []) == _described(f(x, y), [])
+
+
+_CONSTANTS = {
+    "bytes": lambda x: b"ab",
+    "ranges": lambda x: range(x.shape[0]),
+    "frozenset": lambda x: frozenset([x.shape[0], "a"]),
+    "fractions": lambda x: [fractions.Fraction(x.shape[0], 7), decimal.Decimal(x.shape[0]) / 7],
+    "times": lambda x: datetime.date(2020, 1, x.shape[0]) + datetime.timedelta(1),
+    "paths": lambda x: pathlib.PurePath("a") / str(x.shape[0]),
+    "NumPy's numbers": lambda x: [np.int64(x.shape[0]), np.float32(2), np.float64(2.5), np.bool_(True), np.dtype("float32")],
+    "types": lambda x: [list[int], int | None, re.compile("a")],
+}
+
+
+@pytest.mark.parametrize("kind", _CONSTANTS)
+def test_values_that_never_change_are_returned(kind: str) -> None:
+    def f(x):
+        value = _CONSTANTS[kind](x)
+        return {"x": x * 2, "value": value, "inside": (value, [value])}
+
+    for transform in (NormTransform, SubclassTransform):
+        jf = thunder.jit(f, transforms=[transform()])
+        for _ in range(2):
+            found, wanted = jf(torch.ones(2)), f(torch.ones(2))
+            assert torch.equal(found.pop("x"), wanted.pop("x"))
+            assert found == wanted
+            assert str(_types_of(found)) == str(_types_of(wanted))
+    assert thunder.jit(_CONSTANTS[kind], transforms=[SubclassTransform()])(torch.ones(2)) == _CONSTANTS[kind](torch.ones(2))
+
+
+def _types_of(value: object) -> object:
+    return (
+        [type(value), [*map(_types_of, value.values())]]
+        if isinstance(value, dict)
+        else [type(value), [*map(_types_of, value)] if isinstance(value, list | tuple) else ()]
+    )

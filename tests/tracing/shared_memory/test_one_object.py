@@ -76,3 +76,57 @@ def test_in_transforms(transform) -> None:
     x = torch.ones(2, 3) if transform is torch.vmap else torch.ones(3)
     jf = thunder.jit(lambda x: transform(of_row)(x), transforms=[NormTransform()])
     torch.testing.assert_close(jf(x), transform(of_row)(x))
+
+
+def _read_by_another_name(x, w, ws, held):
+    torch._foreach_add_(ws, 1.0)
+    return w * x, ws[0] * 3, held["w"] * 2
+
+
+def _written_by_each_name(x, w, ws, held):
+    found = []
+    for names in ([w], ws[:1], [held["w"]]):
+        before = w * 2
+        torch._foreach_mul_(names, 2.0)
+        found += [before, w + 1, ws[0] * 2, held["w"] - 1]
+    return found
+
+
+def _view_by_another_name(x, w, ws, held):
+    part, whole = w[1:], held["w"].view(-1)
+    torch._foreach_add_(ws, 1.0)
+    whole.mul_(2)
+    return part * 2, whole * 1, ws[0].sum()
+
+
+def _returned_by_each_name(x, w, ws, held):
+    torch._foreach_mul_([w], 3.0)
+    return w, ws[0], held["w"], w is ws[0]
+
+
+def _differentiated(x, w, ws, held):
+    with torch.no_grad():
+        torch._foreach_add_(ws, 1.0)
+    return (w * x).sum() + (held["w"] ** 2).sum()
+
+
+_OF_NAMES = [_read_by_another_name, _written_by_each_name, _view_by_another_name, _returned_by_each_name, _differentiated]
+
+
+@pytest.mark.parametrize("f", _OF_NAMES, ids=lambda f: f.__name__)
+def test_what_is_written_into_one_name_of_a_tensor_is_written_into_all(f):
+    def outcome(jit):
+        w, other = torch.arange(3.0).requires_grad_(f is _differentiated), torch.ones(3)
+        ws, held, found = [w, other], {"w": w}, []
+        jitted = jit(lambda x: f(x, w, ws, held))
+        for n in range(2):
+            results = jitted(torch.full((3,), n + 2.0))
+            if f is _differentiated:
+                results.backward()
+                results = results.detach(), w.grad.clone()
+            found += [t.clone() if isinstance(t, torch.Tensor) else t for t in (*results, w.detach(), other)]
+        return found
+
+    wanted = outcome(lambda g: g)
+    for transform in (SubclassTransform, NormTransform):
+        torch.testing.assert_close(outcome(lambda g: thunder.jit(g, transforms=[transform()])), wanted)  # noqa: B023 - called here

@@ -11,7 +11,16 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from thunder_norm.errors import InnerDerivativeError, ThunderNormError, UnsupportedOpError
-from thunder_norm.transforms import NormTransform, SubclassTransform, grad, vmap
+from thunder_norm.executors import inductor
+from thunder_norm.transforms import (
+    CheckpointTransform,
+    NormTransform,
+    ProfileTransform,
+    SplitBiasTransform,
+    SubclassTransform,
+    grad,
+    vmap,
+)
 import thunder
 
 # each is a function of x, which is [3, 4] in float32
@@ -32,6 +41,7 @@ x.new_tensor([x[0, 0], 1]) | x.double().new_tensor([x[0, 0], 1]) | torch.tensor(
 torch.tensor([np.float64(1.0)]) | torch.tensor([np.float16(1.0), 2]) | torch.tensor([np.int32(3)]) | torch.tensor([x.shape, x.shape]) | torch.tensor(x.shape)
 torch.tensor(np.float64(1.5)) | torch.as_tensor(np.int32(2)) | torch.tensor(data=np.float64(1.5)) | torch.asarray(obj=[x.sum(), 1]) | torch.tensor(np.bool_(True))
 x.new_tensor(np.float64(1.5)) | x.long().new_tensor([np.float64(1.5)]) | torch.tensor(np.float64(1.5), dtype=torch.half)
+x * torch.fft.fftfreq(4) | torch.fft.rfftfreq(5, d=x.shape[0]) | torch.fft.fftfreq(x.shape[1], dtype=torch.float64)
 torch.tensor([1, 2.5, True]) | torch.tensor([]) | torch.tensor(np.arange(3)) | torch.scalar_tensor(2) | torch.as_tensor(2) | torch.asarray(2.5)
 """
 _OF_NUMBERS = """
@@ -105,6 +115,21 @@ def test_another_name_without_history():
     assert _described(thunder.jit(f, transforms=[NormTransform()])(x)) == _described(f(x))
     with pytest.raises(InnerDerivativeError):  # in eager mode x requires none from then on
         thunder.jit(lambda x: torch.asarray(x, requires_grad=False), transforms=[NormTransform()])(x)
+
+
+_WITH_FIELDS = (
+    "x.max(1) | x.sort(0) | (x, [x.topk(2), 1]) | {'a': x.median(1), 'b': x} | x.aminmax() | torch.linalg.slogdet(x[:, :3])"
+)
+
+
+@pytest.mark.parametrize("text", _programs(_WITH_FIELDS))
+def test_results_with_fields_are_returned(text):
+    """Whoever takes part: Thunder prints them in a form that does not run."""
+    torch.manual_seed(seeded(0))
+    x, f = torch.randn(3, 4), _function(text)
+    options = [{"transforms": [t()]} for t in (CheckpointTransform, SplitBiasTransform, ProfileTransform, SubclassTransform)]
+    for given in options + [{"executors": [inductor, *thunder.get_default_executors()]}]:
+        assert _described(thunder.jit(f, **given)(x)) == _described(f(x))
 
 
 @pytest.mark.parametrize("text", _programs(_REFUSED))

@@ -344,7 +344,7 @@ class Acquisition:
     def has_view(self, fake: torch.Tensor) -> bool:
         """Whether Thunder knows of a tensor that may share memory with what a plain fake stands for, or has changed it in place."""
         proxies = (self.fakes.first_proxy_of(fake), self.fakes.proxy_of(fake) if self.fakes.is_held(fake) else None)
-        names = {p.name for p in proxies if p is not None}
+        names = {named.name for p in proxies if p is not None for named in self.fakes.also_named(p)}
         if not names or self.is_finished:
             return False
         return not names.isdisjoint(self._written.by(get_jit_ctx().computation_trace.bound_symbols).viewed)

@@ -108,6 +108,9 @@ class Fakes:
         self._fake_of: dict[str, FakeTensor] = {}
         self._real_inputs: dict[int, torch.Tensor] = {}  # plain inputs by provenance, wrappers by their fakes
         self._given: list[TensorProxy] = []  # plain inputs that the program has met
+        self._names: dict[
+            int, list[TensorProxy]
+        ] = {}  # of plain inputs, by the tensor: a parameter of a module is an optimizer's too
 
     def new(self, t: torch.Tensor) -> FakeTensor:
         """A fake with the metadata of the real plain tensor `t`, an input, in the memory that this shares with others."""
@@ -147,6 +150,10 @@ class Fakes:
         dtype, device = dtypes.to_torch_dtype(proxy.dtype), devices.to_torch_device(proxy.device)
         stride = self.stride_of(proxy)
         real = self.real_input(proxy)
+        same = next((fake for p in self.also_named(proxy) if (fake := self.known(p)) is not None), None)
+        if same is not None:
+            self.also(proxy, same)
+            return same
         # a rule may be the first to meet it, while its operation is recorded: that the fake is made is no operation of the program
         with _disable_current_modes(), self.mode:
             if real is not None and self.shared.holds(real):
@@ -167,13 +174,18 @@ class Fakes:
         before = self.proxy_of(fake)
         if before is not None and before is not proxy and self.is_held(fake):
             self.on_replaced()
-            ctx = get_jit_ctx()
-            self.replaced[before.name] = Replaced(before, fake, num_made(ctx.computation_trace.bound_symbols))
-            setattr(ctx, REPLACED, self.replaced.keys())
+            for p in self.also_named(before):
+                self._replace(p, fake)
         self._proxy_of[id(fake)] = (fake, proxy)
         self._fake_of[proxy.name] = fake
         if is_input:
             self.inputs.add(id(fake))
+
+    def _replace(self, proxy: TensorProxy, fake: FakeTensor) -> None:
+        ctx = get_jit_ctx()
+        self.also(proxy, fake)
+        self.replaced[proxy.name] = Replaced(proxy, fake, num_made(ctx.computation_trace.bound_symbols))
+        setattr(ctx, REPLACED, self.replaced.keys())
 
     def is_given(self, fake: torch.Tensor) -> bool:
         """Whether a fake stands for an input, or is inside of one."""
@@ -191,6 +203,10 @@ class Fakes:
     def also(self, proxy: TensorProxy, fake: FakeTensor) -> None:
         """A plain input is the tensor that `fake` stands for under another name."""
         self._fake_of[proxy.name] = fake
+
+    def also_named(self, proxy: TensorProxy) -> Sequence[TensorProxy]:
+        """The proxies of all plain inputs that are the very tensor that `proxy` stands for, itself among them."""
+        return self._names.get(id(self.real_input(proxy))) or [proxy]
 
     def plain_inputs(self) -> list[tuple[FakeTensor, TensorProxy]]:
         """The fakes of inputs that are no inner tensors, and their proxies."""
@@ -272,6 +288,11 @@ class Fakes:
         self.strides[proxy.name] = real.stride()
         self.note_input(proxy.history, real)
         self._given.append(proxy)
+        names = self._names.setdefault(id(real), [])
+        written = next((self.replaced[p.name].fake for p in names if p.name in self.replaced), None)
+        names.append(proxy)
+        if written is not None:
+            self._replace(proxy, written)
 
     def guard_layouts(self) -> None:
         """Let the trace serve calls whose inputs lie in memory as those of this one: what the program has made of them by now may hang on it."""
@@ -289,6 +310,7 @@ class Fakes:
         """Let go of the real tensors: the fakes may live as long as the trace."""
         self._real_inputs.clear()
         self._given.clear()
+        self._names.clear()
 
     def flag_given(self, proxy: TensorProxy) -> bool | None:
         """Whether the tensor of a plain proxy was given requiring grad, if it is an input, or inside of one, that has a fake."""

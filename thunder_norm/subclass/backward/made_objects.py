@@ -23,6 +23,7 @@ from thunder_norm.subclass.backward.recipes import (
     Recipe,
     attributes_of,
     holds_proxies,
+    is_constant,
     is_made_by_class,
 )
 from thunder_norm.tracing.guarding.bindable import bindable
@@ -85,7 +86,7 @@ class MadeObjects:
         if isinstance(value, dict) and dataclasses.is_dataclass(value):
             return set(vars(value)) != {f.name for f in dataclasses.fields(value) if f.init}
         is_other = isinstance(value, dict | list | set | collections.deque) and type(value) not in (dict, list)
-        return is_other or is_place(value) or self.is_made(value)
+        return is_other or is_place(value) or self.is_made(value) or is_constant(value)
 
     def holds_shared(self, value: Any) -> bool:
         """Whether a list, dict or tuple that is returned, or one in it, stands at another place too: in eager mode it is one object."""
@@ -115,7 +116,7 @@ class MadeObjects:
         if id(value) not in self._proxies:
             recipe = Recipe(self.known, lambda v: None if v is value else self._outside(v))
             recipe.of(value)
-            if isinstance(value, tuple | FunctionType) or type(value) in (list, dict) or is_place(value):
+            if isinstance(value, tuple | FunctionType) or type(value) in (list, dict) or is_place(value) or is_constant(value):
                 recipe.objects.append(value)  # which no trace writes, or not as the one object that it is
             if not recipe.objects:  # it was there before
                 raise NotMakeableError(value)

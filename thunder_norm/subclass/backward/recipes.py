@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import logging
+import pathlib
 import re
 import types
+import uuid
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -32,13 +38,29 @@ ATOMS = (*_VALUES, type(...), enum.Enum)
 _CODE = (type, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
 _SHARED = (
     logging.Logger,
-    re.Pattern,
-    types.GenericAlias,
     torch.finfo,
-    torch.iinfo,
     torch.layout,
     torch.memory_format,
 )  # alike for every call
+# Values that nobody can change: one of a call is as good as one of another.
+_CONSTANT = (
+    bytes,
+    range,
+    re.Pattern,
+    types.GenericAlias,
+    types.UnionType,
+    torch.iinfo,
+    fractions.Fraction,
+    decimal.Decimal,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    pathlib.PurePath,
+    uuid.UUID,
+    np.generic,
+    np.dtype,
+)
 _HEAP_TYPE = 1 << 9  # in ``__flags__`` of a class: written in Python
 CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
 _BASES = (object, types.SimpleNamespace, *CONTAINERS)
@@ -118,7 +140,7 @@ class Recipe:
         if isinstance(value, ProxyInterface):
             return self._argument(value)
         value = for_torch(value)
-        if (isinstance(value, ATOMS + _CODE + _SHARED) and type(value) is not tuple) or _is_alike(value):
+        if (isinstance(value, ATOMS + _CODE + _SHARED) and type(value) is not tuple) or _is_alike(value) or is_constant(value):
             return lambda call: value
         if id(value) in self._steps:
             return self._steps[id(value)]
@@ -261,6 +283,14 @@ def _is_alike(value: Any) -> bool:
     if type(value) is frozenset:
         return all(isinstance(v, ATOMS) for v in value)
     return is_place(value)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value is of a class of Python's or NumPy's whose instances never change, and that Thunder's traces cannot write down."""
+    if type(value) is frozenset:
+        return _is_alike(value)
+    is_record = isinstance(value, np.void)  # which can be written into
+    return isinstance(value, _CONSTANT) and is_of_library(type(value)) and not is_record
 
 
 def _is_filled(cell: types.CellType) -> bool:

@@ -30,10 +30,11 @@ from thunder_norm.subclass.interpreting.opaque_objects import OpaqueProxy
 from thunder_norm.subclass.interpreting.opaque_traces import guard_input
 from thunder_norm.subclass.recording.trace import FLATTEN, LEAF, REBIND, UNFLATTEN
 from thunder_norm.tracing.guarding.bindable import bindable
+from thunder_norm.tracing.torch_functions.named_results import made_by_operators
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import prims
 from thunder.core.dtypes import to_torch_dtype
-from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, variableify
+from thunder.core.proxies import Proxy, TensorProxy, variableify
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
@@ -59,7 +60,7 @@ def lower(
     written = written_inputs(acquisition, computation, _opened(computation))
     if not acquisition.has_wrappers and not written and not _takes_twice(epilogue):
         # only the prologue changes: it must also find that there are none
-        epilogue = None if epilogue is None else _with_structs(epilogue)
+        epilogue = None if epilogue is None else made_by_operators(epilogue)
         computation = _without_marks(computation)
         return _lower_prologue(acquisition, prologue, inner, [], computation, None), computation, epilogue
     epilogue = None if epilogue is None else _as_returned(computation, epilogue)
@@ -72,7 +73,9 @@ def lower(
     new_prologue = _lower_prologue(acquisition, prologue, _opened(computation), leaves, new_computation, joint)
     num_computed = len(computation.bound_symbols[-1].args[0]["output"])
     new_epilogue = (
-        None if epilogue is None else _with_structs(_lower_epilogue(acquisition, epilogue, inner, num_computed, joint, values))
+        None
+        if epilogue is None
+        else made_by_operators(_lower_epilogue(acquisition, epilogue, inner, num_computed, joint, values))
     )
     lowered = new_prologue, new_computation, new_epilogue
     return write_back(acquisition, lowered, written, _given(acquisition, computation), joint) if written else lowered
@@ -351,31 +354,6 @@ def _lower_epilogue(
     new.bound_symbols = [*unpacks, *body, *rest]
     bind_arguments(new, "epilogue", [a for a in arguments if all(a is not q for q in trace.args)])
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
-    return new
-
-
-def _with_structs(trace: TraceCtx) -> TraceCtx:
-    """The epilogue with ``torch.return_types`` made by operators: Thunder prints them in a form that does not run."""
-    returned = trace.bound_symbols[-1]
-    makers: list[BoundSymbol] = []
-
-    def convert(value: Any) -> Any:
-        if type(value).__module__ == "torch.return_types":
-            made = AnyProxy(value)
-            cls = type(value)
-            make = bindable(f"{cls.__name__}", lambda *values: cls(values))
-            makers.append(make(*(convert(v) for v in value), output=made))
-            return made
-        if type(value) in (list, tuple):
-            return type(value)(convert(v) for v in value)
-        return {k: convert(v) for k, v in value.items()} if type(value) is dict else value
-
-    with tracectx(trace):
-        converted = tuple(convert(a) for a in returned.args)
-    if not makers:
-        return trace
-    new = from_trace(trace)
-    new.bound_symbols = [*trace.bound_symbols[:-1], *makers, returned.from_bsym(args=converted)]
     return new
 
 

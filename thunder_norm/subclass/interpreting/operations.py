@@ -123,12 +123,16 @@ def _overridable() -> frozenset:
     return frozenset(hashable - object_level - {torch.Tensor.__new__, torch.Tensor.__init__, torch.Tensor.__class__})
 
 
+# Those of these functions that Thunder has nothing for.
+UNKNOWN_FACTORIES = frozenset({torch.fft.fftfreq, torch.fft.rfftfreq})
+
+
 @functools.cache
 def _factories() -> frozenset:
     """torch's functions that make a tensor from none; it does not count them as overridable, nor those that set its state."""
     ignored = torch.overrides.get_ignored_functions()
     named = (f for f in ignored if getattr(torch, getattr(f, "__name__", ""), None) is f)
-    return frozenset(f for f in named if f.__module__ != "torch.random" and not f.__name__.startswith("set_"))
+    return UNKNOWN_FACTORIES | {f for f in named if f.__module__ != "torch.random" and not f.__name__.startswith("set_")}
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from thunder_norm.subclass.acquiring.arguments import is_in_place
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.backward.given_attributes import attribute_of_input
 from thunder_norm.subclass.interpreting import agreement, plain
-from thunder_norm.subclass.interpreting.operations import operation_of, torch_callable
+from thunder_norm.subclass.interpreting.operations import UNKNOWN_FACTORIES, operation_of, torch_callable
 from thunder_norm.subclass.recording.einsum_strides import is_made_of_einsum
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
@@ -151,9 +151,9 @@ _RESOLVING = ("resolve_conj", "resolve_neg", "to_dense")
 
 
 def is_unknown(fn: Callable, given: Iterable[WrappedValue], found: Any) -> bool:
-    """Whether `fn` takes plain tensors, and Thunder found nothing to call for it: its own complaint is of tensors given by position alone."""
+    """Whether `fn` takes or makes plain tensors, and Thunder found nothing to call for it: its own complaint is of those given by position alone."""
     if found is None:
-        return isinstance(fn, _OPAQUE) and any(isinstance(v.value, TensorProxy) for v in given)
+        return isinstance(fn, _OPAQUE) and (fn in UNKNOWN_FACTORIES or any(isinstance(v.value, TensorProxy) for v in given))
     return found is INTERPRETER_SIGNALS.EXCEPTION_RAISED
 
 

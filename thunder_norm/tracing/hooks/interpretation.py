@@ -36,6 +36,7 @@ from thunder_norm.tracing.torch_functions import (
     modules,
     named_results,
     packed_sequences,
+    quantized,
     scripted,
     sparse,
     torch_arguments,
@@ -146,6 +147,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
             or packed_sequences.lookaside(fn, args)
             or scripted.lookaside(fn, args, kwargs)
             or sparse.lookaside(fn, args)
+            or quantized.lookaside(fn)
             or higher_order_operators.lookaside(fn)
         )
         about_python = about_python or modules.making(fn, args, kwargs)

@@ -30,7 +30,7 @@ from thunder_norm.tracing.hooks.participants import (
 )
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.shared_memory import alias_updates, aliases, arrays, replaced_memory, tied_inputs, views_of_results
-from thunder_norm.tracing.torch_functions import autocast, contexts, lazy_modules, modules, tensor_classes
+from thunder_norm.tracing.torch_functions import autocast, contexts, lazy_modules, modules, named_results, tensor_classes
 from thunder_norm.tracing.torch_functions.random_numbers import keep_draws
 from thunder_norm.tracing.undefined_gradients import leave_undefined
 from thunder_norm.user_code import user_line_of
@@ -172,6 +172,8 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         aliases.check_written_once(found.computation_trace)
         tensor_classes.guard(found.prologue_trace)
         asked.acquired(found)
+        if not asked.interprets_subclasses and found.epilogue_trace is not None:  # or it is made once there are no wrappers in it
+            found.epilogue_trace = named_results.made_by_operators(found.epilogue_trace)
         if guards.is_of_one_call():
             setattr(get_compile_data(), _IS_OF_ONE_CALL, True)
         return found

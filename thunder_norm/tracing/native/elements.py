@@ -212,7 +212,8 @@ def _dict_update(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
 
 
 def _set_update(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
-    listed = _listed(stack.getitem_wrapped(-1))  # Thunder looks at its elements unseen
+    # Thunder looks at its elements unseen: one by one, as a list of given tensors does not hold what stands for them
+    listed = thunders._interpret_call(lambda iterable: [v for v in iterable], stack.getitem_wrapped(-1))  # noqa: C416
     if listed is _EXCEPTION_RAISED:
         return listed
     stack.pop_wrapped()

@@ -30,6 +30,7 @@ from thunder_norm.tracing.python import (
     stack,
     states,
     subscripts,
+    threads,
 )
 from thunder_norm.tracing.replacement import Replacements
 
@@ -45,6 +46,7 @@ __all__ = [
     "natively",
     "special_methods",
     "states",
+    "threads",
 ]
 
 AS_IT_IS = Replacements(

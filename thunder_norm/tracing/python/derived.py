@@ -7,6 +7,7 @@ interpreter's back.  Where a class has methods of its own, each of the builtin c
 from __future__ import annotations
 
 import collections
+import collections.abc
 import functools
 import math
 from collections.abc import Callable
@@ -91,22 +92,47 @@ def element(sequence: WrappedValue, index: int) -> WrappedValue:
 
 # -- functions in C -----------------------------------------------------------------------------------------------------------
 
+_OF_SETS = (
+    *"update union difference intersection symmetric_difference issubset issuperset isdisjoint".split(),
+    *"difference_update intersection_update symmetric_difference_update".split(),
+)
 _ITERATE = dict.fromkeys(
-    (sum, math.prod, math.fsum, any, all, set.__init__, set.update, frozenset.__new__, collections.deque.__init__, str.join), True
+    (
+        *(sum, math.prod, math.fsum, any, all, set.__init__, frozenset.__new__, collections.deque.__init__, str.join),
+        *(getattr(kind, name) for kind in (set, frozenset) for name in _OF_SETS if hasattr(kind, name)),
+    ),
+    True,
 )
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
-    """What to call instead of a function in C that iterates over a container by a method of the program's."""
-    if lookasides.look_up(_ITERATE, fn) is None or not any(stored.has_own(type(a.value), "__iter__") for a in args):
+    """What to call instead of a function in C that iterates over a container by a method of the program's, or over one of given tensors.
+
+    These are not what stands for them until the program has taken them out.
+    """
+    if lookasides.look_up(_ITERATE, fn) is None or not any(map(_is_interpreted, args)):
         return None
     return functools.partial(_iterating, fn)
+
+
+def _is_interpreted(a: WrappedValue) -> bool:
+    value, kind = a.value, type(a.value)
+    if stored.has_own(kind, "__iter__"):
+        return True
+    if isinstance(value, list | tuple):
+        return any(isinstance(v, torch.Tensor) for v in stored.elements(value))
+    is_of_interpreter = kind.__module__ == thunders.__name__ and hasattr(kind, "__iter__")  # iterators of lists
+    return is_of_interpreter or isinstance(value, collections.abc.MappingView)
+
+
+def _taken_out(iterable: Any) -> list:
+    return [value for value in iterable]  # noqa: C416 - a list of what the interpreter finds
 
 
 def _iterating(fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     given = []
     for a in args:
-        found = thunders._interpret_call(list, a) if stored.has_own(type(a.value), "__iter__") else a
+        found = thunders._interpret_call(_taken_out, a) if _is_interpreted(a) else a
         if found is EXCEPTION_RAISED:
             return found
         given.append(found)

@@ -189,3 +189,11 @@ def _set_fwd_grad_enabled(is_enabled: WrappedValue) -> Any:
         return wrap_const(None)
     what, why = "set_fwd_grad_enabled(False) inside a jitted function", "derivatives of a trace do not look at it"
     return do_raise(UnsupportedOpError(with_details(what, at=location_of_user(), why=why, instead="x.detach()")))
+
+
+_refuse(
+    torch.autograd.forward_ad.enter_dual_level,
+    "torch.autograd.forward_ad",
+    "a trace has no tangents beside its tensors",
+    "torch.func.jvp, or thunder_norm.transforms.jvp",
+)

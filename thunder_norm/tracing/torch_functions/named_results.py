@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from thunder_norm.tracing.guarding.bindable import bindable
 import thunder.torch as ltorch
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, wrap
-from thunder.core.symbol import Symbol
+from thunder.core.proxies import AnyProxy
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import TraceCtx, from_trace, tracectx
 
 
 def with_fields(found: Callable | None, fn: Callable) -> Callable | None:
@@ -32,6 +35,31 @@ def without_fields(tree: Any) -> Any:
     """`tree` with plain tuples in place of such results: Thunder's programs cannot return them."""
     is_named = _has_fields
     return tree_map(lambda v: without_fields(tuple(v)) if is_named(v) else v, tree, is_leaf=is_named)
+
+
+def made_by_operators(epilogue: TraceCtx) -> TraceCtx:
+    """An epilogue in which operators make such results: Thunder prints them in a form that does not run."""
+    returned = epilogue.bound_symbols[-1]
+    makers: list[BoundSymbol] = []
+
+    def convert(value: Any) -> Any:
+        if _has_fields(value):
+            made = AnyProxy(value)
+            cls = type(value)
+            make = bindable(f"{cls.__name__}", lambda *values: cls(values))
+            makers.append(make(*(convert(v) for v in value), output=made))
+            return made
+        if type(value) in (list, tuple):
+            return type(value)(convert(v) for v in value)
+        return {k: convert(v) for k, v in value.items()} if type(value) is dict else value
+
+    with tracectx(epilogue):
+        converted = tuple(convert(a) for a in returned.args)
+    if not makers:
+        return epilogue
+    new = from_trace(epilogue)
+    new.bound_symbols = [*epilogue.bound_symbols[:-1], *makers, returned.from_bsym(args=converted)]
+    return new
 
 
 def _has_fields(value: Any) -> bool:
