@@ -360,3 +360,46 @@ def test_parameters_written_into_what_others_look_at_are_not_lost(x):
     assert "w" not in norm.unreached and norm.targets["w"] > 0
     same = ModularNorm(Net(lambda m, x: x @ m.w + m.w[0]), x)
     assert norm.targets["w"] <= same.targets["w"] * (1 + 1e-5)
+
+
+class Tied(torch.nn.Module):
+    """One tensor under two names: it is written by one of them, and read by the other."""
+
+    def __init__(self, kind: str, write: Callable, is_read_before: bool):
+        super().__init__()
+        w = torch.zeros(4, 4)
+        if kind == "buffer":
+            self.register_buffer("w", w)
+            self.register_buffer("other", w)
+        else:
+            self.w = torch.nn.Parameter(w)
+            self.other = [self.w] if kind == "in a list" else self.w
+        self.write, self.is_read_before = write, is_read_before
+
+    def forward(self, x):
+        other = self.other[0] if isinstance(self.other, list) else self.other
+        read = self.w if self.is_read_before else None
+        self.write(other)
+        return x + (self.w if read is None else read)[0]
+
+
+TIED_WRITES = {
+    "added": lambda t: t.add_(10.0),
+    "a view": lambda t: t[0].add_(10.0),
+    "copied": lambda t: t.copy_(torch.full((4, 4), 10.0)),
+}
+
+
+@pytest.mark.parametrize("is_read_before", [False, True])
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "in a list"])
+@pytest.mark.parametrize("write", TIED_WRITES)
+def test_what_is_written_by_one_name_is_read_by_another(write, kind, is_read_before):
+    x = torch.ones(3, 4)
+    with torch.no_grad():
+        models = [Tied(kind, TIED_WRITES[write], is_read_before) for _ in range(3)]
+        expected = models[0](x).square().mean().sqrt()
+        found = [
+            build_norm_map(models[1], RMSTensor.of(x))(RMSTensor.of(x)),
+            thunder.jit(models[2], transforms=[NormTransform()])(RMSTensor.of(x)),
+        ]
+    assert [float(out.norm_size) for out in found] == pytest.approx([expected.item()] * 2)

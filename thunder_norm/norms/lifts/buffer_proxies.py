@@ -16,7 +16,7 @@ from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_detai
 from thunder_norm.norms.lifts.traced_lifting import TracedLifting
 from thunder_norm.norms.lifts.written_parameters import write_of
 from thunder_norm.op_names import op_name
-from thunder_norm.subclass.acquiring.acquisition import Acquisition, StandIn
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.fakes import num_made
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.interpreting import operations
@@ -63,7 +63,8 @@ def write(
             return result
         lifting.change(fn, found.others)
         position = num_made(get_jit_ctx().computation_trace.bound_symbols)
-        acquisition.stand_ins |= {p.name: StandIn(p, new, position, is_written_too=True) for p in whole}
+        for p in whole:
+            acquisition.have_stand_in(p, new, position, is_written_too=True)
         return result
 
     return written

@@ -14,7 +14,7 @@ from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.norms.lifts.traced_lifting import TracedLifting
 from thunder_norm.norms.lifts.written_parameters import refused, sharing_memory, values_after, write_of
 from thunder_norm.op_names import op_key
-from thunder_norm.subclass.acquiring.acquisition import Acquisition, StandIn
+from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.fakes import num_made
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.interpreting import operations
@@ -115,7 +115,8 @@ def write(
         position = _position()
         lifting.note_written_over(fn, tensors)
         changed = [(before, new) for before, new in zip(handles, after, strict=True) if before is not new]
-        acquisition.stand_ins |= {before.name: StandIn(before, new, position) for before, new in changed}
+        for before, new in changed:
+            acquisition.have_stand_in(before, new, position)
         return target
 
     return written
@@ -135,7 +136,7 @@ def replace(acquisition: Acquisition, lifting: TracedLifting, target: TensorProx
     if (tuple(value.shape), value.dtype, value.device) != (tuple(target.shape), target.dtype, target.device):
         return False
     if acquisition.by_now(value) is not acquisition.by_now(target):
-        acquisition.stand_ins[target.name] = StandIn(target, acquisition.by_now(value), _position())
+        acquisition.have_stand_in(target, acquisition.by_now(value), _position())
     return True
 
 
@@ -211,14 +212,14 @@ def _stand_in(acquisition: Acquisition, made: _Made) -> None:
     lift = without_values if is_empty else written_constant
     stand_ins = {made.proxy.name: operations.call(acquisition, lift, (made.proxy,), {})}
     position = _position()
-    acquisition.stand_ins[made.proxy.name] = StandIn(made.proxy, stand_ins[made.proxy.name], position)
+    acquisition.have_stand_in(made.proxy, stand_ins[made.proxy.name], position)
     for bsym in made.others:
         new = stand_ins[bsym.args[0].name]
         if _selects(bsym) == "view":
             new = operations.call(acquisition, torch.Tensor.__getitem__, (new, bsym.args[1]), {})
         for p in bsym.flat_proxy_outs:
             stand_ins[p.name] = new
-            acquisition.stand_ins[p.name] = StandIn(p, new, position)
+            acquisition.have_stand_in(p, new, position)
 
 
 def _constant_of(proxy: TensorProxy) -> _Made | None:

@@ -389,6 +389,18 @@ class Acquisition:
 
     # -- arguments ----------------------------------------------------------------------------------------------------
 
+    def have_stand_in(self, proxy: TensorProxy, new: TensorProxy, position: int, *, is_written_too: bool = False) -> None:
+        """Have another tensor stand for a plain one from a position on, under all of the names that the program has for it."""
+        for p in self.fakes.also_named(proxy):
+            self.stand_ins[p.name] = StandIn(p, new, position, is_written_too)
+
+    def note_plain_input(self, proxy: TensorProxy, real: torch.Tensor) -> None:
+        """Remember the real tensor that the proxy of a plain input stands for, and what stands for it by now under its other names."""
+        self.fakes.note_plain_input(proxy, real)
+        found = next((s for p in self.fakes.also_named(proxy) if (s := self.stand_ins.get(p.name)) is not None), None)
+        if found is not None:
+            self.have_stand_in(proxy, found.new, found.position, is_written_too=found.is_written_too)
+
     def by_now(self, proxy: TensorProxy) -> TensorProxy:
         """What stands for a proxy that the program holds: another one, if it has written into its tensor."""
         while (found := self.stand_ins.get(proxy.name)) is not None:

@@ -174,7 +174,7 @@ class Interpreting(Watching):
             x = torch.empty(())  # what Thunder makes of the refused one does not matter, and may be an error of its own
         p = thunders_proxy(x, name, history)
         if isinstance(p, TensorProxy) and x.layout is torch.strided:
-            acquisition.fakes.note_plain_input(p, x)
+            acquisition.note_plain_input(p, x)
             if acquisition.fakes.shared.holds(x):
                 get_jit_ctx().computation_trace.bound_symbols.append(GIVEN_AGAIN.bind(p, output=None))
                 operations.catch_up(acquisition, [acquisition.fake_of(p)])
