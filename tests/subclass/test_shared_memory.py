@@ -219,6 +219,7 @@ def test_autograd_outside_knows_of_the_writing():
         lambda x: x[:, 1:].copy_(x[:, :-1]),
         lambda x: torch._foreach_mul_([x], [x[:, 1:2]]),
         lambda x: torch.mul(x[:, :1].expand(2, 3), 2, out=x),
+        lambda x: x[:, 1].mul_(x[0, 1]),
     ],
 )
 def test_what_reads_elements_that_it_writes_is_refused_and_nothing_is_written(f: Callable):
@@ -228,6 +229,16 @@ def test_what_reads_elements_that_it_writes_is_refused_and_nothing_is_written(f:
     with pytest.raises(UnsupportedOpError, match="in the same memory"):  # eager mode's answer hangs on a kernel's order
         thunder.jit(f, transforms=[SubclassTransform()])(x)
     torch.testing.assert_close((x.a, x.b), before)
+
+
+@pytest.mark.parametrize("f", [lambda x: x[:, 1].fill_(x[0, 1]), lambda x: x[0, :1].mul_(x[0, 0])])
+def test_what_reads_one_number_that_it_writes_once_is_run(f: Callable):
+    torch.manual_seed(seeded(0))
+    x = two()
+    other = TwoTensor(x.a.clone(), x.b.clone())
+    f(other)
+    thunder.jit(f, transforms=[SubclassTransform()])(x)
+    torch.testing.assert_close((x.a, x.b), (other.a, other.b))
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,9 @@ class Writing(TorchDispatchMode):
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor, operands: Iterable[torch.Tensor]) -> None:
         why = None
-        if (read := next((t for t in operands if self._is_read_while_written(t, target)), None)) is not None:
+        is_one_value = func in (aten.fill_.Tensor, aten.copy_.default)  # a number, in whatever order
+        read = next((t for t in operands if not (is_one_value and not t.ndim) and self._is_read_while_written(t, target)), None)
+        if read is not None:
             raise UnsupportedOpError(
                 with_details(
                     f"{func} on a tensor of shape {list(target.shape)}, with one of shape {list(read.shape)} in the same memory",
@@ -309,8 +311,8 @@ class Writing(TorchDispatchMode):
         return is_detached and self.acquisition.may_replace()
 
     def _is_read_while_written(self, t: torch.Tensor, target: torch.Tensor) -> bool:
-        """Whether some elements of `target` are elements of `t`, which has them at another place; a number is read before."""
-        if t is target or not t.ndim or t.untyped_storage()._cdata != target.untyped_storage()._cdata:
+        """Whether some elements of `target`, of several, are elements of `t`, which has them at another place."""
+        if t is target or target.numel() == 1 or t.untyped_storage()._cdata != target.untyped_storage()._cdata:
             return False
         return share_elements(t, target) and not aliasing.is_same(t, target)
 
