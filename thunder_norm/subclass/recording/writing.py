@@ -36,6 +36,9 @@ aten = torch.ops.aten
 
 
 _OF_ONE_VALUE = frozenset({aten.zero_.default, aten.fill_.Scalar})  # which they give to all entries
+_READING_FIRST = frozenset(
+    {aten.fill_.Tensor, aten.masked_fill_.Tensor, aten.index_fill_.int_Tensor, aten.copy_.default}
+)  # a number
 
 
 def _check_casts(func: Any, args: tuple, kwargs: dict) -> None:
@@ -256,9 +259,8 @@ class Writing(TorchDispatchMode):
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor, operands: Iterable[torch.Tensor]) -> None:
         why = None
-        is_one_value = func in (aten.fill_.Tensor, aten.copy_.default)  # a number, in whatever order
-        read = next((t for t in operands if not (is_one_value and not t.ndim) and self._is_read_while_written(t, target)), None)
-        if read is not None:
+        read = next((t for t in operands if self._is_read_while_written(t, target)), None)
+        if read is not None and (read.ndim or func not in _READING_FIRST):
             raise UnsupportedOpError(
                 with_details(
                     f"{func} on a tensor of shape {list(target.shape)}, with one of shape {list(read.shape)} in the same memory",
