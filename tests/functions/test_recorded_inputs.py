@@ -331,6 +331,32 @@ def test_an_input_and_a_wrapper_are_written() -> None:
     _check_same(found, _beside(f, True, "none"))
 
 
+@torch.library.custom_op("thunder_norm_tests::add_one", mutates_args=("x",))
+def add_one(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+@pytest.mark.parametrize("has_history", [False, True])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, w: (x.mul_(w), add_one(x), x * w)[2],
+        lambda x, w: (add_one(x), x.mul_(w), x * w)[2],
+        lambda x, w: (add_one(x), x * w)[1],
+    ],
+)
+def test_an_operator_that_writes_into_an_input_leaves_it_its_history(f: Callable, has_history: bool) -> None:
+    found: list[Any] = []
+    for run in (f, thunder.jit(f, transforms=[SubclassTransform()])):
+        leaf, x = _given("no leaf" if has_history else "plain")
+        w = torch.linspace(0.5, 2, 9).view(3, 3).requires_grad_()
+        result = run(x, w)
+        leaves = [t for t in (leaf, w) if t.requires_grad and t.is_leaf]
+        loss = result.sum() + (x.sum() if x.requires_grad else 0)
+        found.append((x.requires_grad, x.detach().clone(), torch.autograd.grad(loss, leaves)))
+    _check_same(*found)
+
+
 def test_a_gradient_of_a_class_does_not_arrive_at_a_plain_result() -> None:
     """The backward was written for one that is plain, and would put wrappers into wrappers."""
     jf = thunder.jit(BESIDE_WRAPPERS["before"], transforms=[SubclassTransform()])

@@ -27,10 +27,12 @@ from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.shared_memory.aliases import share_elements, storage_address
 from thunder_norm.tracing.shared_memory.histories import with_history
 from thunder_norm.wrapper_classes import flattened, is_wrapper
-from thunder.core.proxies import TensorProxy
+from thunder.core import prims
+from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 
@@ -124,7 +126,8 @@ def write_back(acquisition: Acquisition, traces: Traces, written: list[Written],
     is_recorded = (
         _recorded(acquisition, computation, written, given, joint) if torch.is_grad_enabled() else [False] * len(written)
     )
-    computation = _returning_given(computation, [w for w, recorded in zip(written, is_recorded, strict=True) if recorded])
+    recorded = [w for w, is_one in zip(written, is_recorded, strict=True) if is_one]
+    computation = _of_copies(computation, recorded, is_differentiated=joint is None)
     *body, returned = prologue.bound_symbols
     targets = [w.target for w in written]
     others = [p for p in computation.args if isinstance(p, TensorProxy) and p.name in given.tensors]
@@ -175,14 +178,23 @@ def _recorded(
     return found
 
 
-def _returning_given(computation: TraceCtx, recorded: Sequence[Written]) -> TraceCtx:
-    """The computation whose arguments are what they were to Thunder's autograd: what becomes of them is a result with a history."""
+def _of_copies(computation: TraceCtx, recorded: Sequence[Written], *, is_differentiated: bool) -> TraceCtx:
+    """The computation whose arguments are what they were to Thunder's autograd: what becomes of them is a result with a history.
+
+    A backward that needs what they were has a copy, if it is Thunder that differentiates the program.
+    """
     if not recorded:
         return computation
     given = {w.value.name: w.target for w in recorded}
     *body, returned = computation.bound_symbols
     flat_args = [given.get(p.name, p) if isinstance(p, TensorProxy) else p for p in returned.args[0]["flat_args"]]
     new = from_trace(computation)
+    if is_differentiated:
+        with tracectx(new), scope(new) as copies:
+            swaps = {variableify(w.target): prims.clone(w.target) for w in recorded}
+        unpacks = [b for b in body if b.sym.id is prims.PrimIDs.UNPACK_TRIVIAL]
+        rest = [b.from_bsym_swap_proxies(swaps, skip_output=True) for b in body if b.sym.id is not prims.PrimIDs.UNPACK_TRIVIAL]
+        body = [*unpacks, *copies, *rest]
     new.bound_symbols = [*body, returned.from_bsym(args=({**returned.args[0], "flat_args": flat_args},))]
     return new
 
