@@ -331,6 +331,31 @@ def test_an_input_and_a_wrapper_are_written() -> None:
     _check_same(found, _beside(f, True, "none"))
 
 
+INSIDE: dict[str, Callable] = {
+    "added": lambda w, p: (w.a.add_(p), w * 2)[1],
+    "multiplied": lambda w, p: (w.a.mul_(p), (w.a * 2).sum())[1],
+    "beside a gradient": lambda w, p: (w.a.mul_(p), w * p)[1],
+    "a row": lambda w, p: (w.b[0].mul_(p[0]), w.b.sin())[1],
+    "by the wrapper": lambda w, p: (w.mul_(p), w.a * 2)[1],
+    "returned": lambda w, p: (w.a.add_(p), w.a.view(-1), w)[1:],
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_is_inside_of_an_input_wrapper_has_its_history(name: str) -> None:
+    found: list[Any] = []
+    for run in (INSIDE[name], thunder.jit(INSIDE[name], transforms=[SubclassTransform()])):
+        a, b = torch.linspace(0.1, 1, 9).view(3, 3), torch.linspace(2, 1, 9).view(3, 3)
+        w, p = TwoTensor(a, b), torch.linspace(-0.4, 0.9, 9).view(3, 3).requires_grad_()
+        result = run(w, p)
+        results = result if isinstance(result, tuple) else (result,)
+        flags = [t.requires_grad for t in (*results, a, b, w, w.a, w.b)]
+        moved = [(t * t).sum() for t in (*results, a, b) if type(t) is torch.Tensor and t.requires_grad]
+        gradient = torch.autograd.grad(sum(moved), p) if moved else None
+        found.append((flags, w.a is a, w.b is b, a.detach().clone(), b.detach().clone(), gradient))
+    _check_same(*found)
+
+
 @torch.library.custom_op("thunder_norm_tests::add_one", mutates_args=("x",))
 def add_one(x: torch.Tensor) -> None:
     x.add_(1)

@@ -31,19 +31,8 @@ def recorded_inputs(acquisition: Acquisition) -> list[SubclassProxy]:
     """The input wrappers that have another history than they were given with.
 
     Raises:
-        UnsupportedOpError: what is inside of an input has, or one that has views among the inputs, which would have it too.
+        UnsupportedOpError: one of them has views among the inputs, which would have it too.
     """
-    for fake in acquisition.fakes.written.values():
-        if id(fake) in acquisition.fakes.inner and acquisition.autograd.has_recorded(fake):
-            proxy = acquisition.fakes.proxy_of(fake)
-            raise UnsupportedOpError(
-                with_details(
-                    f"an inner tensor of an input, of shape {list(fake.shape)}, is written into, beside wrappers that require grad",
-                    name=None if proxy is None else proxy.name,
-                    why="what is written into it has no derivative here",
-                    instead="use the out-of-place operation, or torch.no_grad()",
-                )
-            )
     inputs = acquisition.wrappers.inputs()
     recorded = [p for p in inputs if acquisition.autograd.has_recorded(p.fake)]
     roots = [id(view_root(acquisition.fakes.real_input(p))) for p in inputs] if recorded else []

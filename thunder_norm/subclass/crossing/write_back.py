@@ -106,9 +106,9 @@ class Given(NamedTuple):
 
 
 def is_recorded_plain(acquisition: Acquisition, fake: torch.Tensor) -> bool:
-    """Whether a fake stands for a plain input that torch's autograd knows another history of than it was given with."""
-    autograd, fakes = acquisition.autograd, acquisition.fakes
-    return autograd.is_running and fakes.is_given(fake) and id(fake) not in fakes.inner and autograd.has_recorded(fake)
+    """Whether a fake stands for a plain input, or one inside of a wrapper, that torch's autograd knows another history of since."""
+    autograd = acquisition.autograd
+    return autograd.is_running and acquisition.fakes.is_given(fake) and autograd.has_recorded(fake)
 
 
 def write_back(acquisition: Acquisition, traces: Traces, written: list[Written], given: Given, joint: Joint | None) -> Traces:

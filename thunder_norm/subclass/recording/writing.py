@@ -108,8 +108,7 @@ class Writing(TorchDispatchMode):
                 with_details(f"{func} mutates its arguments and has no functional form here", at=location_of_user())
             )
         target = args[0]
-        self._check_may_mutate(func, target, flat_tensors((args[1:], kwargs)))
-        self.acquisition.integers.forget(target)
+        self._enter_write(func, target, flat_tensors((args[1:], kwargs)))
         own_args = args = with_defaults(func, args, kwargs)
         if is_drawn:
             self.acquisition.fakes.guard_layouts()
@@ -137,8 +136,7 @@ class Writing(TorchDispatchMode):
     ) -> Any:
         """Record an operator that writes into tensors; of each it is known whether what is written has no history."""
         for target, _ in written:
-            self._check_may_mutate(func, target, flat_tensors((args, kwargs)))
-            self.acquisition.integers.forget(target)
+            self._enter_write(func, target, flat_tensors((args, kwargs)))
         # what is kept for the backward is not what is written into
         copies = {id(t): self.call(aten.clone.default, (t,), {}) for t, is_without_history in written if is_without_history}
         args, kwargs = map_tensors(lambda t: copies.get(id(t), t), (args, kwargs))
@@ -256,6 +254,18 @@ class Writing(TorchDispatchMode):
                 found = self.call(aliasing.with_written, (base, aliasing.order(base), target, *aliasing.place(target)), {})
         for alias in others:
             self._become(alias, aliasing.taken_out, (found, *aliasing.place(alias)), is_detached=are_detached)
+
+    def _enter_write(self, func: Any, target: torch.Tensor, operands: Sequence[torch.Tensor]) -> None:
+        self._check_may_mutate(func, target, operands)
+        self.acquisition.integers.forget(target)
+        acquisition, inner = self.acquisition, self.acquisition.fakes.inner
+        is_followed = (
+            self.has_met_wrappers or acquisition.autograd.is_running or acquisition.num_levels or acquisition.is_transformed
+        )
+        if is_followed or not (inner and self.is_differentiated and any(map(acquisition.requires_grad, operands))):
+            return
+        if any(id(t) in inner for t in (target, *self._aliases(target))):
+            acquisition.autograd.starts_late = True  # what is inside of an input wrapper gets a history of its own
 
     def _check_may_mutate(self, func: Any, target: torch.Tensor, operands: Iterable[torch.Tensor]) -> None:
         why = None
