@@ -312,14 +312,18 @@ def test_an_lstm_of_a_wrapper():
 
 
 @pytest.mark.parametrize("make", [two, torch.randn])
-def test_a_tensor_that_is_the_default_of_a_parameter_is_refused(make: Callable):
-    given = make(3)
+def test_a_tensor_that_is_the_default_of_a_parameter_is_an_input(make: Callable):
+    given = make(3).requires_grad_()
 
     def program(x, by=given):
         return x * by
 
-    with pytest.raises(UnsupportedOpError, match="a tensor that is the default of a parameter"):
-        jit(program)(torch.ones(3))
+    x, found = torch.linspace(1, 2, 3), []
+    for run in (program, jit(program)):
+        out = run(x)
+        (gradient,) = torch.autograd.grad(out, given, torch.ones_like(out.detach()))
+        found.append([getattr(t, name, t) for t in (out.detach(), gradient) for name in ("a", "b")])
+    torch.testing.assert_close(*found)
 
 
 class KeptGradient(torch.autograd.Function):

@@ -39,6 +39,7 @@ import numpy as np
 import torch
 
 from thunder_norm.context_variables import setting
+from thunder_norm.tracing import defaults
 from thunder_norm.tracing.arguments import as_python_binds
 from thunder_norm.tracing.compiled import given_to_compiler
 from thunder_norm.tracing.guarding import overwritten, run_unseen, snapshots, stored
@@ -288,6 +289,7 @@ def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: 
         given = given_to_compiler(fn)
         if given is not None:
             return thunders._interpret_call(given, *args, **kwargs)
+        fn, args, kwargs = defaults.found_in(fn, args, kwargs)
     result = _original_run_function(compilectx, runtimectx, fn, *args, **kwargs)
     return as_python_binds(result, runtimectx, fn.value, len(args), kwargs)
 

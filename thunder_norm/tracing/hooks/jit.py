@@ -229,9 +229,9 @@ def _tensor_from_nowhere(error: NotImplementedError) -> Exception:
         return error
     return UnsupportedOpError(
         with_details(
-            "a traced function has a tensor that is the default of a parameter, or another constant of a function",
-            why="Thunder finds tensors in arguments, modules, closures and global variables alone",
-            instead="pass it as an argument; or default to None, and take the tensor from a global variable, a closure or a module",
+            "a traced function has a tensor that is a constant to it, as what only functions in C lead to",
+            why="Thunder finds tensors in arguments, modules, closures, defaults of parameters and global variables alone",
+            instead="pass it as an argument, or take it from a global variable, a closure or a module",
         )
     )
 
