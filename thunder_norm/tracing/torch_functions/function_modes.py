@@ -74,7 +74,7 @@ def function_told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None
     if args and isinstance(args[0].value, TensorProxy):
         if isinstance(fn, Symbol) or getattr(type(args[0].value), name, None) is fn:
             fn = getattr(torch.Tensor, name, fn)
-        if name.startswith("__") and getattr(torch.Tensor, name, None) is fn:
+        if name.startswith("__") and getattr(torch.Tensor, name, None) is fn is not getattr(object, name, None):
             fn = _told_of_operator(name, len(args))
     try:
         return fn if fn in _told_to_modes() else None

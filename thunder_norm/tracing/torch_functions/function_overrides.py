@@ -19,6 +19,7 @@ from torch.overrides import get_default_nowrap_functions
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.tracing.lookasides import instead_of, look_up
+from thunder_norm.tracing.shared_memory import second_names
 from thunder_norm.tracing.torch_functions import function_modes, known_classes
 from thunder_norm.wrapper_classes import DEFAULT_TORCH_FUNCTION
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, unwrap, wrap_const
@@ -181,13 +182,18 @@ def _as_torch_does(cls: type, told: Callable, fn: Callable, *args: WrappedValue,
 
 
 def _given_class(found: Any, cls: type, told: Callable, args: Sequence[Any]) -> Any:
-    """Give results a class: what an operation in place returns is what it was given."""
+    """Give results a class: what an operation in place returns, or one that hands back its argument, is what it was given."""
     if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED or told in get_default_nowrap_functions():
         return found
     if type(found.value) is TensorProxy and args and _writes(told):
         into = args[0] if isinstance(args[0], WrappedValue) else found
         if type(into.value) is TensorProxy and issubclass(known_classes.class_of(into.value), cls):
             return into
+    if type(found.value) is TensorProxy and second_names.is_noted(found.value):
+        same = second_names.handed_back(found.value)
+        back = next((a for a in args if isinstance(a, WrappedValue) and a.value is same), None)
+        if back is not None and issubclass(known_classes.class_of(same), cls):
+            return back
     made = [p for p in tree_leaves(found.value) if type(p) is TensorProxy and not issubclass(known_classes.class_of(p), cls)]
     given = {v.name for v in tree_leaves([a.value if isinstance(a, WrappedValue) else a for a in args]) if isinstance(v, Proxy)}
     if any(p.name in given or p.history is not None for p in made):
