@@ -335,7 +335,6 @@ def test_the_computation_has_plain_tensors():
     [
         (lambda x: x.as_subclass(TwoTensor), UnsupportedSubclassError),
         (lambda x: x.as_subclass(int), TypeError),
-        (lambda x: Twice.apply(x.as_subclass(Simple)), UnsupportedSubclassError),
         (lambda x: TwoTensor(x.as_subclass(Simple), x), UnsupportedSubclassError),
         (lambda x: TwoTensor(x, x) + x.as_subclass(Unit), UnsupportedSubclassError),
     ],
