@@ -132,7 +132,8 @@ class _First(TorchFunctionMode):
 @functools.cache
 def _told_to_modes() -> frozenset[Callable]:
     listed = frozenset(torch.overrides.get_testing_overrides()) | frozenset(_device_constructors()) | _TOLD_TOO
-    members = [getattr(of, name) for of in (torch._C._VariableFunctions, torch._C._nn) for name in dir(of)]
+    of_torch = [(of, name) for of in (torch._C._VariableFunctions, torch._C._nn) for name in dir(of)]
+    members = [getattr(of, name) for of, name in of_torch if not hasattr(object, name)]
     written_in_c = {
         f for f in members if isinstance(f, BuiltinFunctionType)
     }  # of which the list has those without "_" in their names
