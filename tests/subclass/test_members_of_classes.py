@@ -86,6 +86,9 @@ class Derived(Many):
     def of_class(self):
         return super().of_class + 1
 
+    def __reversed__(self):
+        return iter([self * 3])
+
     def __getattr__(self, name):
         if name.startswith("got_"):
             return name[4:]
@@ -206,6 +209,33 @@ def got(x):
     return x.got_it, getattr(x, "no", 3), hasattr(x, "no")
 
 
+def of_values(x):
+    """Constructors, which are torch's own whatever holds the values, and what hands a tensor back."""
+    one = x.detach().sum()
+    made = (
+        torch.tensor(x.detach()),
+        torch.tensor([one, 2.0]),
+        torch.full((2,), one),
+        torch.scalar_tensor(one),
+        torch.asarray(x, copy=True),
+    )
+    legacy = torch.Tensor(x.detach()), torch.FloatTensor(x.detach()), torch.as_tensor(x, dtype=torch.float64)
+    return made, legacy, torch.as_tensor(x), torch.asarray(x), torch.linspace(one, one + 1, 3), torch.full_like(x, 2.0)
+
+
+def less_known(x):
+    """Functions that torch's list of those that ask classes leaves out."""
+    drawn = torch.rand_like(x), torch.randn_like(x), torch.randint_like(x.detach(), 3), torch.normal(x.detach(), 0.0)
+    into, other = x.detach() * 1, torch.empty(2)
+    written = torch.add(torch.ones(2), 1, out=into), torch.add(x.detach(), 1, out=other)
+    others = torch.vander(x.detach()), torch.fill(x, 2), torch.as_strided(x * 1, (2,), (1,))
+    return [t * 0 for t in drawn], written, written[0] is into, written[1] is other, others
+
+
+def turned(x):
+    return list(reversed(x)), list(reversed(x.as_subclass(torch.Tensor)))
+
+
 _PROGRAMS = [
     *((p, Many) for p in (descriptors, computed_once, properties, above, called, own_dict, updated, handed_over)),
     *((p, Derived) for p in (above, properties, got)),
@@ -213,6 +243,8 @@ _PROGRAMS = [
     *((p, torch.Tensor) for p in (handed_back, in_place)),
     *((p, Many) for p in (handed_back, in_place)),
     (deep_copied, Copied),
+    *((p, cls) for p in (of_values, less_known) for cls in (Many, torch.Tensor)),
+    (turned, Derived),
 ]
 
 

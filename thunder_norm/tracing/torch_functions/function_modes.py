@@ -140,8 +140,11 @@ def _told_to_modes() -> frozenset[Callable]:
     return listed | (written_in_c - torch.overrides.get_ignored_functions())
 
 
-_METHODS = "new new_empty new_full new_ones new_tensor new_zeros stride to_padded_tensor unflatten".split()
-_TOLD_TOO = frozenset({torch.autograd.grad, *(getattr(torch.Tensor, name) for name in _METHODS)})  # which torch's list leaves out
+_METHODS = "new new_empty new_full new_ones new_tensor new_zeros new_empty_strided stride to_padded_tensor unflatten".split()
+_OF_TENSORS = "as_strided fill normal rand_like randint_like randn_like vander".split()
+_TOLD_TOO = frozenset(  # which torch's list leaves out
+    {torch.autograd.grad, *(getattr(torch.Tensor, name) for name in _METHODS), *(getattr(torch, name) for name in _OF_TENSORS)}
+)
 
 
 def _in_mode(function: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -37,6 +37,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, W
     asked = _asked([*args, *kwargs.values()])
     if not asked or known_classes.say_nothing():
         return None
+    if look_up(_ASKING_NOBODY, fn) is not None:
+        return functools.partial(_asking_nobody, fn)
     if isinstance(fn, BuiltinFunctionType) and (method := look_up(_BY_METHODS, fn)) is not None:
         return lambda x, *rest: _interpret_call(
             lambda bound, *given: bound(*given), _interpret_call(getattr, x, wrap_const(method)), *rest
@@ -62,6 +64,21 @@ _BY_METHODS = {
     **{abs: "__abs__", operator.abs: "__abs__"},
     **{operator.neg: "__neg__", operator.pos: "__pos__", operator.inv: "__invert__", operator.invert: "__invert__"},
 }
+
+
+# What makes tensors of values, which are torch's own whatever holds the values.
+_ASKING_NOBODY = dict.fromkeys(
+    (
+        *(torch.tensor, torch.scalar_tensor, torch.full, torch.arange, torch.range, torch.asarray, torch.as_tensor, torch.Tensor),
+        *(kind for kind in vars(torch).values() if isinstance(kind, type(torch.FloatTensor))),
+    ),
+    True,
+)
+
+
+def _asking_nobody(fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    with known_classes.saying_nothing():
+        return _interpret_call(fn, *args, **kwargs)
 
 
 def _told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
@@ -178,6 +195,9 @@ def _as_torch_does(cls: type, told: Callable, fn: Callable, *args: WrappedValue,
     """Called for a function of torch's of tensors whose classes leave it to torch."""
     with known_classes.saying_nothing():
         found = _interpret_call(fn, *args, **kwargs)
+    into = kwargs.get("out")
+    if found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED and into is not None and type(into.value) is TensorProxy:
+        return into if issubclass(known_classes.class_of(into.value), cls) else _interpret_call(_convert, found, wrap_const(cls))
     return _given_class(found, cls, told, args)
 
 
