@@ -43,6 +43,9 @@ def ran(function: Callable, arguments: list, tensors: list, tangent: float | Non
         outputs, cotangents = [result], [None]
     else:
         outputs = list({id(t): t for t in _tensors(result)}.values())
+        # to the cotangent of an input torch adds what it gets from the program as one gradient, and one part after the other in eager mode:
+        # sums of classes that round, or that are no sums, depend on it
+        outputs = [t for t in outputs if not any(t is x for x in tensors)] or outputs
         cotangents = [torch.full_like(t.detach(), tangent) if t.requires_grad else None for t in outputs]
     pairs = [(t, c) for t, c in zip(outputs, cotangents, strict=True) if isinstance(t, torch.Tensor) and t.requires_grad]
     if pairs and any(t.requires_grad for t in tensors):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -335,14 +334,9 @@ def test_the_computation_has_plain_tensors():
     ("program", "error"),
     [
         (lambda x: x.as_subclass(TwoTensor), UnsupportedSubclassError),
-        (lambda x: x.as_subclass(Simple).__dict__.update(a=1), UnsupportedOpError),
         (lambda x: x.as_subclass(int), TypeError),
-        (lambda x: copy.copy(x.as_subclass(Simple)), UnsupportedSubclassError),
-        (lambda x: Twice.apply(x.as_subclass(Simple)), UnsupportedSubclassError),
         (lambda x: TwoTensor(x.as_subclass(Simple), x), UnsupportedSubclassError),
         (lambda x: TwoTensor(x, x) + x.as_subclass(Unit), UnsupportedSubclassError),
-        (lambda x: setattr(x.as_subclass(Members), "a", 1), UnsupportedSubclassError),
-        (lambda x: x.as_subclass(Members).total * 2, UnsupportedSubclassError),
     ],
 )
 def test_refused(program: Callable, error: type[Exception]):

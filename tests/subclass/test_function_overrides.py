@@ -98,3 +98,20 @@ def test_parameters_and_globals() -> None:
     for cls in (torch.nn.Parameter, _Twice):
         assert_same(thunder.jit(Model(cls), transforms=[NormTransform()])(x), Model(cls)(x))
     assert_same(thunder.jit(lambda x: x + held.sigmoid(), transforms=[NormTransform()])(x), x + held.sigmoid())
+
+
+def test_objects_are_made_of_what_answers():
+    class Held:
+        def __init__(self, scalar):
+            self.scalar = scalar
+
+    class Scalar:
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return NotImplemented
+
+    scalar = Scalar()
+    made = thunder.jit(
+        lambda x: (object.__new__(Held) is not None, Held(scalar).scalar is scalar, x * 2), transforms=[SubclassTransform()]
+    )
+    assert_same(made(torch.ones(2)), (True, True, torch.full((2,), 2.0)))

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
-from thunder_norm.functions import functions_in_backward
+from thunder_norm.functions import classed_fakes, functions_in_backward
 from thunder_norm.functions.functions_in_backward import RanFunction, check_plain, like
 from thunder_norm.functions.interpreted import active_level
 from thunder_norm.model_state.reachable import Reachable
@@ -59,8 +59,8 @@ def _exchanged(held: Any, for_others: dict[int, torch.Tensor]) -> Any:
 @lookasides.instead_of(AUTOGRAD_APPLY)
 def _apply(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for ``cls.apply(*args)``."""
-    if (of := known_classes.asked_first(a.value for a in (*args, *kwargs.values()))) is not None:
-        return do_raise(_refused_class(cls.value, of))
+    if (error := _refused_class(cls.value, [a.value for a in (*args, *kwargs.values())])) is not None:
+        return do_raise(error)
     with_modules = [a for a in args if any(isinstance(m, torch.nn.Module) for m in _each(a.value))]
     held = _interpret_call(_parameters, *with_modules) if with_modules else wrap_const([])
     if held is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
@@ -68,15 +68,29 @@ def _apply(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> An
     return on_proxies(lambda held, *args, **kwargs: FunctionCall(cls.value, args, kwargs, held).write())(held, *args, **kwargs)
 
 
-def _refused_class(cls: type, of: type) -> UnsupportedSubclassError:
+def _refused_class(cls: type, given: Sequence[Any]) -> UnsupportedSubclassError | None:
+    """The error for a function that is given tensors of classes that it, or they, ask for more than torch knows of fakes."""
+    given = tree_flatten(given)[0] if _asks_classes() else []
+    classes = [known_classes.class_of(p) for p in given if type(p) is TensorProxy]
+    of = next((c for c in classes if not classed_fakes.leaves_to_torch(c)), None)
+    why = "torch runs it on tensors without values, and the class has a __torch_function__ of its own"
+    if of is None and any(classed_fakes.looks_at_types(f) for f in (cls.forward, cls.backward, cls.setup_context)):
+        of = next((c for c in classes if c is not torch.Tensor), None)
+        why = "torch runs it on tensors without values, whose type it asks for"
+    if of is None:
+        return None
     return UnsupportedSubclassError(
         with_details(
             f"{cls.__name__}, a torch.autograd.Function, is given a tensor of class {of.__name__}",
             at=location_of_user(),
-            why="torch runs its forward on tensors without values, which are of no such class, so that nobody asks the class's __torch_function__",
+            why=why,
             instead=f"{cls.__name__}.apply(x.as_subclass(torch.Tensor)).as_subclass({of.__name__})",
         )
     )
+
+
+def _asks_classes() -> bool:
+    return known_classes.are_met() and not known_classes.say_nothing()
 
 
 def _each(given: Any) -> Sequence[Any]:
@@ -123,7 +137,7 @@ class FunctionCall(RanFunction):
         self.backward: list[Recorded] = []
         self.gradients: list[torch.Tensor | None] = [None] * len(self.inputs)
         with self._standing_in(), recording(self.acquisition) as recorder, torch.set_grad_enabled(is_grad_enabled()):
-            with self._watched(is_backward=False):
+            with self._watched(is_backward=False), classed_fakes.followed(_asks_classes()):
                 self.result = self._run()
             self.forward, recorder.log = recorder.log, []
             self.outputs = list({id(t): t for t in flat_tensors(self.result)}.values())
@@ -140,6 +154,8 @@ class FunctionCall(RanFunction):
 
     def _fake(self, p: TensorProxy) -> torch.Tensor:
         fake = self.acquisition.fake_of(p)
+        if known_classes.are_met():
+            classed_fakes.be_of(fake, known_classes.class_of(p))
         # of an input of the program it is known whether it requires grad, of all else it is not
         may_require = active_level() is not None or p.history is None or p.requires_grad
         is_differentiable = fake.is_floating_point() or fake.is_complex()
@@ -272,4 +288,7 @@ class FunctionCall(RanFunction):
             *get_interpreterruntimectx().get_current_user_source_location()
         )
         made = {id(t): p for t, p in zip(self.outputs, self.operation().symbol(*self.proxies), strict=True)}
+        for t in self.outputs:
+            if (cls := classed_fakes.class_of(t)) is not torch.Tensor:
+                known_classes.note(made[id(t)], cls)
         return tree_map(lambda v: made[id(v)] if isinstance(v, torch.Tensor) else v, self.result)

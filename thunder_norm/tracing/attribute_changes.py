@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing.guarding import overwritten
+from thunder_norm.tracing.guarding import guards, overwritten
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes, is_of_program
 from thunder_norm.tracing.guarding.ways import is_imported, path_of
 from thunder_norm.tracing.member_dicts import MEMBERS, note_member_dict, note_written, store
 from thunder_norm.tracing.shared_memory import aliases
-from thunder_norm.tracing.torch_functions import tensor_attributes
+from thunder_norm.tracing.torch_functions import class_members, tensor_attributes
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, do_raise, wrap_const
@@ -61,7 +61,8 @@ def assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrapp
     """What to call instead of `setattr` or ``object.__setattr__``; None to leave it to Thunder."""
     owner = obj.value
     if type(owner) is TensorProxy:
-        return tensor_attributes.assignment(obj, name, value)
+        says = class_members.setting(obj, name.value, by_object=fn is not setattr)
+        return says or tensor_attributes.assignment(obj, name, value)
     if type(owner) is FunctionType and fn is setattr and name.value not in dir(FunctionType):
         return _on_new  # whose attributes are a place that is looked at afterwards
     if is_simple(owner) or isinstance(owner, super) or type(name.value) is not str:
@@ -158,6 +159,7 @@ def _by_property(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> 
 
 def _by_descriptor(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
     descriptor = wrap_const(of_class(obj.value, name.value))
+    guards.note_descriptor(descriptor.value)
     return _set(wrap_const(type(descriptor.value).__set__), obj, name, value, descriptor)
 
 
@@ -174,6 +176,8 @@ def deletion(fn: Callable, obj: WrappedValue, name: WrappedValue) -> Callable | 
     """What to call instead of `delattr` or ``object.__delattr__``: code of the program's, or, of what was there before, the epilogue in each call."""
     obj.attribute_wrappers.pop(name.value, None)
     owner = obj.value
+    if type(owner) is TensorProxy:
+        return class_members.deleting(obj, name.value, by_object=fn is not delattr) or tensor_attributes.deleted
     if not is_simple(owner) and not isinstance(owner, super) and type(name.value) is str:
         if fn is delattr and is_of_program(type(owner), "__delattr__"):
             return _by_delattr
@@ -209,6 +213,7 @@ def _by_deleter(obj: WrappedValue, name: WrappedValue) -> Any:
 
 def _by_deleting_descriptor(obj: WrappedValue, name: WrappedValue) -> Any:
     descriptor = wrap_const(of_class(obj.value, name.value))
+    guards.note_descriptor(descriptor.value)
     result = thunders._interpret_call(wrap_const(type(descriptor.value).__delete__), descriptor, obj)
     return result if result is _EXCEPTION_RAISED else wrap_const(None)
 

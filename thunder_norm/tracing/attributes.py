@@ -33,7 +33,7 @@ from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder_norm.tracing.member_dicts import has_written, is_copy, note_member_dict
-from thunder_norm.tracing.torch_functions import tensor_attributes, tensor_classes
+from thunder_norm.tracing.torch_functions import class_members, known_classes, tensor_attributes, tensor_classes
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import INTERPRETER_SIGNALS, ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap_const
@@ -47,23 +47,27 @@ _CONSTANTS = (bool, int, float, complex, str, bytes)
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn`, if it reads or sets an attribute in a way that Thunder has not; None to leave it to Thunder."""
+    if fn is super:
+        return class_members.above(*args) if known_classes.are_met() else None
     if fn is getattr and len(args) >= 2:
+        if class_members.is_above(args[0].value):
+            return class_members.read_above
         if type(args[0].value) in weakref.ProxyTypes:
             return _of_referent
         if type(args[1].value) is str and args[1].provenance.inst is not PseudoInst.CONSTANT:
             return _by_known_name
         if args[1].value == "numel" and type(args[0].value) is tuple:
             return tensor_attributes.numel_of_shape
+        if type(args[0].value) is TensorProxy:
+            own = class_members.reading(args[0], args[1].value, is_set=tensor_attributes.is_users(*args[:2]))
+            if own is not None:
+                return own
         if args[1].value == "data" and type(args[0].value) is TensorProxy:
             return tensor_attributes.data_of
         if tensor_attributes.is_unknown_gradient(*args[:2]):
             return tensor_attributes.gradient_of
         if args[1].value == "__dict__" and tensor_classes.of_class(args[0]):
             return tensor_attributes.own_dict
-        if type(args[0].value) is TensorProxy and not tensor_attributes.is_users(*args[:2]):
-            of_class = tensor_classes.method(args[0], args[1].value)
-            if of_class is not None:
-                return of_class
         if args[1].value == "__dict__" and not is_simple(args[0].value) and not is_new(args[0]):
             return _own_dict
         if type(args[1].value) is str and not isinstance(args[0].value, _HOLDS_NO_CODE):
@@ -72,17 +76,20 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if fn is hasattr and len(args) == 2:
         if tensor_attributes.is_users(*args):
             return tensor_attributes.has
+        if tensor_classes.of_class(args[0]) and type(args[1].value) is str:
+            return _has
         return _has if has_written() and not is_simple(args[0].value) and type(args[1].value) is str else None
     if fn is object.__getattribute__ and len(args) == 2:
-        is_of_wrapper = isinstance(args[0].value, TensorProxy) and type(args[0].value) is not TensorProxy
-        return None if is_of_wrapper else _by_object
+        if type(args[0].value) is TensorProxy:
+            return class_members.read_by_object
+        return None if isinstance(args[0].value, TensorProxy) else _by_object
     is_of_c = type(fn) is WrapperDescriptorType
     if (fn is setattr or fn is delattr or (is_of_c and fn in _WRITING)) and len(args) >= 2:
         note_overwritten(*args[:2])
     if (fn is setattr or (is_of_c and fn in SETTING)) and len(args) == 3:
         return assignment(fn, *args)
     if (fn is delattr or (is_of_c and fn in DELETING)) and len(args) == 2:
-        return tensor_attributes.deleted if type(args[0].value) is TensorProxy else deletion(fn, *args)
+        return deletion(fn, *args)
     return None
 
 
@@ -179,6 +186,7 @@ def _is_computed(value: Any, name: str) -> bool:
 
 def _computed(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
     """Called for what is computed anew; what it is computed from is guarded, itself it may be other than before the call."""
+    guards.note_descriptor(of_class(obj.value, name.value))
     cached = obj.attribute_wrappers.get(name.value)
     result = thunders._object_getattribute_lookaside(obj, name)
     if result is _EXCEPTION_RAISED:

@@ -17,7 +17,7 @@ from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder_norm.tracing.torch_functions.tensor_attributes import tensor_of_given
+from thunder_norm.tracing.torch_functions.tensor_attributes import held_by_given
 from thunder_norm.wrapper_classes import overrides_torch_function
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
@@ -94,7 +94,7 @@ def of_wrapper(acquisition: Acquisition, obj: WrappedValue, name: str) -> Any:
         if name in _NUMBERS or (found is None and not is_changed):
             return attribute_of_input(real, obj, name)
         if name in _TENSORS:
-            return tensor_of_given(proxy, name, found)
+            return held_by_given(proxy, name, found)
     raise UnsupportedOpError(
         with_details(
             f".{name} of an input of the jitted function, a {type(proxy.fake).__name__}",

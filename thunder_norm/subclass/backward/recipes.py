@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from thunder_norm.model_state.reachable import ATOMS as _VALUES
 from thunder_norm.model_state.reachable import Reachable, contents, is_of_library, refill, slots_of
 from thunder_norm.tracing.guarding.snapshots import is_place
+from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder_norm.tracing.translation import for_torch
 from thunder.core.baseutils import ProxyInterface
 from thunder.core.proxies import NumberProxy, Proxy, StringProxy
@@ -153,6 +154,10 @@ class Recipe:
             self.objects.append(value)
             self._steps[id(value)] = lambda call: value.in_call
             return self._steps[id(value)]
+        if isinstance(value, tensor_attributes.OwnDict):
+            self.objects.append(value)
+            owner = self.of(value.tensor)
+            return self._once(value, lambda call: vars(owner(call)))
         if isinstance(value, tuple):
             return self._tuple(value)
         if id(value) in self.known:

@@ -317,7 +317,10 @@ class SideEffects:
 
         def put(new: list) -> None:
             for place, value in zip(places, new[1:], strict=True):
-                vars(new[0]).pop(place, None) if value is _ABSENT else setattr(new[0], place, value)
+                if value is _ABSENT:
+                    tensor_attributes.take(new[0], place)
+                else:
+                    tensor_attributes.give(new[0], place, value)
 
         wrapped = [w for w in of_tensor.values.values() if w is not None]
         owner = known_classes.returned(of_tensor.owner, epilogue) if isinstance(of_tensor.owner, TensorProxy) else of_tensor.owner

@@ -22,9 +22,9 @@ from thunder_norm.subclass.interpreting.operations import call
 from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
+from thunder_norm.tracing.torch_functions.class_members import arguments_of_super
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
 from thunder_norm.wrapper_classes import is_wrapper, overrides_torch_function
-from thunder.core import interpreter
 from thunder.core.interpreter import (
     WrappedValue,
     do_raise,
@@ -88,19 +88,10 @@ class _Above:
 
 def above(*args: WrappedValue) -> WrappedValue | None:
     """What ``super(*args)`` is for the program, if that is about a wrapper; of no arguments those of the method it is called in."""
-    if not args:
-        frame = get_interpreterruntimectx().frame_stack[-1]
-        found = {frame.get_localsplus_name(i): v for i, v in enumerate(frame.localsplus)}
-        names = ("__class__", frame.code.co_varnames[0] if frame.code.co_argcount else "")
-        args = tuple([_opened(found[name]) for name in names if isinstance(found.get(name), WrappedValue)])
+    args = arguments_of_super(*args)
     if len(args) != 2 or not isinstance(args[0].value, type) or not isinstance(args[1].value, SubclassProxy):
         return None
     return wrapped_result(_Above(args[0].value, args[1].value), [a.provenance for a in args])
-
-
-def _opened(held: WrappedValue) -> WrappedValue:
-    is_cell = isinstance(held.value, types.CellType)
-    return interpreter._interpret_call(lambda c: c.cell_contents, held) if is_cell else held
 
 
 def read_above(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:

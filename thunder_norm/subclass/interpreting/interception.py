@@ -39,8 +39,9 @@ from thunder_norm.tracing import hooks
 from thunder_norm.tracing.guarding import attempts, changing_numbers, guards
 from thunder_norm.tracing.hooks import Participant, lookaside_for, thunders_proxy
 from thunder_norm.tracing.provenances import without_unused
+from thunder_norm.tracing.python import identities
 from thunder_norm.tracing.shared_memory import replaced_memory
-from thunder_norm.tracing.torch_functions import tensor_methods, torch_arguments
+from thunder_norm.tracing.torch_functions import known_classes, tensor_methods, torch_arguments
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
@@ -90,11 +91,15 @@ class Watching(Participant):
         return sequences.given_plainly(found, fn, args, kwargs)
 
     def begins_again(self, found: Any | None) -> bool:
-        """What requires grad, and hooks, are known to who interprets subclasses: Thunder says of all that is computed that it does not."""
+        """What requires grad, hooks, what operations hand back and classes of tensors are known to who interprets subclasses.
+
+        Thunder says of all that is computed that it does not require grad, and that it is another tensor.
+        """
         asked = vars(get_compile_data()).pop(_ASKS_FOR_HISTORY, set())
+        is_of_objects, is_of_classes = identities.taken_of_computed(), known_classes.taken_met()
         if asked - {"requires_grad"}:  # torch's autograd calls hooks, and has the nodes of its graph
             vars(get_compile_data())[_FROM_THE_FIRST] = True
-        return bool(asked)
+        return bool(asked) or is_of_objects or is_of_classes
 
     def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
         """Write what the program has kept."""

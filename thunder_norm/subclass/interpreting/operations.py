@@ -28,7 +28,7 @@ from thunder_norm.subclass.recording import lists, trace
 from thunder_norm.subclass.recording.record import Recorded, in_autocast_region, recording
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.python import identities
+from thunder_norm.tracing.shared_memory import second_names
 from thunder_norm.tracing.torch_functions import known_classes
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
 from thunder_norm.wrapper_classes import is_wrapper, overrides_torch_function
@@ -230,7 +230,7 @@ def _note_handed_back(acquisition: Acquisition, result: Any, given: tuple) -> No
         return
     same = next((p for p in given if type(p) is TensorProxy and p is not result and acquisition.fakes.known(p) is made), None)
     if same is not None:
-        identities.note_second_name(result, same)
+        second_names.note(result, same)
 
 
 def _with_integers_known(acquisition: Acquisition, arguments: tuple[tuple, dict]) -> tuple[tuple, dict] | None:

@@ -28,8 +28,7 @@ from thunder_norm.tracing.guarding.bindable import bindable
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder_norm.tracing.python import identities
-from thunder_norm.tracing.shared_memory import aliases, replaced_memory, views_in_place
+from thunder_norm.tracing.shared_memory import aliases, replaced_memory, second_names, views_in_place
 from thunder_norm.tracing.translation import for_torch
 import thunder.torch as ltorch
 from thunder.core.interpreter import (
@@ -126,7 +125,7 @@ def _written(acquisition: Acquisition, torch_fn: Callable, target: WrappedValue,
     if not torch_fn.__name__.startswith("__i") and not aliases.is_view(target.value):
         return target
     acquisition.fakes.keeps_strides(target.value, result.value)
-    identities.note_second_name(result.value, target.value)
+    second_names.note(result.value, target.value)
     return result
 
 
@@ -143,7 +142,7 @@ def _handed_back(
         real = acquisition.fakes.real_input(same.value)
         return result if real is not None and real.layout is not torch.strided else same
     if isinstance(result.value, TensorProxy):
-        identities.note_second_name(result.value, None if same is None else same.value, acquisition.fakes.guard_layouts)
+        second_names.note(result.value, None if same is None else same.value, acquisition.fakes.guard_layouts)
     return result
 
 

@@ -246,6 +246,13 @@ def note_attribute(owner: WrappedValue, name: str) -> None:
             note(owner, "has", name, False)
 
 
+def note_descriptor(descriptor: Any) -> None:
+    """Note that Python code of a descriptor says what an attribute is, or is told."""
+    guards = _current.get()
+    if guards is not None:
+        guards.surroundings.note_descriptor(descriptor)
+
+
 def note_identity(a: WrappedValue, b: WrappedValue, is_one: bool) -> None:
     """Note what ``a is b`` says."""
     guards, path, other = _current.get(), path_of(a.provenance), path_of(b.provenance)

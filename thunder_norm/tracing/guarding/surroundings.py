@@ -179,6 +179,11 @@ class Surroundings:
         else:
             self.note_data(cls.__mro__, name)
 
+    def note_descriptor(self, descriptor: Any) -> None:
+        """Note what a descriptor written in Python holds: no way leads to what stands in a class."""
+        if type(descriptor).__module__.partition(".")[0] not in LIBRARIES and hasattr(descriptor, "__dict__"):
+            self._note_state(vars, (descriptor,))
+
     def note_call(self, function: Callable, given: tuple[Any, ...], named: dict[str, Any], is_own: Callable[[], bool]) -> None:
         """Note a function in C that reads the state of the process, or says something else in each call.
 

@@ -14,6 +14,7 @@ from thunder_norm.tracing.native.builtins import truth
 from thunder_norm.tracing.native.elements import note_attribute
 from thunder_norm.tracing.native.inner import native_of, unbound
 from thunder_norm.tracing.replacement import Replacement
+from thunder_norm.tracing.torch_functions import class_members
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext
 from thunder.core.interpreter import (
@@ -165,7 +166,8 @@ def _call_dispatch(compilectx: Any, runtimectx: Any, fn: Any, /, *args: Any, **k
         if not callable(called) and not isinstance(called, Proxy):
             return do_raise(TypeError(f"{type(called).__name__!r} object is not callable"))
         if type(called) is TensorProxy:
-            return do_raise(TypeError("'Tensor' object is not callable"))
+            method = class_members.call_of(fn if isinstance(fn, WrappedValue) else wrap_const(fn))
+            return method if method is _EXCEPTION_RAISED else thunders._interpret_call(method, *args, **kwargs)
         # Thunder would look for a name that functions of its own have
         if type(called) not in _FUNCTIONS and _answers_any_name(called):
             call = thunders._interpret_call(getattr, wrap_const(type(called)), wrap_const("__call__"))

@@ -18,7 +18,7 @@ import torch
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import LIBRARIES, in_classes
 from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
-from thunder_norm.tracing.python.identities import object_behind
+from thunder_norm.tracing.python.identities import is_one
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions.known_values import is_replaced
 from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, own_operator
@@ -142,7 +142,7 @@ def _of_classes(a: WrappedValue, b: WrappedValue, operation: str) -> Any:
         if result is _EXCEPTION_RAISED or result.value is not NotImplemented:
             return result
     if operation in ("==", "!="):
-        return _wrapped(_is_one(a, b) is (operation == "=="), a, b)
+        return _wrapped(is_one(a, b) is (operation == "=="), a, b)
     return do_raise(_without_order(operation, a.value, b.value))
 
 
@@ -217,7 +217,7 @@ def _compared(a: WrappedValue, b: WrappedValue, operation: str) -> Any:
         if result is _EXCEPTION_RAISED or result.value is not NotImplemented:
             return result
     if operation in ("==", "!="):
-        return _wrapped(_is_one(a, b) is (operation == "=="), a, b)
+        return _wrapped(is_one(a, b) is (operation == "=="), a, b)
     return do_raise(_without_order(operation, a.value, b.value))
 
 
@@ -234,9 +234,9 @@ def _asked(left: WrappedValue, right: WrappedValue, method: str) -> Any:
 
 def _is_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> None:
     b, a = stack.pop_wrapped(), stack.pop_wrapped()
-    is_one = _is_one(a, b)
-    guards.note_identity(a, b, is_one)
-    stack.append(is_one is not bool(inst.arg))
+    is_same = is_one(a, b)
+    guards.note_identity(a, b, is_same)
+    stack.append(is_same is not bool(inst.arg))
 
 
 def _noting_none(opname: str) -> Any:
@@ -248,11 +248,6 @@ def _noting_none(opname: str) -> Any:
         return jump(inst, stack=stack, **state)
 
     return handler
-
-
-def _is_one(a: WrappedValue, b: WrappedValue) -> bool:
-    """Whether two values are one object, or stand for one."""
-    return a.value is b.value or object_behind(a) is object_behind(b)
 
 
 def _wrapped(result: bool, *of: WrappedValue) -> WrappedValue:

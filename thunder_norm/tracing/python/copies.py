@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +10,16 @@ import torch
 
 from thunder_norm.errors import EscapeError, UnsupportedSubclassError, with_details
 from thunder_norm.tracing.guarding.bindable import bindable
+from thunder_norm.tracing.guarding.classes import MISSING, in_classes
 from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.lookasides import instead_of
+from thunder_norm.tracing.lookasides import instead_of, look_up
 from thunder_norm.tracing.shared_memory.aliases import given_as, memory_of, storage_address
 from thunder_norm.tracing.torch_functions.known_classes import class_of
-from thunder_norm.tracing.torch_functions.tensor_classes import of_class
+from thunder_norm.tracing.torch_functions.tensor_classes import of_class, own_classes
 from thunder_norm.wrapper_classes import flattened, is_wrapper, overrides_torch_function
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import WrappedValue, do_raise, make_opaque, wrap_const
+from thunder.core.interpreter import WrappedValue, make_opaque, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
@@ -27,8 +27,8 @@ from thunder.core.trace import get_tracectx
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What to call instead of `fn`, if it copies a tensor; None for all others."""
-    if (fn is copy.deepcopy or fn is copy.copy) and args and of_class(args[0]):
-        return functools.partial(_refused, fn)
+    if look_up(_COPYING, fn) is not None and args and of_class(args[0]):
+        return lambda *given, **named: thunders._interpret_call(_COPYING[fn], *given, **named)
     if fn is copy.deepcopy and args and isinstance(args[0].value, TensorProxy):
         found = wrap_const(_place(args[0]))
         return lambda *given, **named: thunders._interpret_call(_deep_copied, found, *given, **named)
@@ -37,14 +37,87 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     return None
 
 
-def _refused(fn: Callable, x: WrappedValue, *_: WrappedValue) -> Any:
-    error = with_details(
-        f"copy.{fn.__name__} of a {class_of(x.value).__qualname__}, a tensor whose class does not dispatch",
-        at=location_of_user(),
-        why="torch makes it of what the class says it is pickled as",
-        instead="x.clone()",
+# -- tensors of classes that do not dispatch --------------------------------------------------------------------------------------
+
+
+def _copied_of_class(x: Any) -> Any:
+    """What its class says; or another tensor in the same memory, of the class, with what it has for attributes."""
+    cls = type(x)
+    if hasattr(cls, "__copy__"):
+        return x.__copy__()
+    _check_pickled_by_torch(x)
+    with torch._C.DisableTorchFunctionSubclass():
+        copied = _copied(x).as_subclass(cls)
+    for name, value in x.__dict__.items():
+        setattr(copied, name, value)
+    return copied
+
+
+@make_opaque
+def _check_pickled_by_torch(x: TensorProxy) -> None:
+    """Refuse a class that says how its tensors are pickled, by which torch copies them."""
+    cls = class_of(x)
+    said = [name for name in _PICKLING if in_classes(own_classes(cls), name) is not MISSING]
+    if said or overrides_torch_function(cls):
+        raise UnsupportedSubclassError(
+            with_details(
+                f"copy.copy of a {cls.__qualname__}, a tensor whose class does not dispatch",
+                at=location_of_user(),
+                why=f"torch makes it of what {said[0] if said else '__torch_function__'} of the class says of Tensor.__reduce_ex__",
+                instead="x.clone(), or a __copy__ of the class",
+            )
+        )
+
+
+_PICKLING = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+
+
+def _deep_copied_of_class(x: Any, memo: dict[Any, Any] | None = None, _nil: Any = None) -> Any:
+    """What its class says, or torch, which asks its ``__torch_function__``."""
+    memo = {} if memo is None else memo
+    if id(x) not in memo:
+        is_own = type(x).__deepcopy__ is not torch.Tensor.__deepcopy__
+        memo[id(x)] = x.__deepcopy__(memo) if is_own else torch.Tensor.__deepcopy__(x, memo)
+    return memo[id(x)]
+
+
+def _deep_copied_by_torch(x: Any, memo: dict[Any, Any]) -> Any:
+    """``torch.Tensor.__deepcopy__``, which needs a class that makes its own tensors."""
+    if not x.is_leaf:
+        raise RuntimeError(_NO_LEAF)
+    _check_makes_no_own(x)
+    raise RuntimeError(
+        "The default implementation of __deepcopy__() for non-wrapper subclasses only works for subclass types that implement "
+        "new_empty() and for which that function returns another instance of the same subclass."
     )
-    return do_raise(UnsupportedSubclassError(error))
+
+
+@make_opaque
+def _check_makes_no_own(x: TensorProxy) -> None:
+    cls = class_of(x)
+    if in_classes(own_classes(cls), "new_empty") is not MISSING or issubclass(cls, torch.nn.Parameter):
+        raise UnsupportedSubclassError(
+            with_details(
+                f"copy.deepcopy of a {cls.__qualname__}, a tensor whose class does not dispatch",
+                at=location_of_user(),
+                why="torch makes it by the class, and puts it where the copied memory is",
+                instead="x.clone(), or a __deepcopy__ of the class",
+            )
+        )
+
+
+_NO_LEAF = (
+    "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.  "
+    "If you were attempting to deepcopy a module, this may be because of a torch.nn.utils.weight_norm usage"
+)
+_COPYING = {
+    copy.copy: _copied_of_class,
+    copy.deepcopy: _deep_copied_of_class,
+    torch.Tensor.__deepcopy__: _deep_copied_by_torch,
+}
+
+
+# -- plain tensors and wrappers ---------------------------------------------------------------------------------------------------
 
 
 def _copied(x: torch.Tensor) -> torch.Tensor:
@@ -100,10 +173,7 @@ def _deep_copied(found: tuple, x: torch.Tensor, memo: dict[Any, Any] | None = No
     if isinstance(x, torch.nn.Parameter) and type(x) in (torch.Tensor, torch.nn.Parameter):
         raise EscapeError("copy.deepcopy of a parameter: a trace makes none; use x.clone(), or x.detach().clone()")
     if not x.is_leaf:
-        raise RuntimeError(
-            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment.  "
-            "If you were attempting to deepcopy a module, this may be because of a torch.nn.utils.weight_norm usage"
-        )
+        raise RuntimeError(_NO_LEAF)
     memo = {} if memo is None else memo
     if id(x) in memo:
         return memo[id(x)]

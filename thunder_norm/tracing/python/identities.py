@@ -18,13 +18,15 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.provenances import member_of_module
 from thunder_norm.tracing.replacement import Replacement
+from thunder_norm.tracing.shared_memory import second_names
 from thunder_norm.tracing.shared_memory.aliases import given_as
 from thunder.core import interpreter as thunders
+from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 
-_SECOND_NAMES = "_thunder_norm_second_names"  # of an acquisition; see `note_second_name`
+_OF_COMPUTED = "_thunder_norm_identity_of_computed"  # of compile data: whether it was asked
 _ASKED = "_thunder_norm_identities_asked"  # the inputs of which the program has asked it
 _OF_ONE_KEY = frozenset(
     "__getitem__ __setitem__ __delitem__ __contains__ get pop setdefault move_to_end add remove discard".split()
@@ -32,37 +34,34 @@ _OF_ONE_KEY = frozenset(
 _HASHING = (dict, set, frozenset)
 
 
-def note_second_name(result: TensorProxy, same: TensorProxy | None, guard: Callable[[], None] | None = None) -> None:
-    """An operation has handed back its argument, or not, and the trace has another name for what it returned.
+def is_one(a: WrappedValue, b: WrappedValue) -> bool:
+    """Whether two values of the interpreter are one object, or stand for one."""
+    if a.value is b.value:
+        return True
+    if isinstance(a.value, TensorProxy) and isinstance(b.value, TensorProxy):
+        _note_asked(a.value, b.value)
+    return object_behind(a) is object_behind(b)
 
-    If it would not with an argument that lies otherwise, `guard` lets the trace serve calls alone in which it lies as it does; it is
-    called if the program asks.
-    """
-    vars(get_jit_ctx()).setdefault(_SECOND_NAMES, {})[result.name] = same, guard
+
+def _note_asked(*proxies: TensorProxy) -> None:
+    if any(p.history is None for p in proxies):
+        vars(get_compile_data())[_OF_COMPUTED] = True
+
+
+def taken_of_computed() -> bool:
+    """Whether programs have asked, since this was called last, which object something is that they have computed."""
+    return vars(get_compile_data()).pop(_OF_COMPUTED, False)
 
 
 def object_behind(x: WrappedValue) -> Any:
     """The object that a value of the interpreter stands for."""
     if x.original_value is not x.nothing:
         return x.original_value
-    if not isinstance(x.value, TensorProxy) or x.value.name not in getattr(get_jit_ctx(), _SECOND_NAMES, ()):
+    if not isinstance(x.value, TensorProxy) or not second_names.is_noted(x.value):
         return x.value
-    same = _handed_back(x.value)
+    same = second_names.handed_back(x.value)
     given = given_as(same)
     return same if given is None else given
-
-
-def _handed_back(p: TensorProxy) -> TensorProxy:
-    """What it is another name for, while the inputs lie as they do."""
-    known = getattr(get_jit_ctx(), _SECOND_NAMES, {})
-    while p.name in known:
-        same, guard = known[p.name]
-        if guard is not None:
-            guard()
-        if same is None:
-            break
-        p = same
-    return p
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
@@ -76,7 +75,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
 
 def _place(x: WrappedValue) -> int:
     """A parameter's is that of the model, which may have noted it; of others it is of the call."""
-    p = _handed_back(x.value)
+    _note_asked(x.value)
+    p = second_names.handed_back(x.value)
     real = given_as(p)
     first = _first_of(p)
     return id(real) if isinstance(real, torch.nn.Parameter) else id(first)
@@ -151,7 +151,8 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _hash(p: TensorProxy) -> int:
-    if _first_of(_handed_back(p)) is not p:
+    _note_asked(p)
+    if _first_of(second_names.handed_back(p)) is not p:
         what = "the hash of a tensor that has two names in the trace: it is given twice, or x += y or x.contiguous() returned it"
         why = "Python finds a key by what stands for it, which is another object under the other name"
         raise UnsupportedOpError(with_details(what, at=location_of_user(), why=why, instead="id(tensor) as the key"))

@@ -67,6 +67,10 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
         return lambda *given: thunders._interpret_call(torch.Tensor.__contains__, *given)
     if isinstance(fn, FunctionType):
         return None
+    if fn is reversed and (turned := own_operator(args[0], "__reversed__")) is not None:
+        return lambda x: thunders._interpret_call(wrap_const(turned), x)
+    if fn is callable and own_operator(args[0], "__call__") is not None:
+        return lambda _: wrap_const(True)
     name = look_up(_OF_AN_OBJECT, fn)
     method = None if name is None else _own(type(args[0].value), name)
     if (

@@ -74,7 +74,7 @@ def function_told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None
     if args and isinstance(args[0].value, TensorProxy):
         if isinstance(fn, Symbol) or getattr(type(args[0].value), name, None) is fn:
             fn = getattr(torch.Tensor, name, fn)
-        if name.startswith("__") and getattr(torch.Tensor, name, None) is fn:
+        if name.startswith("__") and getattr(torch.Tensor, name, None) is fn is not getattr(object, name, None):
             fn = _told_of_operator(name, len(args))
     try:
         return fn if fn in _told_to_modes() else None
@@ -132,15 +132,19 @@ class _First(TorchFunctionMode):
 @functools.cache
 def _told_to_modes() -> frozenset[Callable]:
     listed = frozenset(torch.overrides.get_testing_overrides()) | frozenset(_device_constructors()) | _TOLD_TOO
-    members = [getattr(of, name) for of in (torch._C._VariableFunctions, torch._C._nn) for name in dir(of)]
+    of_torch = [(of, name) for of in (torch._C._VariableFunctions, torch._C._nn) for name in dir(of)]
+    members = [getattr(of, name) for of, name in of_torch if not hasattr(object, name)]
     written_in_c = {
         f for f in members if isinstance(f, BuiltinFunctionType)
     }  # of which the list has those without "_" in their names
     return listed | (written_in_c - torch.overrides.get_ignored_functions())
 
 
-_METHODS = "new new_empty new_full new_ones new_tensor new_zeros stride to_padded_tensor unflatten".split()
-_TOLD_TOO = frozenset({torch.autograd.grad, *(getattr(torch.Tensor, name) for name in _METHODS)})  # which torch's list leaves out
+_METHODS = "new new_empty new_full new_ones new_tensor new_zeros new_empty_strided stride to_padded_tensor unflatten".split()
+_OF_TENSORS = "as_strided fill normal rand_like randint_like randn_like vander".split()
+_TOLD_TOO = frozenset(  # which torch's list leaves out
+    {torch.autograd.grad, *(getattr(torch.Tensor, name) for name in _METHODS), *(getattr(torch, name) for name in _OF_TENSORS)}
+)
 
 
 def _in_mode(function: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from torch.overrides import get_default_nowrap_functions
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.tracing.lookasides import instead_of, look_up
+from thunder_norm.tracing.shared_memory import second_names
 from thunder_norm.tracing.torch_functions import function_modes, known_classes
 from thunder_norm.wrapper_classes import DEFAULT_TORCH_FUNCTION
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, unwrap, wrap_const
@@ -36,6 +37,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, W
     asked = _asked([*args, *kwargs.values()])
     if not asked or known_classes.say_nothing():
         return None
+    if look_up(_ASKING_NOBODY, fn) is not None:
+        return functools.partial(_asking_nobody, fn)
     if isinstance(fn, BuiltinFunctionType) and (method := look_up(_BY_METHODS, fn)) is not None:
         return lambda x, *rest: _interpret_call(
             lambda bound, *given: bound(*given), _interpret_call(getattr, x, wrap_const(method)), *rest
@@ -61,6 +64,21 @@ _BY_METHODS = {
     **{abs: "__abs__", operator.abs: "__abs__"},
     **{operator.neg: "__neg__", operator.pos: "__pos__", operator.inv: "__invert__", operator.invert: "__invert__"},
 }
+
+
+# What makes tensors of values, which are torch's own whatever holds the values.
+_ASKING_NOBODY = dict.fromkeys(
+    (
+        *(torch.tensor, torch.scalar_tensor, torch.full, torch.arange, torch.range, torch.asarray, torch.as_tensor, torch.Tensor),
+        *(kind for kind in vars(torch).values() if isinstance(kind, type(torch.FloatTensor))),
+    ),
+    True,
+)
+
+
+def _asking_nobody(fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    with known_classes.saying_nothing():
+        return _interpret_call(fn, *args, **kwargs)
 
 
 def _told(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
@@ -177,17 +195,25 @@ def _as_torch_does(cls: type, told: Callable, fn: Callable, *args: WrappedValue,
     """Called for a function of torch's of tensors whose classes leave it to torch."""
     with known_classes.saying_nothing():
         found = _interpret_call(fn, *args, **kwargs)
+    into = kwargs.get("out")
+    if found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED and into is not None and type(into.value) is TensorProxy:
+        return into if issubclass(known_classes.class_of(into.value), cls) else _interpret_call(_convert, found, wrap_const(cls))
     return _given_class(found, cls, told, args)
 
 
 def _given_class(found: Any, cls: type, told: Callable, args: Sequence[Any]) -> Any:
-    """Give results a class: what an operation in place returns is what it was given."""
+    """Give results a class: what an operation in place returns, or one that hands back its argument, is what it was given."""
     if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED or told in get_default_nowrap_functions():
         return found
     if type(found.value) is TensorProxy and args and _writes(told):
         into = args[0] if isinstance(args[0], WrappedValue) else found
         if type(into.value) is TensorProxy and issubclass(known_classes.class_of(into.value), cls):
             return into
+    if type(found.value) is TensorProxy and second_names.is_noted(found.value):
+        same = second_names.handed_back(found.value)
+        back = next((a for a in args if isinstance(a, WrappedValue) and a.value is same), None)
+        if back is not None and issubclass(known_classes.class_of(same), cls):
+            return back
     made = [p for p in tree_leaves(found.value) if type(p) is TensorProxy and not issubclass(known_classes.class_of(p), cls)]
     given = {v.name for v in tree_leaves([a.value if isinstance(a, WrappedValue) else a for a in args]) if isinstance(v, Proxy)}
     if any(p.name in given or p.history is not None for p in made):

@@ -22,12 +22,14 @@ from thunder_norm.tracing.tags import OF_A_CLASS
 from thunder_norm.tracing.translation import for_torch
 from thunder_norm.wrapper_classes import gives_its_class
 from thunder.core import prims
+from thunder.core.compile_data import get_compile_data
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 
 _KNOWN = "_thunder_norm_classes_of_tensors"  # of an acquisition
+_MET = "_thunder_norm_classes_are_met"  # of compile data
 
 
 @dataclass
@@ -63,6 +65,11 @@ def are_met() -> bool:
     return known is not None and bool(known.classes)
 
 
+def taken_met() -> bool:
+    """Whether programs have had tensors of such classes since this was called last."""
+    return vars(get_compile_data()).pop(_MET, False)
+
+
 def class_of(proxy: TensorProxy) -> type:
     """The class that a plain proxy's tensor has in eager mode."""
     made = _known().classes.get(proxy.name)
@@ -75,6 +82,7 @@ def class_of(proxy: TensorProxy) -> type:
 def note(proxy: TensorProxy, cls: type) -> None:
     """Note that what the program has computed is of a class."""
     _known().classes[proxy.name] = cls
+    vars(get_compile_data())[_MET] = True
 
 
 def note_leaf(proxy: TensorProxy) -> None:
@@ -140,6 +148,7 @@ def mark(proxy: object, x: torch.Tensor) -> None:
     """Let it be seen that an input is of a class, and that it is to be computed with as a plain tensor."""
     if type(proxy) is TensorProxy and gives_its_class(type(x)):
         proxy.tags.add(OF_A_CLASS)
+        vars(get_compile_data())[_MET] = True
 
 
 _as_plain = executor.register_operator(

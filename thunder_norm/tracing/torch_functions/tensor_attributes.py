@@ -5,9 +5,11 @@ Whatever is set on a proxy is gone after the call: the tensor that it stands for
 
 from __future__ import annotations
 
+import contextlib
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MethodType
+from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import Any
 
 import torch
@@ -15,13 +17,13 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.guarding import guards
-from thunder_norm.tracing.guarding.classes import MISSING
+from thunder_norm.tracing.guarding.classes import MISSING, in_classes
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.provenances import member_of_module, place_in_module
 from thunder_norm.tracing.shared_memory import aliases, replaced_memory
 from thunder_norm.tracing.shared_memory.version_counters import give_own
-from thunder_norm.tracing.torch_functions import tensor_classes
 from thunder.core import interpreter as thunders
 from thunder.core import jit_ext, prims
 from thunder.core.dtypes import to_torch_dtype
@@ -38,8 +40,8 @@ _INSTEAD = {
 def is_users(obj: WrappedValue, name: WrappedValue) -> bool:
     """Whether it is an attribute that a user may have given to an input, or the program has set."""
     tensor = obj.original_value
-    if type(obj.value) is TensorProxy and _set_of(obj, name) is not MISSING:
-        return True
+    if type(obj.value) is TensorProxy and (own := _set_of(obj, name)) is not MISSING:
+        return own is not None or not hasattr(torch.Tensor, name.value)
     if not isinstance(tensor, torch.Tensor) or type(name.value) is not str:
         return False
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -58,27 +60,98 @@ def read(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
         return own
     if found is MISSING:
         return default[0] if default else do_raise(AttributeError(f"'Tensor' object has no attribute {name.value!r}"))
+    if not isinstance(found, torch.Tensor):
+        guards.note(obj, "own attribute", name.value, same_as(found))
     if isinstance(found, torch.Tensor):
         return thunders.wrap_attribute(found, obj, name)
-    guards.note(obj, "own attribute", name.value, same_as(found))
-    return wrap_const(found)
+    proxy = obj.value
+    return wrap_const(found) if proxy.history is None else _of_given(proxy, name.value, found)
 
 
-class _OwnDict(dict):
-    """The attributes that a tensor has of its own, to be read."""
+def _of_given(proxy: TensorProxy, name: str, found: Any) -> WrappedValue:
+    """What stands for what an input has under a name."""
+    return wrap_const(found) if isinstance(found, _ALIKE) else held_by_given(proxy, name, found)
 
-    @thunders.make_opaque
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise UnsupportedOpError(
-            with_details(
-                "__dict__ of a tensor is written into",
-                at=location_of_user(),
-                why="the trace computes new tensors, the one given to the program would stay as it is",
-                instead="setattr(tensor, name, value)",
-            )
-        )
 
-    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # pyright: ignore[reportAssignmentType]
+_ALIKE = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type,
+    enum.Enum,
+    FunctionType,
+    BuiltinFunctionType,
+    torch.dtype,
+    torch.device,
+)  # in each call that a guard lets in
+
+
+class OwnDict(dict):
+    """The attributes that a tensor has of its own, in the order in which it has got them; what is written into it the tensor has."""
+
+    tensor: torch.Tensor
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _put(self.tensor, name, value)
+        dict.__setitem__(self, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        dict.__delitem__(self, name)
+        _drop(self.tensor, name)
+
+    def update(self, /, *others: Any, **named: Any) -> None:
+        for name, value in dict(*others, **named).items():
+            self[name] = value
+
+    def __ior__(self, other: Any) -> OwnDict:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        if name not in self and default:
+            return default[0]
+        found = self[name]
+        del self[name]
+        return found
+
+    def popitem(self) -> tuple[str, Any]:
+        if not self:
+            raise KeyError("popitem(): dictionary is empty")
+        name = list(self)[-1]
+        return name, self.pop(name)
+
+    def clear(self) -> None:
+        for name in list(self):
+            del self[name]
+
+
+def _put(tensor: torch.Tensor, name: str, value: Any) -> None:
+    """Set an attribute of a tensor whatever its class says, for functions that are interpreted."""
+    raise AssertionError("called while tracing only")
+
+
+def _drop(tensor: torch.Tensor, name: str) -> None:
+    """The same for deleting one."""
+    raise AssertionError("called while tracing only")
+
+
+@instead_of(_put)
+def _(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    return _set_users(obj, name, value)
+
+
+@instead_of(_drop)
+def _(obj: WrappedValue, name: WrappedValue) -> Any:
+    return deleted(obj, name)
 
 
 def own_dict(obj: WrappedValue, *_: WrappedValue) -> WrappedValue:
@@ -89,7 +162,35 @@ def own_dict(obj: WrappedValue, *_: WrappedValue) -> WrappedValue:
         guards.note_at(obj.value.history, "own attribute", "__dict__", same_as(found))
     for name, value in {} if known is None else known.values.items():
         found.pop(name, None) if value is None else found.update({name: value.value})
-    return wrap_const(_OwnDict(found))
+    are_set = {} if known is None else {name: w for name, w in known.values.items() if w is not None}
+    items = {name: are_set.get(name) or _of_given(obj.value, name, found[name]) for name in found}
+    wrapped = wrap_const(OwnDict({name: w.value for name, w in items.items()}))
+    wrapped.value.tensor = obj.value
+    thunders.populate_attribute_wrapper(wrapped, "tensor", obj)
+    wrapped.track_items()
+    wrapped.item_wrappers.update(items)
+    return wrapped
+
+
+def give(tensor: torch.Tensor, name: str, value: Any) -> None:
+    """Set an attribute of a tensor, whatever its class says: the program has asked it."""
+    if isinstance(in_classes(type(tensor).__mro__, name), _PLACES):
+        with torch._C.DisableTorchFunctionSubclass():
+            object.__setattr__(tensor, name, value)
+    else:
+        vars(tensor)[name] = value
+
+
+def take(tensor: torch.Tensor, name: str) -> None:
+    """Delete an attribute of a tensor, if it has it."""
+    if isinstance(in_classes(type(tensor).__mro__, name), MemberDescriptorType):
+        with contextlib.suppress(AttributeError):
+            object.__delattr__(tensor, name)
+    else:
+        vars(tensor).pop(name, None)
+
+
+_PLACES = (GetSetDescriptorType, MemberDescriptorType)  # of attributes that are in no ``__dict__``
 
 
 def data_of(obj: WrappedValue, *_: WrappedValue) -> Any:
@@ -118,16 +219,20 @@ def gradient_of(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Wrap
     if found is None:
         guards.note_at(obj.value.history, "own attribute", name.value, same_as(None))
         return wrap_const(None)
-    return tensor_of_given(obj.value, name.value, found)
+    return held_by_given(obj.value, name.value, found)
 
 
-def tensor_of_given(proxy: TensorProxy, name: str, found: torch.Tensor) -> WrappedValue:
-    """What stands for a tensor that an input has as an attribute of torch's: one for the whole program, which may write into it."""
+def held_by_given(proxy: TensorProxy, name: str, found: Any) -> WrappedValue:
+    """What stands for a tensor, or an object, that an input has as an attribute: one for the whole program, which may write into it."""
     assert proxy.history is not None
     known: dict[tuple[str, str], WrappedValue] = vars(jit_ext.get_jit_ctx()).setdefault(_OF_GIVEN, {})
     if (proxy.name, name) not in known:
         member = member_of_module(proxy.history)
         holder = proxy.history if member is None else place_in_module(member)
+        # of what it knows for a tensor's Thunder finds no attributes in a call
+        holder = ProvenanceRecord(
+            holder.inst, inputs=holder.inputs, output_idx=holder.output_idx, output_key=holder.output_key, value=holder.value
+        )
         attribute = ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=name)
         record = ProvenanceRecord(PseudoInst.LOAD_ATTR, inputs=[holder, attribute])
         known[proxy.name, name] = thunders.wrap(found, provenance=record)
@@ -141,7 +246,7 @@ _OF_GIVEN = "_thunder_norm_attributes_of_given"  # of an acquisition; by the nam
 def has(obj: WrappedValue, name: WrappedValue) -> WrappedValue:
     """Called for `hasattr` of what `is_users`."""
     if (own := _set_of(obj, name)) is not MISSING:
-        return wrap_const(own is not None)
+        return wrap_const(own is not None or hasattr(torch.Tensor, name.value))
     is_there = name.value in vars(obj.original_value)
     guards.note(obj, "has", name.value, is_there)
     return wrap_const(is_there)
@@ -179,9 +284,6 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Callable | None:
     """What to call for `setattr` of a plain tensor."""
-    setter = tensor_classes.setter(obj, name.value)
-    if setter is not None:
-        return setter
     if not hasattr(torch.Tensor, name.value):
         return _refuse if _is_of_module(obj) else _set_users
     if name.value == "grad":

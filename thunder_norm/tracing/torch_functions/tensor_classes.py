@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,8 +27,6 @@ from thunder.core.interpreter import (
     WrappedValue,
     _interpret_call,
     do_raise,
-    get_interpreterruntimectx,
-    populate_attribute_wrapper,
     wrap_const,
 )
 from thunder.core.proxies import TensorProxy
@@ -36,61 +34,9 @@ from thunder.core.trace import TraceCtx
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _OF_TENSORS = frozenset(torch.Tensor.__mro__) | _PLAIN
-_AS_TORCHS = frozenset(
-    {"shape", "ndim", "dtype", "device", "layout", "requires_grad", "data", "grad"}
-)  # libraries make them faster
 
 
-def method(obj: WrappedValue, name: Any) -> Callable | None:
-    """What to call for `getattr` of a plain tensor whose class has a method or property of its own under `name`; None otherwise."""
-    if type(obj.value) is not TensorProxy or name in _AS_TORCHS:
-        return None
-    if name == "as_subclass":
-        return functools.partial(_bound, _as_subclass)
-    cls = _class(obj)
-    if cls in _PLAIN or not _is_plain_class(cls):
-        return None
-    found = in_classes(_own(cls), name)
-    if isinstance(found, FunctionType):
-        return functools.partial(_bound, found)
-    if isinstance(found, property) and found.fget is not None:
-        return functools.partial(_computed, found.fget)
-    if isinstance(getattr(type(found), "__get__", None), FunctionType):  # a descriptor in Python
-        return functools.partial(_refused_member, f"{name!r}, a {type(found).__name__}", "a method or a property")
-    if found is MISSING and isinstance(name, str) and not hasattr(torch.Tensor, name):
-        _noted(obj, name)
-        computed = in_classes(_own(cls), "__getattr__")
-        return functools.partial(_got, computed) if isinstance(computed, FunctionType) else None
-    return None if found is MISSING else functools.partial(_of_class, cls)
-
-
-def setter(obj: WrappedValue, name: Any) -> Callable | None:
-    """What to call for `setattr` of a plain tensor whose class has a property of its own under `name`; None otherwise."""
-    own = _own(_class(obj))
-    if in_classes(own, "__setattr__") is not MISSING:
-        return functools.partial(
-            _refused_member, "the __setattr__", "a property with a setter, or set it outside of the jitted function"
-        )
-    found = in_classes(own, name) if isinstance(name, str) else MISSING
-    if not isinstance(found, property) or found.fset is None:
-        return None
-    return lambda x, _, value: _interpret_call(found.fset, x, value)
-
-
-def _refused_member(what: str, instead: str, obj: WrappedValue, *_: WrappedValue) -> Any:
-    return do_raise(
-        UnsupportedSubclassError(
-            with_details(
-                f"{what} of {_class(obj).__name__}, a class of tensors that does not dispatch",
-                at=location_of_user(),
-                why="the trace computes plain tensors, and sets attributes of what it hands out",
-                instead=instead,
-            )
-        )
-    )
-
-
-def _class(obj: WrappedValue) -> type:
+def class_of(obj: WrappedValue) -> type:
     """The class of a plain tensor in eager mode."""
     cls = type(obj.original_value)
     if not issubclass(cls, torch.Tensor):
@@ -110,7 +56,7 @@ def own_operator(obj: WrappedValue, name: str) -> Callable | None:
     found = in_classes(_own(known_classes.class_of(obj.value)), name)
     if found is MISSING:
         return None
-    _noted(obj, name)
+    note_asked(obj, name)
     return found
 
 
@@ -120,10 +66,6 @@ def is_asked_first(right: WrappedValue, left: WrappedValue, reflected: str) -> b
     if kinds[0] is kinds[1] or not issubclass(kinds[1], kinds[0]):
         return False
     return in_classes(kinds[1].__mro__, reflected) is not in_classes(kinds[0].__mro__, reflected)
-
-
-def _as_subclass(x: torch.Tensor, cls: Any) -> torch.Tensor:
-    return torch.Tensor.as_subclass(x, cls)
 
 
 def check_classes_of_plain_tensors(*tensors: torch.Tensor) -> None:
@@ -226,6 +168,11 @@ def _is_plain_class(cls: type) -> bool:
     return issubclass(cls, torch.Tensor) and cls.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
+def own_classes(cls: type) -> tuple[type, ...]:
+    """The class of a plain tensor and those it derives from, without torch's own; none of one that dispatches."""
+    return _own(cls) if cls not in _PLAIN and _is_plain_class(cls) else ()
+
+
 def _own(cls: type) -> tuple[type, ...]:
     return tuple(base for base in cls.__mro__ if base not in _OF_TENSORS)
 
@@ -244,35 +191,9 @@ def refused(*_: WrappedValue, **__: WrappedValue) -> Any:
     )
 
 
-def _noted(obj: WrappedValue, name: str) -> None:
+def note_asked(obj: WrappedValue, name: str, *, may_be_own: bool = False) -> None:
+    """The program asks the class of a tensor for what it has under a name, which the tensor may have `may_be_own`."""
     if isinstance(obj.original_value, torch.Tensor):
         guards.note(obj, "type", None, type(obj.original_value))
-        guards.note(obj, "not own", name, None)
-
-
-def _bound(function: FunctionType, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> WrappedValue:
-    _noted(obj, name.value)
-    bound = wrap_const(MethodType(function, obj.value))
-    populate_attribute_wrapper(bound, "__self__", obj)
-    return bound
-
-
-def _computed(getter: Callable, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
-    _noted(obj, name.value)
-    return _interpret_call(getter, obj)
-
-
-def _got(computed: FunctionType, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
-    found = _interpret_call(computed, obj, name)
-    if found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not default:
-        return found
-    runtime = get_interpreterruntimectx()
-    if not isinstance(runtime.curexc, AttributeError):
-        return found
-    runtime.curexc = None
-    return default[0]
-
-
-def _of_class(cls: type, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
-    _noted(obj, name.value)
-    return _interpret_call(getattr, wrap_const(cls), name)
+        if not may_be_own:
+            guards.note(obj, "not own", name, None)
