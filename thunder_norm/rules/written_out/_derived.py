@@ -23,13 +23,13 @@ from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.slots import hints_of
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Alternatives, Source, moves_with, unconditional, with_fact
+from thunder_norm.rules._facts import Alternatives, Source, every_fact, moves_with, unconditional, with_fact
 from thunder_norm.rules._lengths import least_length
 from thunder_norm.rules._local import smallest_mean_square
 from thunder_norm.rules._shared import Constant
 from thunder_norm.rules.layers.normalization import normalized
 from thunder_norm.rules.written_out import _forms as forms
-from thunder_norm.rules.written_out._forms import Form, Group, Inverse, Normalized, Root, own_form
+from thunder_norm.rules.written_out._forms import Averaged, Form, Group, Inverse, Normalized, Root, own_form
 from thunder_norm.scalars import times
 
 Derived = Group | Normalized | None
@@ -168,20 +168,20 @@ def _stated(op: Callable, call: inspect.BoundArguments, found: list[Any]) -> Any
     inputs = [name for name, value in call.arguments.items() if isinstance(value, NormedTensor)]
     normalizations = [f for f in found if isinstance(f, Normalized)]
     if normalizations:
-        return _normalized(normalizations[0], inputs)
+        return normalization(normalizations[0], inputs)
     if isinstance(found[0], tuple):
         results = unconditional(op, *call.args, **call.kwargs)
         return tuple(with_facts(r, filter(None, fs)) for r, fs in zip(results, zip(*found, strict=True), strict=True))
     best = found[0]
-    is_simple = isinstance(best, Form) and (not best.is_of_groups or best.degree <= 1)
-    if is_simple or all(call.arguments[name]._facts is None for name in inputs):
+    is_simple = isinstance(best, Averaged) or isinstance(best, Form) and (not best.is_of_groups or best.degree <= 1)
+    if is_simple or not any(isinstance(f, Group) for name in inputs for f in every_fact(call.arguments[name])):
         result = unconditional(op, *call.args, **call.kwargs)
         return None if result is None else with_facts(result, found)  # a result without a norm: of bools
     value, lipschitz = _claims(best)
     return with_facts(moves_with(source_of(best), LinfTensor(value, elem_dims=()), lipschitz, *inputs), found)
 
 
-def _normalized(found: Normalized, inputs: Sequence[str]) -> NormedTensor:
+def normalization(found: Normalized, inputs: Sequence[str]) -> NormedTensor:
     """x over its length: that of the normalization it is, times a number."""
     root = found.root
     x = root.x.tensor()
@@ -195,7 +195,7 @@ def _normalized(found: Normalized, inputs: Sequence[str]) -> NormedTensor:
 # -- what the numbers of groups claim -------------------------------------------------------------------------------------
 
 
-def _claims(found: Group) -> tuple[torch.Tensor, Constant]:
+def _claims(found: Form | Root | Inverse) -> tuple[torch.Tensor, Constant]:
     """(value, sensitivity to x) of a number for each group."""
     if isinstance(found, Form):
         return _claims_of_form(found)

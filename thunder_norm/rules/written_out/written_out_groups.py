@@ -24,7 +24,7 @@ from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import Number, broadcast
 from thunder_norm.rules.written_out import _forms as forms
 from thunder_norm.rules.written_out._derived import Derived, Known, derivations, derives, with_facts
-from thunder_norm.rules.written_out._forms import Form, Group, Inverse, Normalized, Root
+from thunder_norm.rules.written_out._forms import Averaged, Form, Group, Inverse, Normalized, Root
 
 # -- polynomials ----------------------------------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ def neg(input: Known) -> Derived:
 
 
 def _multiple(f: Group, c: float) -> Group | None:
-    if isinstance(f, Form):
+    if isinstance(f, Form | Averaged):
         return forms.multiple(f, c)
     if isinstance(f, Inverse):
         return replace(f, scale=f.scale * c)

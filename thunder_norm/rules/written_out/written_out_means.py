@@ -16,7 +16,7 @@ from thunder_norm.rules._shared import dims_tuple
 from thunder_norm.rules.layout.shape import inferred, sizes_of
 from thunder_norm.rules.written_out import _forms as forms
 from thunder_norm.rules.written_out._derived import Derived, Known, derives
-from thunder_norm.rules.written_out._forms import Axes, Form, Inverse, Root
+from thunder_norm.rules.written_out._forms import Averaged, Axes, Form, Inverse, Root
 
 Dim = int | Sequence[int] | None
 
@@ -24,25 +24,33 @@ Dim = int | Sequence[int] | None
 # -- means ----------------------------------------------------------------------------------------------------------------
 
 
-def _mean(x: Known, dim: Dim, keepdim: bool) -> Form | None:
-    return None if x.form is None else forms.mean(x.form, dims_tuple(dim, x.ndim), keepdim)
+def _mean(x: Known, dim: Dim, keepdim: bool) -> Form | Averaged | None:
+    f = x.fact
+    return forms.mean(f, dims_tuple(dim, x.ndim), keepdim) if isinstance(f, Form | Averaged) else None
 
 
-def _sum_over(f: Form | None) -> Form | None:
-    """The sum over groups, from the mean."""
-    return None if f is None or f.dims is None else forms.multiple(f, float(ed.numel(f.x.backing.shape, f.dims)))
+def _sum(x: Known, dim: Dim, keepdim: bool) -> Form | Averaged | None:
+    """From the mean: so many times."""
+    found = _mean(x, dim, keepdim)
+    count = float(ed.numel(x.shape, dims_tuple(dim, x.ndim)))
+    return None if found is None else forms.multiple(found, count)
+
+
+def _sum_over(f: Form | Averaged | None) -> Form | None:
+    """The sum over groups, from the mean of what is made of entries."""
+    return forms.multiple(f, float(ed.numel(f.x.backing.shape, f.dims))) if isinstance(f, Form) and f.dims is not None else None
 
 
 @derives(torch.mean)
 def mean(input: Known, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Derived:
-    """Mean over D of a function of x.  Of x^2 the value is n^2, n the largest RMS over D."""
+    """Mean over D of a function of x, or over others of such means.  Of x^2 the value is n^2, n the largest RMS over D."""
     return _mean(input, dim, keepdim)
 
 
 @derives(torch.sum)
 def sum(input: Known, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Derived:
     """Sum over D of a function of x: |D| times its mean."""
-    return _sum_over(_mean(input, dim, keepdim))
+    return _sum(input, dim, keepdim)
 
 
 def _length(x: Known, dim: Dim, keepdim: bool) -> Root | None:
