@@ -359,10 +359,27 @@ def by_aten(x):
 WHOLE = [
     by_copies, by_views, by_difference, by_parts, by_deviation, by_length, by_norm, by_vector_norm, by_aten, einsum, einsum_named,
 ]  # fmt: skip
+
+
+def gain_over_length(x, gain):
+    return gain * (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + EPS).sqrt()
+
+
+def gain_by_inverse(x, gain):
+    return gain * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+
+def inverse_by_gain(x, gain):
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * (x * gain)
+
+
 CASES = [
     Case(f.__name__, f, (Ball("x", RMSTensor, (1, 2, 3) if "einsum" in f.__name__ else (2, 3), 0.4),), 0.0, FEW)
     for f in (*WHOLE, by_half)
-]
+] + [
+    Case(f.__name__, f, (Ball("x", RMSTensor, (2, 3), 0.4), Ball("gain", LinfTensor, (3,), 1.5)), 0.0, FEW)
+    for f in (gain_over_length, gain_by_inverse, inverse_by_gain)
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
