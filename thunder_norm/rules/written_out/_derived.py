@@ -195,8 +195,9 @@ def normalization(found: Normalized, inputs: Sequence[str]) -> NormedTensor:
 # -- what the numbers of groups claim -------------------------------------------------------------------------------------
 
 
-def _claims(found: Form | Root | Inverse) -> tuple[torch.Tensor, Constant]:
+def _claims(found: Group) -> tuple[torch.Tensor, Constant]:
     """(value, sensitivity to x) of a number for each group."""
+    assert not isinstance(found, Averaged), "it has the claims of its operation"
     if isinstance(found, Form):
         return _claims_of_form(found)
     root = found.root if isinstance(found, Inverse) else found

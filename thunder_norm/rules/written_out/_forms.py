@@ -110,7 +110,7 @@ class Averaged:
 
 
 Group = Form | Root | Inverse | Averaged
-_Polynomial = TypeVar("_Polynomial", Form, Averaged)
+_Polynomial = TypeVar("_Polynomial", bound=Form | Averaged)
 
 
 # -- forms ----------------------------------------------------------------------------------------------------------------
