@@ -38,6 +38,15 @@ def _summed(t, dims):
     return t
 
 
+def _is_last(t, dims):
+    return min(d % t.ndim for d in dims) + len(dims) == t.ndim
+
+
+def _flat(t, dims):
+    """The last dimensions as one."""
+    return t.view(*t.shape[: t.ndim - len(dims)], -1)
+
+
 # -- a generator of spellings ---------------------------------------------------------------------------------------------
 
 MEANS: dict[str, Spelled] = {
@@ -47,6 +56,7 @@ MEANS: dict[str, Spelled] = {
     "one after the other": lambda t, dims: _kept(t.mean(dims), t, dims),
     "in double": lambda t, dims: t.double().mean(dims, keepdim=True),
     "each dimension": lambda t, dims: functools.reduce(lambda m, d: m.mean(d, keepdim=True), dims, t),
+    "of a flat view": lambda t, dims: _kept(_flat(t, dims).mean(-1), t, dims) if _is_last(t, dims) else t.mean(dims, True),
     "sums of each dimension / n": lambda t, dims: _kept(_summed(t, dims) / _count(t, dims), t, dims),
 }
 SQUARES: dict[str, Spelled] = {
@@ -69,6 +79,9 @@ CENTRED: dict[str, Spelled] = {
 VARIANCES: dict[str, Spelled] = {
     "var": lambda x, dims: x.var(dims, unbiased=False, keepdim=True),
     "correction": lambda x, dims: torch.var(x, dims, correction=0, keepdim=True),
+    "of a flat view": lambda x, dims: (
+        _kept(_flat(x, dims).var(-1, unbiased=False), x, dims) if _is_last(x, dims) else x.var(dims, False, True)
+    ),
     "std squared": lambda x, dims: x.std(dims, correction=0, keepdim=True) ** 2,
     "var_mean": lambda x, dims: torch.var_mean(x, dims, correction=0, keepdim=True)[0],
     "unbiased, corrected": lambda x, dims: x.var(dims, keepdim=True) * ((_count(x, dims) - 1) / _count(x, dims)),

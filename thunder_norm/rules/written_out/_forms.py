@@ -109,6 +109,29 @@ class Averaged:
         return self.form.x
 
 
+@dataclass(frozen=True, eq=False)
+class Reshaped:
+    """A fact: a form of entries, some of whose dimensions have become one: for each dimension, which of x's it is made of."""
+
+    form: Form
+    parts: tuple[ed.Dims, ...]
+
+    @property
+    def x(self) -> Source:
+        """The tensor it is made from."""
+        return self.form.x
+
+    def axes(self, dims: ed.Dims, keepdim: bool) -> Axes | None:
+        """Where x's dimensions are in a number for each group over `dims`; None where one of them is no dimension of x."""
+        at = {d % len(self.parts) for d in dims}
+        left = [() if i in at else part for i, part in enumerate(self.parts) if keepdim or i not in at]
+        return None if any(len(part) > 1 for part in left) else tuple(part[0] if part else None for part in left)
+
+    def own(self, dims: ed.Dims) -> ed.Dims:
+        """The dimensions of x that these are."""
+        return tuple(sorted(d for i in dims for d in self.parts[i]))
+
+
 Group = Form | Root | Inverse | Averaged
 _Polynomial = TypeVar("_Polynomial", bound=Form | Averaged)
 
@@ -248,7 +271,7 @@ def root_plus(r: Root, c: float) -> Root | None:
     return replace(r, divisor=replace(r.divisor, shift=r.divisor.shift + c, floor=floor))
 
 
-def at_least(f: Group, c: float) -> Group | None:
+def at_least(f: Group | Reshaped, c: float) -> Group | None:
     """The larger of f and c."""
     if isinstance(f, Form) and f.is_of_groups:
         return replace(f, floor=max(f.floor, c))
@@ -272,6 +295,22 @@ def reaxed(axes: Axes, old: Sequence[int], new: Sequence[int]) -> Axes | None:
         return None
     left = iter([a for a, n in zip(axes, old, strict=True) if n != 1])
     return tuple(next(left) if n != 1 else None for n in new)
+
+
+def merged(f: Form, new: Sequence[int]) -> Reshaped | None:
+    """A form of entries in a shape that only makes dimensions one with those beside them; None for others."""
+    old, parts, at, is_merged = tuple(f.x.backing.shape), [], 0, False
+    if f.is_of_groups:
+        return None
+    for n in new:
+        part, size = [], 1
+        while size < n and at < len(old):
+            part, size, at = [*part, at - len(old)] if old[at] > 1 else part, size * old[at], at + 1
+        if size != n:
+            return None
+        is_merged |= len(part) > 1
+        parts.append(tuple(part))
+    return Reshaped(f, tuple(parts)) if is_merged else None
 
 
 # -- quotients ------------------------------------------------------------------------------------------------------------
