@@ -148,3 +148,21 @@ def test_an_indicator_that_is_written_into_is_none_any_more():
     assert y.norm_size >= 100
     norm = ModularNorm(nn.Sequential(nn.Linear(3, 3, dtype=D), Written()), torch.randn(2, 3, dtype=D))
     assert min(norm.targets.values()) > 0
+
+
+@pytest.mark.parametrize("changed", ["an end", "a constant of the affine function"])
+def test_constants_that_change_say_nothing_of_what_they_were(changed):
+    class Changed(nn.Module):
+        def forward(self, x):
+            low, high, shift = (torch.tensor([c], dtype=D) for c in (-90.0, 90.0, 0.0))
+            inside = told(torch.Tensor.to, told(torch.logical_and, x >= low, x < high), D)
+            moved = x + shift
+            if changed == "an end":
+                low.fill_(-1.0), high.fill_(1.0)
+            else:
+                shift.fill_(-89.0), low.fill_(88.0)
+            return moved * inside
+
+    x = torch.full((2, 3), 80.0, dtype=D)
+    for call in (Changed(), thunder.jit(Changed(), transforms=[NormTransform()])):
+        assert call(RMSTensor(80.0, backing=x, elem_dims=(-1,))).norm_size >= 80

@@ -11,7 +11,7 @@ Source: de Boor 1972, "On calculating with B-splines" (the recursion); that it s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -56,6 +56,7 @@ class Window:
         high: the largest numbers.
         claims: how large an entry is at most, and how many times as far as x's it moves, 0-dim.
         parts: of how many indicators it is made.
+        constants: the plain tensors that this is said of, and how often each had been written into.
     """
 
     x: Source
@@ -63,6 +64,7 @@ class Window:
     high: Ends | None
     claims: Lazy[tuple[torch.Tensor, torch.Tensor]]
     parts: int = 1
+    constants: tuple[tuple[torch.Tensor, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,7 @@ class Affine:
 
     x: Source
     at: Callable[[torch.Tensor], torch.Tensor]
+    constants: tuple[tuple[torch.Tensor, int], ...] = ()
 
 
 # -- indicators, which are plain tensors ----------------------------------------------------------------------------------
@@ -80,6 +83,20 @@ _indicators: WeakIdKeyDictionary = WeakIdKeyDictionary()  # how often each had b
 
 def _writes_into(t: torch.Tensor) -> int:
     return current_environment().writes_into(t)
+
+
+def _as_now(constants: Iterable[torch.Tensor]) -> tuple[tuple[torch.Tensor, int], ...]:
+    return tuple((t, _writes_into(t)) for t in constants)
+
+
+def _are_as_they_were(of: Window | Affine) -> bool:
+    return all(_writes_into(t) == writes for t, writes in of.constants)
+
+
+def _union(a: Window | Affine, b: Window | Affine) -> tuple[tuple[torch.Tensor, int], ...]:
+    """The constants of both."""
+    known = {id(t) for t, _ in a.constants}
+    return (*a.constants, *((t, writes) for t, writes in b.constants if id(t) not in known))
 
 
 def _note(t: torch.Tensor, window: Window | None) -> None:
@@ -101,8 +118,10 @@ def is_indicator(t: Any) -> bool:
 def _window_of(t: Any) -> Window | None:
     """Of a plain indicator, also of one that is lifted, or of a normed tensor."""
     if isinstance(t, NormedTensor):
-        return fact(t, Window) or (_window_of(t.backing) if t._facts is None else None)
-    return _indicators[t][1] if is_indicator(t) else None
+        found = fact(t, Window) or (_window_of(t.backing) if t._facts is None else None)
+    else:
+        found = _indicators[t][1] if is_indicator(t) else None
+    return found if found is not None and _are_as_they_were(found) else None
 
 
 def _is_constant(t: Any) -> bool:
@@ -122,7 +141,8 @@ def _compare(is_more: bool) -> Callable[[tuple, Mapping[str, Any], Any], None]:
         if not isinstance(x, RMSTensor) or is_complex(x) or not _is_constant(end):
             return
         is_low, ends = is_more is (x is a), Lazy(lambda _: end)
-        _note(out, Window(Source.of(x), *((ends, None) if is_low else (None, ends)), Lazy(lambda _: _of_indicator(end))))
+        low, high = (ends, None) if is_low else (None, ends)
+        _note(out, Window(Source.of(x), low, high, Lazy(lambda _: _of_indicator(end)), constants=_as_now([end])))
 
     return rule
 
@@ -147,7 +167,8 @@ def _both(a: Window | None, b: Window | None) -> Window | None:
     """Of the product of two indicators."""
     if a is None or b is None or not a.x.is_same(b.x):
         return None
-    return Window(a.x, _end(torch.maximum, a.low, b.low), _end(torch.minimum, a.high, b.high), a.claims)
+    low, high = _end(torch.maximum, a.low, b.low), _end(torch.minimum, a.high, b.high)
+    return Window(a.x, low, high, a.claims, constants=_union(a, b))
 
 
 _CONJUNCTIONS = frozenset({"__and__", "bitwise_and", "logical_and", "mul"})
@@ -181,7 +202,7 @@ def _cut(w: Window | None, index: Any, shape: torch.Size, new: torch.Size) -> Wi
     if any(n != m and size != 1 for n, m, size in zip(shape, new, own, strict=True)):
         return None
     low, high = (None if end is None else _sliced(end, shape, index) for end in (w.low, w.high))
-    return Window(w.x, low, high, w.claims, w.parts)
+    return Window(w.x, low, high, w.claims, w.parts, w.constants)
 
 
 def _sliced(end: Ends, shape: torch.Size, index: Any) -> Ends:
@@ -215,7 +236,8 @@ def _affine(op: Callable, places: tuple[int, ...]) -> Callable[[tuple, Mapping[s
             entries = t if before is None else before.at(t)
             return op(*(entries if i in moving else other for i, other in enumerate(args)), **kwargs)
 
-        out._facts = _with(out, Affine(Source.of(x) if before is None else before.x, at))
+        of = Affine(Source.of(x), at, _as_now(others))
+        out._facts = _with(out, of if before is None else Affine(before.x, at, _union(before, of)))
 
     return rule
 
@@ -225,17 +247,17 @@ for _op in (torch.add, torch.sub, torch.rsub, torch.mul):
 normed_op(torch.div).register_condition(_affine(torch.div, (0,)))
 
 
-def _function_of(x: Source, t: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def _function_of(x: Source, t: Any) -> Affine | None:
     """What entries of t are, of those of x beside them, where that is affine."""
     if not isinstance(t, RMSTensor):
         return None
     if Source.of(t).is_same(x):
-        return lambda entries: entries
+        return Affine(x, lambda entries: entries)
     found = fact(t, Affine)
-    return found.at if found is not None and found.x.is_same(x) else None
+    return found if found is not None and found.x.is_same(x) and _are_as_they_were(found) else None
 
 
-def _product(f: Callable[[torch.Tensor], torch.Tensor], w: Window) -> Window | None:
+def _product(f: Affine, w: Window) -> Window | None:
     """Of f(x) and what is 0 outside an interval: as large as there, and it moves with both."""
     low, high = w.low, w.high
     if low is None or high is None:
@@ -244,14 +266,14 @@ def _product(f: Callable[[torch.Tensor], torch.Tensor], w: Window) -> Window | N
     def claims(known: Known) -> tuple[torch.Tensor, torch.Tensor]:
         largest, slope = w.claims(known)
         least, most = low(known), high(known)
-        ends = f(least), f(most)
+        ends = f.at(least), f.at(most)
         of_entries = torch.maximum(ends[0].abs(), ends[1].abs())
         steepness = (ends[1] - ends[0]).abs() / (most - least)
         is_empty = most <= least  # where nothing is in the interval, the product is 0
         size, moves = (t.masked_fill(is_empty, 0.0).amax() for t in (of_entries, steepness))
         return size * largest, moves * largest + size * slope
 
-    return Window(w.x, low, high, Lazy(claims), w.parts)
+    return Window(w.x, low, high, Lazy(claims), w.parts, _union(w, f))
 
 
 def _sum(a: Window, b: Window) -> Window | None:
@@ -264,7 +286,7 @@ def _sum(a: Window, b: Window) -> Window | None:
         return size + other_size, slope + other_slope
 
     low, high = _end(torch.minimum, a.low, b.low), _end(torch.maximum, a.high, b.high)
-    return Window(a.x, low, high, Lazy(claims), a.parts + b.parts)
+    return Window(a.x, low, high, Lazy(claims), a.parts + b.parts, _union(a, b))
 
 
 def _of_product(args: Mapping[str, Any]) -> Window | None:
