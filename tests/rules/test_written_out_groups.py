@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -31,6 +32,21 @@ def _moved_to_end(t, dims):
     return t.movedim(dims, tuple(range(-len(dims), 0)))
 
 
+def _summed(t, dims):
+    for d in sorted((d % t.ndim for d in dims), reverse=True):
+        t = t.sum(d)
+    return t
+
+
+def _is_last(t, dims):
+    return min(d % t.ndim for d in dims) + len(dims) == t.ndim
+
+
+def _flat(t, dims):
+    """The last dimensions as one."""
+    return t.view(*t.shape[: t.ndim - len(dims)], -1)
+
+
 # -- a generator of spellings ---------------------------------------------------------------------------------------------
 
 MEANS: dict[str, Spelled] = {
@@ -39,6 +55,9 @@ MEANS: dict[str, Spelled] = {
     "sum * n**-1": lambda t, dims: _count(t, dims) ** -1 * torch.sum(t, dim=dims, keepdim=True),
     "one after the other": lambda t, dims: _kept(t.mean(dims), t, dims),
     "in double": lambda t, dims: t.double().mean(dims, keepdim=True),
+    "each dimension": lambda t, dims: functools.reduce(lambda m, d: m.mean(d, keepdim=True), dims, t),
+    "of a flat view": lambda t, dims: _kept(_flat(t, dims).mean(-1), t, dims) if _is_last(t, dims) else t.mean(dims, True),
+    "sums of each dimension / n": lambda t, dims: _kept(_summed(t, dims) / _count(t, dims), t, dims),
 }
 SQUARES: dict[str, Spelled] = {
     "pow": lambda t: t.pow(2),
@@ -60,6 +79,9 @@ CENTRED: dict[str, Spelled] = {
 VARIANCES: dict[str, Spelled] = {
     "var": lambda x, dims: x.var(dims, unbiased=False, keepdim=True),
     "correction": lambda x, dims: torch.var(x, dims, correction=0, keepdim=True),
+    "of a flat view": lambda x, dims: (
+        _kept(_flat(x, dims).var(-1, unbiased=False), x, dims) if _is_last(x, dims) else x.var(dims, False, True)
+    ),
     "std squared": lambda x, dims: x.std(dims, correction=0, keepdim=True) ** 2,
     "var_mean": lambda x, dims: torch.var_mean(x, dims, correction=0, keepdim=True)[0],
     "unbiased, corrected": lambda x, dims: x.var(dims, keepdim=True) * ((_count(x, dims) - 1) / _count(x, dims)),
@@ -163,6 +185,44 @@ def test_bound_is_that_of_what_is_computed(program):
         torch.testing.assert_close(y.backing, program.by_hand(x.backing), rtol=1e-9, atol=1e-12)
         assert y.norm_size.item() == pytest.approx(0.7 / program.divisor(0.7), rel=1e-9)
         assert y.perturbation_size.item() == pytest.approx(1 / program.divisor(0), rel=1e-9)
+
+
+@dataclass
+class Gained(Program):
+    """A spelling in which the gain comes before the division."""
+
+    def __call__(self, x, gain):
+        quotient = QUOTIENTS[self.spelled["quotient"]]
+        with pytest.MonkeyPatch.context() as m:
+            m.setitem(QUOTIENTS, self.spelled["quotient"], lambda t, r: quotient(gain * t if self.seed % 2 else t * gain, r))
+            return super().__call__(x)
+
+
+GAINED = [p for p in map(Gained, range(60)) if p.spelled["quotient"] != "three halves"]
+
+
+@pytest.mark.parametrize("program", GAINED, ids=repr)
+def test_gain_before_the_division_multiplies_the_normalization(program):
+    x, g = normed(0.7, program.dims), torch.tensor([0.5, -2.0, 1.0], dtype=torch.float64)[:, None]
+    gain = LinfTensor(2.0, backing=g, perturbation_size=0.3)
+    for given, moved in ((g, 0.0), (gain, 0.3)):
+        y = program(x, given)
+        torch.testing.assert_close(y.backing, g * program.by_hand(x.backing), rtol=1e-9, atol=1e-12)
+        assert y.norm_size.item() <= 2 * 0.7 / program.divisor(0.7) * (1 + 1e-9)
+        assert y.perturbation_size.item() <= (2 / program.divisor(0) + moved * 0.7 / program.divisor(0.7)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("program", GAINED[:10], ids=repr)
+def test_bound_with_a_gain_before_the_division_holds(program):
+    balls = [Ball("x", RMSTensor, (2, 3, 2), 0.4, elem_dims=program.dims), Ball("gain", LinfTensor, (3, 1), 1.5)]
+    check(program, balls, tight=0, **FEW)
+
+
+def test_gain_may_be_longer_than_what_is_normalized_and_a_length_of_another_tensor_is_none():
+    x, z, gain = normed(0.7, (-1,)), normed(0.7, (-1,)), torch.full((5, 1, 1, 1), 3.0, dtype=torch.float64)
+    length = x.square().mean(-1, keepdim=True).add(EPS).sqrt()
+    assert (gain * x / length).norm_size.item() == pytest.approx(3 * 0.7 / math.sqrt(0.49 + EPS))
+    assert (gain * z / length).norm_size.item() == pytest.approx(3 * 0.7 / math.sqrt(EPS))
 
 
 @pytest.mark.parametrize("program", PROGRAMS[:12], ids=repr)
@@ -312,10 +372,27 @@ def by_aten(x):
 WHOLE = [
     by_copies, by_views, by_difference, by_parts, by_deviation, by_length, by_norm, by_vector_norm, by_aten, einsum, einsum_named,
 ]  # fmt: skip
+
+
+def gain_over_length(x, gain):
+    return gain * (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + EPS).sqrt()
+
+
+def gain_by_inverse(x, gain):
+    return gain * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+
+def inverse_by_gain(x, gain):
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * (x * gain)
+
+
 CASES = [
     Case(f.__name__, f, (Ball("x", RMSTensor, (1, 2, 3) if "einsum" in f.__name__ else (2, 3), 0.4),), 0.0, FEW)
     for f in (*WHOLE, by_half)
-]
+] + [
+    Case(f.__name__, f, (Ball("x", RMSTensor, (2, 3), 0.4), Ball("gain", LinfTensor, (3,), 1.5)), 0.0, FEW)
+    for f in (gain_over_length, gain_by_inverse, inverse_by_gain)
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

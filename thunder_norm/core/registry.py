@@ -174,8 +174,18 @@ class NormedOp:
         return rule
 
     def register_condition(self, rule: Callable[[tuple, dict[str, Any], Any], None]) -> None:
-        """Register what looks at the bools that a comparison gives: they are plain, and have no facts (`thunder_norm.rules.known_ranges.conditions`)."""
-        self.condition_rule = rule
+        """Register what looks at a result and at the arguments as the program gives them, where plain ones are plain.
+
+        Of bools that a comparison gives, which have no facts (`thunder_norm.rules.known_ranges.conditions`), and of constants.
+        """
+        earlier = self.condition_rule
+
+        def after(args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+            assert earlier is not None
+            earlier(args, kwargs, out)
+            rule(args, kwargs, out)
+
+        self.condition_rule = rule if earlier is None else after
 
     def register_movement(self, rule: Callable) -> Callable:
         """Register how a result moves with the arguments, as a linear map or by slopes; usable as a decorator.

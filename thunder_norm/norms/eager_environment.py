@@ -113,6 +113,7 @@ class EagerEnvironment(LiftingEnvironment):
 
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         """Follow the values of constants, and given integers, through an operation."""
+        super().follow(func, args, kwargs, result)
         self.lifting.constants.follow(func, args, kwargs, result)
         self._integers.follow(func, args, kwargs, result)
 

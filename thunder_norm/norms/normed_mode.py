@@ -30,6 +30,7 @@ from thunder_norm.norms.lifts.plain_operations import LiftingEnvironment, run_pl
 from thunder_norm.norms.lifts.recorder import NormRecorder
 from thunder_norm.norms.lifts.traced_lifting import TracedLifting
 from thunder_norm.norms.lifts.written_parameters import refused
+from thunder_norm.rules.known_ranges import windows
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import value_of
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
@@ -195,6 +196,8 @@ class NormAcquisition(Acquisition):
             if id(target) in self.lifting.derived or not self.lifting.is_measured(target):
                 return True
         if is_mutation and any(map(self._moves, proxies[1:])):
+            return True
+        if windows.are_known() and not is_mutation and any(windows.is_indicator(self.fake_of(p)) for p in proxies):
             return True
         if not is_mutation and not registry.has_rule(fn) and _composite_body(fn) is not None:
             return any(map(self.lifting.is_parameter_proxy, proxies))

@@ -11,6 +11,8 @@ Within one operation the rule registered first is tried first, hence the fixed o
 from thunder_norm.rules.layout import untouched
 from thunder_norm.rules.linear_algebra import linear, einsum, grouped, conv, embedding, constant_systems
 from thunder_norm.rules.layers import attention, softmax, normalization
+from thunder_norm.rules.written_out import gains  # before what is any product
+from thunder_norm.rules.known_ranges import windows
 from thunder_norm.rules.linear_algebra import summed_products
 from thunder_norm.rules.written_out import (
     dual_variables,
@@ -99,6 +101,7 @@ __all__ = [
     "factories",
     "fourier",
     "framed_maxima",
+    "gains",
     "gamma_functions",
     "grouped",
     "indexing",
@@ -177,6 +180,7 @@ __all__ = [
     "weighted_means",
     "weighted_places",
     "weighted_sums",
+    "windows",
     "writing",
     "written_calls",
     "written_out_activations",

@@ -26,6 +26,7 @@ from thunder_norm.norms.lifts.lifting import Lifting
 from thunder_norm.norms.lifts.parameters import canonical_dims, refuse_mutation
 from thunder_norm.norms.lifts.written_buffers import WrittenBuffers
 from thunder_norm.norms.lifts.written_parameters import Write, refused, sharing_memory, values_after, write_of
+from thunder_norm.rules.known_ranges import windows
 from thunder_norm.trees import flat_tensors, map_tensors
 
 
@@ -123,7 +124,8 @@ class LiftingEnvironment(context.Environment):
         return known.concerns(t) or known.is_of_buffers(t)
 
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
-        """Called after an operation that neither parameters alone nor NormedTensors take part in."""
+        """Called after an operation that neither parameters alone nor NormedTensors take part in: what comparisons decided is followed."""
+        windows.follow(func, args, kwargs, result)
 
     def lets_change(self, t: torch.Tensor, func: Callable) -> bool:
         """Buffers: what is made of one from now on has no known norm."""

@@ -23,16 +23,16 @@ from thunder_norm.core.nonfinite import bounded
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.slots import hints_of
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Alternatives, Source, moves_with, unconditional, with_fact
+from thunder_norm.rules._facts import Alternatives, Source, every_fact, moves_with, unconditional, with_fact
 from thunder_norm.rules._lengths import least_length
 from thunder_norm.rules._local import smallest_mean_square
 from thunder_norm.rules._shared import Constant
 from thunder_norm.rules.layers.normalization import normalized
 from thunder_norm.rules.written_out import _forms as forms
-from thunder_norm.rules.written_out._forms import Form, Group, Inverse, Normalized, Root, own_form
+from thunder_norm.rules.written_out._forms import Averaged, Form, Group, Inverse, Normalized, Reshaped, Root, own_form
 from thunder_norm.scalars import times
 
-Derived = Group | Normalized | None
+Derived = Group | Reshaped | Normalized | None
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Known:
     """An argument of an operation, as the function of `x` that it is: what derivations look at in place of a normed tensor."""
 
     tensor: NormedTensor
-    fact: Group
+    fact: Group | Reshaped
 
     @property
     def form(self) -> Form | None:
@@ -140,12 +140,12 @@ def derivations(derive: Callable[..., Any], *args: Any) -> list[Any]:
     return list(_derived(derive, inspect.signature(derive).bind(*args)))
 
 
-def facts_of(x: torch.Tensor) -> list[Group]:
+def facts_of(x: torch.Tensor) -> list[Group | Reshaped]:
     """What x is as a function of others, and of itself; nothing of a plain tensor."""
     if not isinstance(x, RMSTensor):
         return []
     found = x._facts if isinstance(x._facts, Alternatives) else ()
-    return [*(f for f in found if isinstance(f, Group)), own_form(x)]
+    return [*(f for f in found if isinstance(f, Group | Reshaped)), own_form(x)]
 
 
 def are_of_one(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -153,7 +153,7 @@ def are_of_one(a: torch.Tensor, b: torch.Tensor) -> bool:
     return any(source_of(f).is_same(source_of(g)) for f in facts_of(a) for g in facts_of(b))
 
 
-def source_of(fact: Group) -> Source:
+def source_of(fact: Group | Reshaped) -> Source:
     """The tensor that it is a function of."""
     return fact.root.x if isinstance(fact, Inverse) else fact.x
 
@@ -168,20 +168,20 @@ def _stated(op: Callable, call: inspect.BoundArguments, found: list[Any]) -> Any
     inputs = [name for name, value in call.arguments.items() if isinstance(value, NormedTensor)]
     normalizations = [f for f in found if isinstance(f, Normalized)]
     if normalizations:
-        return _normalized(normalizations[0], inputs)
+        return normalization(normalizations[0], inputs)
     if isinstance(found[0], tuple):
         results = unconditional(op, *call.args, **call.kwargs)
         return tuple(with_facts(r, filter(None, fs)) for r, fs in zip(results, zip(*found, strict=True), strict=True))
     best = found[0]
-    is_simple = isinstance(best, Form) and (not best.is_of_groups or best.degree <= 1)
-    if is_simple or all(call.arguments[name]._facts is None for name in inputs):
+    is_simple = isinstance(best, Averaged | Reshaped) or isinstance(best, Form) and (not best.is_of_groups or best.degree <= 1)
+    if is_simple or not any(isinstance(f, Group) for name in inputs for f in every_fact(call.arguments[name])):
         result = unconditional(op, *call.args, **call.kwargs)
         return None if result is None else with_facts(result, found)  # a result without a norm: of bools
     value, lipschitz = _claims(best)
     return with_facts(moves_with(source_of(best), LinfTensor(value, elem_dims=()), lipschitz, *inputs), found)
 
 
-def _normalized(found: Normalized, inputs: Sequence[str]) -> NormedTensor:
+def normalization(found: Normalized, inputs: Sequence[str]) -> NormedTensor:
     """x over its length: that of the normalization it is, times a number."""
     root = found.root
     x = root.x.tensor()
@@ -195,8 +195,9 @@ def _normalized(found: Normalized, inputs: Sequence[str]) -> NormedTensor:
 # -- what the numbers of groups claim -------------------------------------------------------------------------------------
 
 
-def _claims(found: Group) -> tuple[torch.Tensor, Constant]:
+def _claims(found: Group | Reshaped) -> tuple[torch.Tensor, Constant]:
     """(value, sensitivity to x) of a number for each group."""
+    assert not isinstance(found, Averaged | Reshaped), "it has the claims of its operation"
     if isinstance(found, Form):
         return _claims_of_form(found)
     root = found.root if isinstance(found, Inverse) else found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import RMSTensor
@@ -23,6 +24,7 @@ Axes = tuple[int | None, ...]  # for each dimension of a tensor, which of x's it
 
 _DEGREE = 3
 ENTRY: Powers = (1, 0, 0)
+_ENTRY_SQUARED: Powers = (2, 0, 0)
 _MEAN: Powers = (0, 1, 0)
 _MEAN_SQUARED: Powers = (0, 2, 0)
 _MEAN_SQUARE: Powers = (0, 0, 1)
@@ -93,7 +95,45 @@ class Inverse:
         return self.root.axes
 
 
-Group = Form | Root | Inverse
+@dataclass(frozen=True, eq=False)
+class Averaged:
+    """A fact: the mean of a form over `over`, some of the dimensions of its groups; over all of them it is a form again."""
+
+    form: Form
+    over: ed.Dims
+    axes: Axes
+
+    @property
+    def x(self) -> Source:
+        """The tensor it is made from."""
+        return self.form.x
+
+
+@dataclass(frozen=True, eq=False)
+class Reshaped:
+    """A fact: a form of entries, some of whose dimensions have become one: for each dimension, which of x's it is made of."""
+
+    form: Form
+    parts: tuple[ed.Dims, ...]
+
+    @property
+    def x(self) -> Source:
+        """The tensor it is made from."""
+        return self.form.x
+
+    def axes(self, dims: ed.Dims, keepdim: bool) -> Axes | None:
+        """Where x's dimensions are in a number for each group over `dims`; None where one of them is no dimension of x."""
+        at = {d % len(self.parts) for d in dims}
+        left = [() if i in at else part for i, part in enumerate(self.parts) if keepdim or i not in at]
+        return None if any(len(part) > 1 for part in left) else tuple(part[0] if part else None for part in left)
+
+    def own(self, dims: ed.Dims) -> ed.Dims:
+        """The dimensions of x that these are."""
+        return tuple(sorted(d for i in dims for d in self.parts[i]))
+
+
+Group = Form | Root | Inverse | Averaged
+_Polynomial = TypeVar("_Polynomial", bound=Form | Averaged)
 
 
 # -- forms ----------------------------------------------------------------------------------------------------------------
@@ -104,8 +144,11 @@ def own_form(x: RMSTensor) -> Form:
     return Form(Source.of(x), {ENTRY: 1.0}, None, ed.every(x.ndim))
 
 
-def multiple(f: Form, c: float) -> Form | None:
+def multiple(f: _Polynomial, c: float) -> _Polynomial | None:
     """c f."""
+    if isinstance(f, Averaged):
+        whole = multiple(f.form, c)
+        return None if whole is None else replace(f, form=whole)
     if c < 0 and f.floor > -math.inf:
         return None
     return replace(f, terms={p: v * c for p, v in f.terms.items()}, floor=f.floor * c if f.floor > -math.inf else f.floor)
@@ -157,17 +200,34 @@ def is_beside(axes: Axes, x: Source) -> bool:
     return is_aligned and len(axes) <= x.backing.ndim
 
 
-def mean(f: Form, dims: ed.Dims, keepdim: bool) -> Form | None:
-    """The mean over `dims` of x, where it is a form."""
-    dims = tuple(sorted(dims))
-    if f.is_of_groups or f.dims not in (None, dims) or any(i > 2 for i, _, _ in f.terms):
+def mean(f: Form | Averaged, dims: ed.Dims, keepdim: bool) -> Form | Averaged | None:
+    """The mean over dimensions, of entries or of means over others before: ``x.mean(1).mean(2)`` is one over both."""
+    before = _of_entries(f)
+    if before is None:
         return None
+    whole, over = before
+    over = tuple(sorted({*over, *(d for d in (f.axes[i] for i in dims) if d is not None)}))
+    at = {i % len(f.axes) for i in dims}
+    axes: Axes = tuple(None if i in at else d for i, d in enumerate(f.axes) if keepdim or i not in at)
+    if whole.dims is not None and whole.dims != over:
+        return Averaged(whole, over, axes) if {*over} < {*whole.dims} else None
     terms: dict[Powers, float] = {}
-    for (i, j, k), c in f.terms.items():
+    for (i, j, k), c in whole.terms.items():
         key = (0, j + (i == 1), k + (i == 2))
         terms[key] = terms.get(key, 0.0) + c
-    axes: Axes = tuple(None if d in dims else d for d in f.axes)
-    return Form(f.x, terms, dims, axes if keepdim else tuple(d for d in f.axes if d not in dims))
+    return Form(f.x, terms, over, axes)
+
+
+def _of_entries(f: Form | Averaged) -> tuple[Form, ed.Dims] | None:
+    """The form, and the dimensions, of which it is the mean: so far of none, or of those of its groups."""
+    if isinstance(f, Averaged):
+        return f.form, f.over
+    if not f.is_of_groups:
+        return None if any(i > 2 for i, _, _ in f.terms) else (f, ())
+    of_entries = {_MEAN: ENTRY, _MEAN_SQUARE: _ENTRY_SQUARED, ONE: ONE}
+    if f.dims is None or f.floor > -math.inf or not f.terms.keys() <= of_entries.keys():
+        return None
+    return Form(f.x, {of_entries[p]: c for p, c in f.terms.items()}, None, ed.every(f.x.backing.ndim)), f.dims
 
 
 def variance(f: Form, dims: ed.Dims, keepdim: bool, correction: float) -> Form | None:
@@ -175,10 +235,10 @@ def variance(f: Form, dims: ed.Dims, keepdim: bool, correction: float) -> Form |
     dims = tuple(sorted(dims))
     count = ed.numel(f.x.backing.shape, dims)
     average = mean(f, dims, keepdim=True)
-    centred = None if average is None or f.degree != 1 or count <= correction else total(f, average, -1.0)
+    centred = total(f, average, -1.0) if isinstance(average, Form) and f.degree == 1 and count > correction else None
     square = None if centred is None else product(centred, centred)
     found = None if square is None else mean(square, dims, keepdim)
-    return None if found is None else multiple(found, count / (count - correction))
+    return multiple(found, count / (count - correction)) if isinstance(found, Form) else None
 
 
 def factor_of_groups(x: Source, dims: ed.Dims) -> float:
@@ -211,7 +271,7 @@ def root_plus(r: Root, c: float) -> Root | None:
     return replace(r, divisor=replace(r.divisor, shift=r.divisor.shift + c, floor=floor))
 
 
-def at_least(f: Group, c: float) -> Group | None:
+def at_least(f: Group | Reshaped, c: float) -> Group | None:
     """The larger of f and c."""
     if isinstance(f, Form) and f.is_of_groups:
         return replace(f, floor=max(f.floor, c))
@@ -235,6 +295,22 @@ def reaxed(axes: Axes, old: Sequence[int], new: Sequence[int]) -> Axes | None:
         return None
     left = iter([a for a, n in zip(axes, old, strict=True) if n != 1])
     return tuple(next(left) if n != 1 else None for n in new)
+
+
+def merged(f: Form, new: Sequence[int]) -> Reshaped | None:
+    """A form of entries in a shape that only makes dimensions one with those beside them; None for others."""
+    old, parts, at, is_merged = tuple(f.x.backing.shape), [], 0, False
+    if f.is_of_groups:
+        return None
+    for n in new:
+        part, size = [], 1
+        while size < n and at < len(old):
+            part, size, at = [*part, at - len(old)] if old[at] > 1 else part, size * old[at], at + 1
+        if size != n:
+            return None
+        is_merged |= len(part) > 1
+        parts.append(tuple(part))
+    return Reshaped(f, tuple(parts)) if is_merged else None
 
 
 # -- quotients ------------------------------------------------------------------------------------------------------------

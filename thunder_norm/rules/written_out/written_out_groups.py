@@ -24,7 +24,7 @@ from thunder_norm.rules._facts import unconditional
 from thunder_norm.rules._shared import Number, broadcast
 from thunder_norm.rules.written_out import _forms as forms
 from thunder_norm.rules.written_out._derived import Derived, Known, derivations, derives, with_facts
-from thunder_norm.rules.written_out._forms import Form, Group, Inverse, Normalized, Root
+from thunder_norm.rules.written_out._forms import Averaged, Form, Group, Inverse, Normalized, Reshaped, Root
 
 # -- polynomials ----------------------------------------------------------------------------------------------------------
 
@@ -99,12 +99,12 @@ def neg(input: Known) -> Derived:
     return _multiple(input.fact, -1.0)
 
 
-def _multiple(f: Group, c: float) -> Group | None:
-    if isinstance(f, Form):
+def _multiple(f: Group | Reshaped, c: float) -> Group | None:
+    if isinstance(f, Form | Averaged):
         return forms.multiple(f, c)
     if isinstance(f, Inverse):
         return replace(f, scale=f.scale * c)
-    return replace(f, scale=f.scale * c) if c > 0 else None
+    return replace(f, scale=f.scale * c) if isinstance(f, Root) and c > 0 else None
 
 
 @derives(torch.add)

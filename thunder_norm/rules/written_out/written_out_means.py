@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules._facts import Alternatives, every_fact
 from thunder_norm.rules._shared import dims_tuple
 from thunder_norm.rules.layout.shape import inferred, sizes_of
 from thunder_norm.rules.written_out import _forms as forms
-from thunder_norm.rules.written_out._derived import Derived, Known, derives
-from thunder_norm.rules.written_out._forms import Axes, Form, Inverse, Root
+from thunder_norm.rules.written_out._derived import Derived, Known, derives, facts_of
+from thunder_norm.rules.written_out._forms import Averaged, Axes, Form, Inverse, Reshaped, Root
 
 Dim = int | Sequence[int] | None
 
@@ -24,25 +27,45 @@ Dim = int | Sequence[int] | None
 # -- means ----------------------------------------------------------------------------------------------------------------
 
 
-def _mean(x: Known, dim: Dim, keepdim: bool) -> Form | None:
-    return None if x.form is None else forms.mean(x.form, dims_tuple(dim, x.ndim), keepdim)
+def _of_groups(x: Known, dim: Dim, keepdim: bool, compute: Callable[[Form, ed.Dims], Any]) -> Form | None:
+    """What is computed of groups of x's entries where these are in another shape."""
+    f, dims = x.fact, dims_tuple(dim, x.ndim)
+    axes = f.axes(dims, keepdim) if isinstance(f, Reshaped) else None
+    if axes is None or not isinstance(f, Reshaped):
+        return None
+    found = compute(f.form, f.own(dims))
+    return replace(found, axes=axes) if isinstance(found, Form) else None
 
 
-def _sum_over(f: Form | None) -> Form | None:
-    """The sum over groups, from the mean."""
-    return None if f is None or f.dims is None else forms.multiple(f, float(ed.numel(f.x.backing.shape, f.dims)))
+def _mean(x: Known, dim: Dim, keepdim: bool) -> Form | Averaged | None:
+    f = x.fact
+    if isinstance(f, Reshaped):
+        return _of_groups(x, dim, keepdim, lambda whole, dims: forms.mean(whole, dims, keepdim=True))
+    return forms.mean(f, dims_tuple(dim, x.ndim), keepdim) if isinstance(f, Form | Averaged) else None
+
+
+def _sum(x: Known, dim: Dim, keepdim: bool) -> Form | Averaged | None:
+    """From the mean: so many times."""
+    found = _mean(x, dim, keepdim)
+    count = float(ed.numel(x.shape, dims_tuple(dim, x.ndim)))
+    return None if found is None else forms.multiple(found, count)
+
+
+def _sum_over(f: Form | Averaged | None) -> Form | None:
+    """The sum over groups, from the mean of what is made of entries."""
+    return forms.multiple(f, float(ed.numel(f.x.backing.shape, f.dims))) if isinstance(f, Form) and f.dims is not None else None
 
 
 @derives(torch.mean)
 def mean(input: Known, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Derived:
-    """Mean over D of a function of x.  Of x^2 the value is n^2, n the largest RMS over D."""
+    """Mean over D of a function of x, or over others of such means.  Of x^2 the value is n^2, n the largest RMS over D."""
     return _mean(input, dim, keepdim)
 
 
 @derives(torch.sum)
 def sum(input: Known, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Derived:
     """Sum over D of a function of x: |D| times its mean."""
-    return _sum_over(_mean(input, dim, keepdim))
+    return _sum(input, dim, keepdim)
 
 
 def _length(x: Known, dim: Dim, keepdim: bool) -> Root | None:
@@ -81,6 +104,8 @@ def norm(
 
 def _variance(x: Known, dim: Dim, correction: float, keepdim: bool) -> Form | None:
     f = x.form
+    if isinstance(x.fact, Reshaped):
+        return _of_groups(x, dim, keepdim, lambda whole, dims: forms.variance(whole, dims, True, correction))
     if f is None or f.is_of_groups:
         return None
     return forms.variance(f, dims_tuple(dim, x.ndim), keepdim, correction)
@@ -218,17 +243,24 @@ for _name, _dtype in (("float", torch.float32), ("double", torch.float64), ("hal
 def _placed(x: Known, axes: Axes | None) -> Derived:
     """The number of each group that x is, with x's dimensions at other places."""
     f = x.fact
-    if axes is None or isinstance(f, Form) and not f.is_of_groups:
+    if axes is None or isinstance(f, Reshaped) or isinstance(f, Form) and not f.is_of_groups:
         return None
     return replace(f, root=replace(f.root, axes=axes)) if isinstance(f, Inverse) else replace(f, axes=axes)
 
 
+def _axes(x: Known) -> Axes:
+    """Where x's dimensions are, of which none is where some have become one."""
+    return (None,) * x.ndim if isinstance(x.fact, Reshaped) else x.fact.axes
+
+
 def _laid_out(x: Known, layout: Sequence[int | None]) -> Derived:
-    return _placed(x, tuple(None if d is None else x.fact.axes[d] for d in layout))
+    return _placed(x, tuple(None if d is None else _axes(x)[d] for d in layout))
 
 
 def _reshaped(x: Known, shape: Sequence[int]) -> Derived:
-    return _placed(x, forms.reaxed(x.fact.axes, x.shape, shape))
+    if tuple(shape) == x.shape:
+        return x.fact
+    return _placed(x, forms.reaxed(_axes(x), x.shape, shape))
 
 
 @derives(torch.unsqueeze)
@@ -250,6 +282,18 @@ def reshape(input: Known, *shape: Any, **named: Any) -> Derived:
     if not all(isinstance(n, int) for n in sizes):
         return None
     return _reshaped(input, inferred(sizes, math.prod(input.shape)))
+
+
+def _merged(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Any:
+    if not args or not isinstance(args[0], RMSTensor) or not isinstance(out._facts, Alternatives | None):
+        return out._facts
+    of = [f for f in facts_of(args[0]) if isinstance(f, Form)] if out.ndim < args[0].ndim else []
+    found = [r for f in of if (r := forms.merged(f, out.shape)) is not None]
+    return Alternatives((*every_fact(out), *found)) if found else out._facts
+
+
+for _op in (torch.Tensor.view, torch.reshape, torch.flatten):
+    normed_op(_op).register_fact(_merged)
 
 
 @derives(torch.Tensor.view_as, torch.Tensor.reshape_as, allow_plain_tensors="constant")
@@ -275,7 +319,7 @@ def getitem(input: Known, index: Any) -> Derived:
 
 def _expanded(x: Known, shape: Sequence[int]) -> Derived:
     new = len(shape) - x.ndim
-    own = zip(x.fact.axes, x.shape, shape[new:], strict=True)
+    own = zip(_axes(x), x.shape, shape[new:], strict=True)
     return _placed(x, (None,) * new + tuple(a if n == wanted else None for a, n, wanted in own))
 
 
