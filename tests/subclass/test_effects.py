@@ -278,9 +278,9 @@ def test_two_inputs_in_one_memory_are_refused():
         scale_(x, 3.0)
         return x + y
 
-    for y in (x, x[:4].view(4)):
-        with pytest.raises(ThunderNormError, match="shares its memory"):
-            thunder.jit(f, transforms=[SubclassTransform()])(x, y)
+    with pytest.raises(ThunderNormError, match="shares its memory"):
+        thunder.jit(f, transforms=[SubclassTransform()])(x, x[:4].view(4))
+    assert thunder.jit(f, transforms=[SubclassTransform()])(x, x).tolist() == [6.0] * 4  # one tensor by two names
 
 
 class Counting(nn.Module):

@@ -221,8 +221,7 @@ class Autograd:
 
 def may_have_history(x: torch.Tensor) -> bool:
     """Whether autograd may record a write into an input: it is no leaf, or view of one, that requires grad."""
-    root = view_root(x)
-    return not (root.requires_grad and root.is_leaf)
+    return not any(t.requires_grad and t.is_leaf for t in (x, view_root(x)))
 
 
 def view_root(x: torch.Tensor) -> torch.Tensor:
