@@ -13,7 +13,14 @@ from thunder.core.interpreter import default_lookaside
 
 _IS_OF_USER = "_thunder_norm_is_of_user"  # of a lookaside
 
-thunders_lookaside = jit_ext.general_jit_lookaside
+_original_lookaside = jit_ext.general_jit_lookaside
+
+
+def thunders_lookaside(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
+    """What Thunder calls instead of `fn`: of keywords it looks at the values alone, and takes one of the name ``fn`` for its own."""
+    return _original_lookaside(
+        fn, *args, **{f"given_{name}": value for name, value in kwargs.items()} if "fn" in kwargs else kwargs
+    )
 
 
 def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
