@@ -92,6 +92,27 @@ def test_a_source_may_be_larger_than_its_index(name: str):
             torch.testing.assert_close(a, b)
 
 
+COPIED = {
+    "one element": lambda x, s: x[0].index_copy(0, torch.tensor(2), s[0, :1]),
+    "a scalar": lambda x, s: x[0].index_copy(0, torch.tensor(2), s[0, 0]),
+    "a scalar to a list": lambda x, s: torch.index_copy(x[0], 0, torch.tensor([1]), s[0, 0]),
+    "a column": lambda x, s: torch.index_copy(x, 1, torch.tensor(0), s[:, :1]),
+    "in place": lambda x, s: (x * 1).index_copy_(0, torch.tensor(1), s[:1]),
+    "several": lambda x, s: x.index_copy(0, torch.tensor([2, 0]), s[:2]),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_copies_to_a_position_that_is_no_list(name: str):
+    torch.manual_seed(seeded())
+    given = [torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    for transform in (NormTransform(), SubclassTransform()):
+        found, expected = thunder.jit(lambda x, s: COPIED[name](x, s), transforms=[transform])(*given), COPIED[name](*given)
+        torch.testing.assert_close(found, expected)
+        weights = torch.randn_like(expected)
+        torch.testing.assert_close(torch.autograd.grad(found, given, weights), torch.autograd.grad(expected, given, weights))
+
+
 @pytest.mark.parametrize("n", [2.0, 0.0, 1.0])
 @pytest.mark.parametrize("power", [torch.pow, lambda n, y: n**y, torch.float_power])
 def test_a_number_of_a_tensor_to_the_power_of_a_tensor(power: Callable, n: float):

@@ -408,3 +408,42 @@ def test_a_tensor_that_has_several_names(f, transform):
     listed, x = list(net.parameters()), torch.randn(3, 2, dtype=torch.float64)
     found, wanted = thunder.jit(lambda x: f(net, listed, x), transforms=[transform()])(x), f(net, listed, x)
     torch.testing.assert_close(found, wanted)
+
+
+def _after_a_write(net, average, x):
+    with torch.no_grad():
+        net.weight.add_(1)
+    return grad(net(x).square().mean(), net.weight)
+
+
+def _descent(net, average, x):
+    for _ in range(2):
+        (g,) = grad(net(x).square().mean(), net.weight)
+        average.mul_(0.9).add_(g)
+        with torch.no_grad():
+            net.weight.sub_(average, alpha=0.1)
+    return net(x).detach(), g
+
+
+def _sharpness_aware(net, average, x):
+    (g,) = grad(net(x).square().mean(), net.weight)
+    with torch.no_grad():
+        net.weight.add_(g / g.norm(), alpha=0.05)
+    (there,) = grad(net(x).square().mean(), net.weight)
+    with torch.no_grad():
+        net.weight.sub_(g / g.norm(), alpha=0.05).sub_(there, alpha=0.1)
+    return (there,)
+
+
+@pytest.mark.parametrize("f", [_after_a_write, _descent, _sharpness_aware], ids=lambda f: f.__name__)
+def test_parameters_that_the_program_has_written_into(f):
+    def outcome(jit):
+        torch.manual_seed(seeded(0))
+        net, average, found = nn.Linear(3, 2).double(), torch.zeros(2, 3, dtype=torch.float64), []
+        jitted = jit(lambda x: f(net, average, x))
+        for _ in range(2):
+            found += [*jitted(torch.randn(4, 3, dtype=torch.float64)), net.weight.detach().clone(), average.clone()]
+        return found
+
+    wanted = outcome(lambda g: g)
+    torch.testing.assert_close(outcome(lambda g: thunder.jit(g, transforms=[SubclassTransform()])), wanted)

@@ -64,7 +64,9 @@ def _grad(outputs: WrappedValue, inputs: WrappedValue, *args: WrappedValue, **kw
     is_replaced = bool(acquisition.fakes.replaced)  # some names of the program mean what was written into them
     named = [tuple(acquisition.fakes.also_named(v)) for v in of["inputs"]]  # tied parameters have a name in each of their places
     sources = list(itertools.chain(*named))
-    if meets_wrapper or is_replaced or _goes_another_way(itertools.chain(*scopes), sources):  # a cotangent may be a wrapper
+    is_written = is_replaced or _goes_another_way(itertools.chain(*scopes), sources)
+    if meets_wrapper or is_written:  # a cotangent may be a wrapper
+        acquisition.fakes.misses_memory = acquisition.fakes.misses_memory or is_written
         return _from_the_first(acquisition)
     options["create_graph"] = options["create_graph"] and is_grad_enabled()
     names = tuple(values["inputs"]) if isinstance(values["inputs"], dict) else None

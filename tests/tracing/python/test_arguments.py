@@ -1,4 +1,4 @@
-"""Calls whose arguments do not fit the function raise what they raise in eager mode."""
+"""Calls whose arguments do not fit the function raise what they raise in eager mode, and those that fit are made, whatever the names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from thunder_norm.transforms import SubclassTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
 
 
@@ -199,3 +199,31 @@ def test_an_import_inside_finds_or_raises_what_python_does(f, monkeypatch):
 
     jitted = thunder.jit(f, transforms=[SubclassTransform()])
     assert run(jitted) == run(jitted) == run(f)
+
+
+def _taking_any(x, fn=None, args=(), kwargs=None, self=1, cls=2, name=3):
+    return x * (fn if isinstance(fn, int) else 2) + self
+
+
+class _Given:
+    def __init__(self, fn, name="a"):
+        self.fn, self.name = fn, name
+
+    def __call__(self, x, **given):
+        return self.fn(x) * len(given)
+
+
+_NAMED = {
+    "a function": lambda x: _taking_any(x, fn=3, args=1, kwargs=2, self=4, cls=5, name=6),
+    "a class": lambda x: _Given(fn=torch.sin, name="b")(x, fn=1, args=2, name=3),
+    "a partial function": lambda x: functools.partial(_taking_any, fn=2)(x),
+    "a dict": lambda x: dict(fn=x, args=x, cls=x)["fn"] * 2,  # noqa: C408 - which is called
+    "text": lambda x: x * len("{fn}{name}".format(fn="ab", name="c")),
+}
+
+
+@pytest.mark.parametrize("name", _NAMED)
+def test_arguments_may_have_the_names_that_the_interpreter_has_for_its_own(name):
+    x = torch.arange(3.0)
+    for transform in (SubclassTransform, NormTransform, CheckpointTransform):
+        assert torch.equal(thunder.jit(_NAMED[name], transforms=[transform()])(x), _NAMED[name](x))

@@ -242,3 +242,24 @@ def test_private_functions_of_torch_draw_too(draw):
         torch.manual_seed(seeded(1))
         found.append([f(x), f(x)])
     torch.testing.assert_close(*found)
+
+
+_OF_GAMMA = {
+    "gamma": lambda x: torch.distributions.Gamma(x.exp(), x.exp()).rsample((2,)),
+    "student": lambda x: torch.distributions.StudentT(x.exp(), x).rsample(),
+    "chi2": lambda x: torch.distributions.Chi2(x.exp()).rsample() + torch.distributions.InverseGamma(x.exp(), 3.0).rsample(),
+    "in a program": lambda x: torch.autograd.grad(torch._standard_gamma(x.exp()).square().sum(), x)[0],
+}
+
+
+@pytest.mark.parametrize(("name", "transform"), crossed(_OF_GAMMA, [SubclassTransform, NormTransform]))
+def test_what_is_drawn_from_a_gamma_distribution_moves_with_its_argument(name, transform):
+    f = _OF_GAMMA[name]
+    jf, found = thunder.jit(lambda x: f(x), transforms=[transform()]), []
+    for g in (f, jf):
+        torch.manual_seed(seeded(0))
+        for _ in range(2):
+            x = torch.randn(3, dtype=torch.float64).requires_grad_()
+            y = g(x)
+            found.append([y.detach(), torch.autograd.grad(y.sum(), x)[0] if y.grad_fn is not None else None])
+    torch.testing.assert_close(found[:2], found[2:])

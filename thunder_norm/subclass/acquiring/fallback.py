@@ -269,7 +269,17 @@ def _random_vjp(
         return [ltorch.mul(ltorch.mul(cotangents[0], ltorch.to(results[1], cotangents[0].dtype)), scale)]
     if func.overloadpacket.__name__ in _CONSTANT:
         return [ltorch.zeros_like(p) for p in inputs]
-    raise UnsupportedOpError(f"random operation {func} inside a wrapper subclass has no gradient that reuses what was drawn")
+    if func is torch.ops.aten._standard_gamma.default:  # implicit reparametrization: how what was drawn moves with the argument
+        (slope,) = fallback(torch.ops.aten._standard_gamma_grad.default, (True,))(inputs[0], results[0])
+        return [ltorch.mul(cotangents[0], slope)]
+    raise UnsupportedOpError(
+        with_details(
+            f"a gradient through {op_name(func)}, which draws random numbers",
+            at=location_of_user(),
+            why="the backward would draw others: it is not known how those that were drawn move with the arguments",
+            instead="detach what is drawn, or draw from a distribution with a gradient (rsample of torch.distributions)",
+        )
+    )
 
 
 def _effect_vjp(

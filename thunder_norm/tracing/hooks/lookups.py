@@ -22,10 +22,15 @@ def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     if own is None and lookasides.is_pythons(fn):
         return default_lookaside(fn, *args, **kwargs)
     own = own or opaque_functions.refused_method(fn, args)
-    found = own or thunders_lookaside(fn, *lookasides.shown_to_thunder(fn, args), **kwargs)
+    found = own or thunders_lookaside(fn, *lookasides.shown_to_thunder(fn, args), **_named_for_thunder(kwargs))
     if own is None and found is not None and type(fn) is types.BuiltinFunctionType:
         return opaque_functions.with_tensors_alone(fn, found)
     return found
+
+
+def _named_for_thunder(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name as Thunder can be given them: it looks at the values alone, and takes one of the name ``fn`` for its own."""
+    return {f"given_{name}": value for name, value in kwargs.items()} if "fn" in kwargs else kwargs
 
 
 def _of_user(fn: Callable) -> Callable | None:

@@ -41,7 +41,7 @@ def _native(base: type, cls: WrappedValue) -> Any:
 
 def _register(base: type, wrapped: Callable[[Any, WrappedValue], Any]) -> None:
     @instead_of(base.__new__)
-    def new(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    def new(cls: WrappedValue, /, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
         made = _native(base, cls)
         return made if made is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrapped(made, cls)
 
@@ -73,7 +73,7 @@ def _new_tuple(cls: WrappedValue, iterable: WrappedValue | None = None) -> Any:
 
 
 @instead_of(type.__call__)
-def _instance(cls: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+def _instance(cls: WrappedValue, /, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """``cls(...)``: what ``__new__`` makes is initialized only if it is an instance of the class."""
     made = _interpret_call(cls.value.__new__, cls, *args, **kwargs)
     if made is INTERPRETER_SIGNALS.EXCEPTION_RAISED or not _is_instance(made, cls.value):

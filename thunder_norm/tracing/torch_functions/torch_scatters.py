@@ -1,4 +1,4 @@
-"""Scatters of sources that are larger than their index: entries of the table of `torch_semantics`."""
+"""Scatters of sources that are larger than their index, and copies to a position that is no list: entries of the table of `torch_semantics`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,19 @@ def _of_what_is_read(operation: Callable) -> Callable:
     return scatter
 
 
+def _to_positions(operation: Callable) -> Callable:
+    """Thunder's gradients ask for the length of the index, and are not there for a source without dimensions."""
+
+    def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
+        if input.ndim and index.ndim == 0:
+            index = ltorch.reshape(index, (1,))
+        if input.ndim and source.ndim == 0:
+            source = ltorch.reshape(source, (1,))
+        return operation(input, dim, index, source)
+
+    return index_copy
+
+
 ENTRIES: dict[Callable, Callable] = {
     fn: _of_what_is_read(ltorch._torch_to_thunder_function_map[fn])
     for fn in (
@@ -33,4 +46,7 @@ ENTRIES: dict[Callable, Callable] = {
         *(torch.Tensor.scatter, torch.Tensor.scatter_add, torch.Tensor.scatter_reduce),
         *(torch.Tensor.scatter_, torch.Tensor.scatter_add_),
     )
+} | {
+    fn: _to_positions(ltorch._torch_to_thunder_function_map[fn])
+    for fn in (torch.index_copy, torch.Tensor.index_copy, torch.Tensor.index_copy_)
 }
