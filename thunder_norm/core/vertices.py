@@ -142,6 +142,25 @@ class Vertex:
         return total
 
 
+def linear_map_of_fewer(vertex: Vertex) -> tuple[Vertex, torch.Tensor] | None:
+    """The nearest vertex of fewer entries that all paths to this one pass, and the matrix that this one is of it; None if there is none, or a bend between."""
+    frontier, passed = {vertex}, []
+    while len(passed) < _LONGEST:
+        if len(frontier) == 1 and (base := next(iter(frontier))).size < vertex.size:
+            matrices = {base: torch.eye(base.size, dtype=torch.float64)}
+            for v in reversed(passed):
+                terms = (matrices[p] if c is None else c.times(matrices[p]).detach() * c.scale for p, c in v.terms)
+                matrices[v] = functools.reduce(torch.add, terms)
+            return base, matrices[vertex]
+        latest = max(frontier, key=lambda v: v.number)
+        if not latest.terms or latest.slopes is not None:
+            return None
+        frontier.remove(latest)
+        frontier.update(v for v, _ in latest.terms)
+        passed.append(latest)
+    return None
+
+
 def _block(vertex: Vertex) -> tuple[Vertex, list[Step]] | None:
     """The nearest vertex that all paths to this one pass, behind a bend if there is one, and the steps from it; None if it is too far."""
     frontier, passed = {vertex}, []

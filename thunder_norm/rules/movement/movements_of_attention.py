@@ -16,7 +16,7 @@ from thunder_norm.core.ellipsoids import Ellipsoid, Picked, sum_of
 from thunder_norm.core.local import is_from_data
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.core.vertices import LARGEST, Vertex
+from thunder_norm.core.vertices import LARGEST, Vertex, linear_map_of_fewer
 from thunder_norm.core.within import moved
 from thunder_norm.rules.layers._attention_away import Moving, Remainder, Rows
 from thunder_norm.rules.layers._attention_between import Between
@@ -166,9 +166,20 @@ def _factors(at: _Attention, by: Together) -> Sequence[torch.Tensor | None]:
         for x, size, start in zip(at.tokens, sizes, starts, strict=True)
         if moves(x)
     ]
-    together = by.within(parts_of(terms, len(numbers)))
-    values, vectors = torch.linalg.eigh(together.cov.detach())
+    root = _factor(parts_of(terms, len(numbers)), by)
+    return root.split(sizes) if bool(root.isfinite().all()) else (None,) * len(sizes)
+
+
+def _factor(parts: Sequence[Vertex], by: Together) -> torch.Tensor:
+    """R, for movements ``R u`` that these parts are in together, u of at most unit length; of few columns, where all are the same map of fewer entries.
+
+    What is done for each entry of the result takes the square of their number.
+    """
+    fewer = [f for v in parts if (f := linear_map_of_fewer(v)) is not None]
+    is_same = len(fewer) == len(parts) and all(torch.equal(matrix, fewer[0][1]) for _, matrix in fewer)
+    within = by.within([v for v, _ in fewer] if is_same else parts)
+    values, vectors = torch.linalg.eigh(within.cov.detach())
     # no less than the covariance, whatever was rounded
     values = values.clamp(min=0) + 1e-12 * values[-1].abs()
-    root = vectors * (values.sqrt() * (together.scale * (1 + 1e-9)))
-    return root.split(sizes) if bool(root.isfinite().all()) else (None,) * len(sizes)
+    root = vectors * (values.sqrt() * (within.scale * (1 + 1e-9)))
+    return fewer[0][1] @ root if is_same else root
