@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,9 +35,21 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """Something that moves.  `size` is how far, in the norm that the first ellipsoid is the unit ball of."""
+    """Something that moves.
+
+    Attributes:
+        size: how far, in the norm that the first ellipsoid is the unit ball of.
+        reasons: the sizes of the leaves that it moves with, in proportion; None where these are not known.
+    """
 
     size: torch.Tensor
+    reasons: frozenset[torch.Tensor] | None = None
+
+
+def all_reasons(roots: Iterable[Root]) -> frozenset[torch.Tensor] | None:
+    """The leaves that any of these moves with."""
+    found = [root.reasons for root in roots]
+    return None if any(r is None for r in found) else frozenset().union(*(r for r in found if r is not None))
 
 
 @dataclass(eq=False)

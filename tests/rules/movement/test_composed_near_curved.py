@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -242,25 +243,32 @@ def test_second_derivatives_of_attention_are_within_what_is_said_of_them():
         scores = scores - (Nearby.of(q, k, v, None, False, scale, Moved()).data * scores).sum(-1, keepdim=True)
         # at the data itself, along one direction: what weights and tokens grow by nearby is left out
         at_data = Nearby.of(q, k, v, None, False, scale, Moved())
-        near = Nearby(
-            q,
-            k,
-            v,
-            at_data.data,
-            scale,
-            moved,
-            scores.abs(),
-            at_data.weights,
-            at_data.apart,
-            at_data.lengths,
-            at_data.grown,
-            at_data.changed,
-        )
+        near = replace(at_data, moved=moved, scores=scores.abs())
         (by_scores,), by_query, by_key, by_value = near.bend([scores.abs()])
         bound = by_scores + by_query * moved.query + by_key * moved.key + by_value * moved.value
         assert second.norm() <= bound * (1 + 1e-9)
         largest = max(largest, (second.norm() / bound).item())
     assert largest > 0.05
+
+
+def test_however_much_weights_change_keys_and_values_are_no_further_apart():
+    """Of two keys the derivative is steepest where both count the same: `|v_1 - v_2| |k_1 - k_2| / 4` over the root of d, which a far query reaches."""
+    k, v = torch.tensor([[2.0, 1.0], [-1.0, 3.0]]), torch.tensor([[1.0, 0.0, 2.0], [4.0, 4.0, 2.0]])
+    q = torch.tensor([[9.0, -8.0]])
+    q, k, v = (t.double().reshape(1, 1, *t.shape) for t in (q, k, v))
+    scores = (q @ k.mT / math.sqrt(2)).squeeze()
+    apart = (k[0, 0, 0] - k[0, 0, 1]) / math.sqrt(2)
+    between = -(scores[0] - scores[1]) * apart / apart.square().sum()
+    found = torch.linalg.matrix_norm(
+        torch.func.jacrev(lambda t: F.scaled_dot_product_attention(t, k, v).flatten())(q + between).reshape(3, 2), 2
+    ).item()
+    assert found == pytest.approx(5 * math.sqrt(13) / 4 / math.sqrt(2), rel=1e-9)
+    radius = between.norm().item() / math.sqrt(2) * 1.01
+    given = with_perturbation(RMSTensor(RMSTensor.of(q).norm_size + radius, backing=q), radius)
+    with norm_sensitivity("within"):
+        y = F.scaled_dot_product_attention(given, *(with_perturbation(RMSTensor.of(t)) for t in (k, v)))
+    bound = sensitivities(y, given).item() * math.sqrt(3 / 2)  # Euclidean at both ends
+    assert found <= bound <= 1.001 * found
 
 
 def test_a_single_key_is_all_that_is_seen():

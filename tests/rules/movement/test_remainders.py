@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.core.ellipsoids import Ellipsoid
-from thunder_norm.rules.layers._attention_away import Moving
+from thunder_norm.rules.layers._attention_away import Moving, Rows
 from thunder_norm.rules.layers._attention_between import Between
 from thunder_norm.rules.movement.movements_of_normalizations import _Left, _Moves
 
@@ -44,8 +44,11 @@ def check_directions(reached: torch.Tensor, within: Ellipsoid, length: float, se
     assert ((directions @ reached.mT).abs().amax(1) <= most * (1 + 1e-6) + 1e-12).all()
 
 
-def _attention(seed: int, factor: float) -> tuple[Between, Callable[..., torch.Tensor]]:
-    """Attention whose tokens move by linear maps of a vector, and the operation at one, of scores alone or of all tokens."""
+def _attention(seed: int, factor: float, away: float) -> tuple[Between, Callable[..., torch.Tensor]]:
+    """Attention whose tokens move by linear maps of a vector, and the operation at one, of scores alone or of all tokens.
+
+    Points are `away` times as far from the data as two of them are from each other.
+    """
     make = torch.Generator().manual_seed(seeded(seed))
     heads, queries, keys, d = 1 + seed % 2, 3, 4, 2
 
@@ -71,19 +74,26 @@ def _attention(seed: int, factor: float) -> tuple[Between, Callable[..., torch.T
         return (a - (p * a).sum(-1, keepdim=True)).flatten()
 
     a = torch.func.jacrev(scores)(torch.zeros(ROOTS, dtype=F64))
-    query, key, value = (Moving.of(t, Ellipsoid.of(r @ r.mT), (heads,)) for t, r in zip((q, k, v), roots, strict=True))
-    return Between(query, key, value, p, Ellipsoid.of(a @ a.mT), d**-0.5), run
+
+    def rows(by: float) -> tuple[Moving, Moving, Moving, torch.Tensor, Ellipsoid, float]:
+        query, key, value = (Moving.of(t, Ellipsoid.of(r @ r.mT, by), (heads,)) for t, r in zip((q, k, v), roots, strict=True))
+        return query, key, value, p, Ellipsoid.of(a @ a.mT, by), d**-0.5
+
+    return Between(*rows(1.0), Rows(*rows(away))), run
 
 
+@pytest.mark.parametrize("away", [1.0, 0.3])
 @pytest.mark.parametrize(("seed", "factor"), crossed(range(6), [0.03, 0.3, 1.0]))
-def test_what_attentions_derivative_changes_by_is_in_its_ellipsoid_and_ball(seed: int, factor: float):
-    rows, run = _attention(seed, factor)
+def test_what_attentions_derivative_changes_by_is_in_its_ellipsoid_and_ball(seed: int, factor: float, away: float):
+    rows, run = _attention(seed, factor, away)
     said = rows.found()
     assert said is not None
     zero = torch.zeros(ROOTS, dtype=F64)
     by = said.damped.expand(rows.value.data.shape[0], -1, rows.value.data.shape[-1]).reshape(-1, 1)
     jacobian = torch.func.jacrev(run)(zero) - by / 2 * torch.func.jacrev(lambda u: run(u, True))(zero)
-    reached = searched(lambda u, w: torch.func.vmap(lambda u, w: torch.func.jvp(run, (u,), (w,))[1] - jacobian @ w)(u, w), seed)
+    reached = searched(
+        lambda u, w: torch.func.vmap(lambda u, w: torch.func.jvp(run, (away * u,), (w,))[1] - jacobian @ w)(u, w), seed
+    )
     assert reached.norm(dim=1).max().item() <= said.longest * (1 + 1e-9)
     (within,) = said.within
     check_directions(reached, within, said.length, seed)

@@ -24,7 +24,7 @@ from thunder_norm.core.ellipsoids import Dense, Ellipsoid, sum_of
 from thunder_norm.core.local import from_data, is_from_data, is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.core.vertices import LARGEST, Root, Vertex
+from thunder_norm.core.vertices import LARGEST, Root, Vertex, all_reasons
 from thunder_norm.core.within import away_from_data, moved
 from thunder_norm.trees import flat_tensors
 
@@ -66,11 +66,14 @@ class Together:
         sizes: of each root; of one that does not move, but might, some that is small.
         shares: c_r of each root r, which add up to 1: what moves by all of them is in the ellipsoid of ``sum_r P_r / c_r``, and by one alone in
             ``c_r^(1/2)`` times that.
-        reached: how much of it they reach: 1 where they move at once, as far as they do; between any two points they may one after the other.
+        is_at_once: whether what moves moves at once, as far as it does: away from the data, and where it moves with one leaf, in proportion.  Between any
+            two points they may move one after the other otherwise.
+        reached: how much of it they reach: 1 where they move at once.
     """
 
     sizes: dict[Root, float]
     shares: dict[Root, float]
+    is_at_once: bool
     reached: torch.Tensor
 
     @classmethod
@@ -87,22 +90,30 @@ class Together:
         shares = {r: n * sizes[r] / total * (1 - _AT_REST * len(resting)) for r, n in lengths.items()}
         shares.update(dict.fromkeys(resting, _AT_REST))
         sizes.update({r: _AT_REST * total / lengths[r] for r in resting})
-        is_at_once = is_from_data()
-        factors = {
-            r: (1.0 if not resting else 1 / (1 - _AT_REST * len(resting))) * c if is_at_once else math.sqrt(c)
-            for r, c in shares.items()
-        }
-        return cls(sizes, shares, functools.reduce(torch.add, (r.size * (f / sizes[r]) for r, f in factors.items())))
+        reasons = all_reasons(r for r in sizes if r not in resting)
+        is_at_once = is_from_data() or reasons is not None and len(reasons) == 1
+        moving = 1 - _AT_REST * len(resting)
+        factors = {r: c / moving if is_at_once and r not in resting else math.sqrt(c) for r, c in shares.items()}
+        reached = functools.reduce(torch.add, (r.size * (f / sizes[r]) for r, f in factors.items()))
+        return cls(sizes, shares, is_at_once and not resting, reached)
 
     def within(self, parts: Sequence[Vertex]) -> Ellipsoid:
         """An ellipsoid that all of a movement is in."""
         found = [(v.ellipsoid.times(self.sizes[v.root]), self.shares[v.root]) for v in parts]
-        if is_from_data() or len(self.shares) == 1:
+        if self.is_at_once or is_from_data() or len(self.shares) == 1:
             return functools.reduce(sum_of, (e for e, _ in found))
         scale = max(e.scale for e, _ in found)
         if not scale:  # what it is wanted for does not move with any of them: the scores of a single key
             return found[0][0]
         return Ellipsoid.of(functools.reduce(torch.add, (e.cov * ((e.scale / scale) ** 2 / c) for e, c in found)), scale)
+
+
+def as_points(x: Any) -> Any:
+    """x as points near the data move away from it, which is less than two of them are apart: the same features."""
+    if not moves(x) or x._away is None:
+        return x
+    spread = spread_of(x._away)
+    return x._away if spread is not None and spread.ndim == near(x).ndim else x
 
 
 def points_near(*tensors: NormedTensor) -> tuple[Ellipsoid, ...] | None:
