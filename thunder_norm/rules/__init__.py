@@ -64,6 +64,7 @@ from thunder_norm.rules.written_out import products  # after all that know more 
 from thunder_norm.rules.movement import (
     movements,
     movements_as_written,
+    movements_by_numbers,
     movements_nearby,
     movements_of_attention,
     movements_of_contractions,
@@ -121,6 +122,7 @@ __all__ = [
     "matrix_norms",
     "movements",
     "movements_as_written",
+    "movements_by_numbers",
     "movements_nearby",
     "movements_of_attention",
     "movements_of_contractions",
