@@ -36,7 +36,9 @@ def moved(v: Vertex) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _moved(v: Vertex) -> tuple[torch.Tensor, torch.Tensor]:
     furthest = v.ellipsoid.entries * v.root.size.detach().item()
-    if len(v.terms) == 1 and isinstance(picked := v.terms[0][1], Picked):  # each entry is one of its parent's, of which as much is known
+    if len(v.terms) == 1 and isinstance(
+        picked := v.terms[0][1], Picked
+    ):  # each entry is one of its parent's, of which as much is known
         down, up = picked.times(torch.stack(moved(v.terms[0][0]), 1)).unbind(1)
         return torch.minimum(down, furthest), torch.minimum(up, furthest)
     eye = torch.eye(v.size, dtype=torch.float64)
