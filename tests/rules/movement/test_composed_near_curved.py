@@ -284,6 +284,14 @@ def test_second_derivatives_of_attention_are_within_what_is_said_of_them():
     assert largest > 0.05
 
 
+@pytest.mark.parametrize(("name", "slope"), [("scatter", 2.0), ("scatter_add", 3.0), ("gather", 1.0)])
+def test_numbers_may_be_of_a_scalar(name, slope):
+    x = with_perturbation(RMSTensor.of(torch.tensor(0.5, dtype=torch.float64)), 0.1)
+    with norm_sensitivity("within"):
+        y = getattr(x, name)(0, torch.tensor([0]), *([] if name == "gather" else [x * 2]))
+    assert sensitivities(y, x).item() == pytest.approx(slope)
+
+
 @pytest.mark.parametrize("name", ["scatter", "scatter_add"])
 def test_of_a_source_that_is_larger_than_the_numbers_only_a_part_is_put(name):
     torch.manual_seed(seeded(0))

@@ -46,7 +46,10 @@ def _scattered(call: Call) -> Found:
         return None
     if not isinstance(source, torch.Tensor):
         return linear_nearby(call)
-    moving, part = one_sample(call, [x, source]), tuple(slice(n) for n in index.shape)
+    moving, part = (
+        one_sample(call, [x, source]),
+        tuple(slice(n) for n in index.shape[: source.ndim]),
+    )  # a scalar has no dimension to take one of
     if moving is None:
         return None
     # torch's gradients are of sources that are put as a whole
