@@ -284,6 +284,25 @@ def test_second_derivatives_of_attention_are_within_what_is_said_of_them():
     assert largest > 0.05
 
 
+PUT_TWICE = {
+    "scatter": lambda x: torch.zeros_like(x).scatter(0, torch.tensor([1, 1]), torch.cat([x[:1], -x[:1]])),
+    "index_copy": lambda x: torch.zeros_like(x).index_copy(0, torch.tensor([1, 1]), torch.cat([x[:1], -x[:1]])),
+    "index_put": lambda x: torch.zeros_like(x).index_put((torch.tensor([1, 1]),), torch.cat([x[:1], -x[:1]])),
+}
+
+
+@pytest.mark.parametrize("name", PUT_TWICE)
+def test_of_two_entries_that_are_put_at_one_place_one_is_there(name):
+    """Torch's gradient is the sum of both, which is 0 here."""
+    point = torch.tensor([0.5, 0.3, 0.1], dtype=torch.float64)
+    x = with_perturbation(RMSTensor.of(point), 0.1)
+    with norm_sensitivity("within"):
+        y = PUT_TWICE[name](x)
+    moved = (PUT_TWICE[name](point + torch.tensor([0.1, 0.0, 0.0])) - PUT_TWICE[name](point)).norm().item()
+    assert moved == pytest.approx(0.1)
+    assert sensitivities(y, x).item() >= 1 - 1e-9
+
+
 @pytest.mark.parametrize(("name", "slope"), [("scatter", 2.0), ("scatter_add", 3.0), ("gather", 1.0)])
 def test_numbers_may_be_of_a_scalar(name, slope):
     x = with_perturbation(RMSTensor.of(torch.tensor(0.5, dtype=torch.float64)), 0.1)

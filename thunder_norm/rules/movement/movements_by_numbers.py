@@ -35,29 +35,41 @@ def _taken(call: Call) -> Found:
 
 for _op in (torch.gather, torch.take, torch.take_along_dim):
     normed_op(_op).register_movement(_taken)
-for _op in (torch.index_copy, torch.index_fill, torch.index_put):
-    normed_op(_op).register_movement(linear_nearby)
 
 
-def _scattered(call: Call) -> Found:
-    """Entries put by their numbers, of a source of which there may be more."""
-    x, dim, index, source = (call.given.get(name) for name in ("input", "dim", "index", "src"))
-    if call.given.get("reduce") is not None or not isinstance(index, torch.Tensor):
+def _put(call: Call) -> Found:
+    """Entries, or a number, put by their numbers: of several for one place the one that is there in the end, which gradients do not tell."""
+    if not is_within() or call.given.get("reduce") is not None:
         return None
-    if not isinstance(source, torch.Tensor):
-        return linear_nearby(call)
-    moving, part = (
-        one_sample(call, [x, source]),
-        tuple(slice(n) for n in index.shape[: source.ndim]),
-    )  # a scalar has no dimension to take one of
+    value = call.given.get("value")
+    if value is None or isinstance(value, torch.Tensor):
+        return rearranged(call)
+    args = (*(call.given[name] for name in ("input", "dim", "index")), 0.0)  # a number stays as it is
+    return rearranged(Call(args, {}, call.given, call.results, call.body))
+
+
+def _put_at(call: Call) -> Found:
+    """The same at some places, or added to what is there."""
+    return linear_nearby(call) if call.given.get("accumulate") else _put(call)
+
+
+def _scatter_added(call: Call) -> Found:
+    """Entries added by their numbers, of a source of which there may be more."""
+    x, dim, index, source = (call.given.get(name) for name in ("input", "dim", "index", "src"))
+    if not isinstance(source, torch.Tensor) or not isinstance(index, torch.Tensor):
+        return None
+    moving = one_sample(call, [x, source])
     if moving is None:
         return None
-    # torch's gradients are of sources that are put as a whole
+    # torch's gradients are of sources that are added as a whole; a scalar has no dimension to take a part of
+    part = tuple(slice(n) for n in index.shape[: source.ndim])
     return made_of(call, moving, lambda plain: call.run((plain(x), dim, index, plain(source)[part]), {}), [])
 
 
-normed_op(torch.scatter).register_movement(_scattered)
-normed_op(torch.scatter_add).register_movement(_scattered)
+for _op in (torch.scatter, torch.index_copy, torch.index_fill):
+    normed_op(_op).register_movement(_put)
+normed_op(torch.index_put).register_movement(_put_at)
+normed_op(torch.scatter_add).register_movement(_scatter_added)
 
 
 def _rows_by_number(call: Call, x: Any, dim: int, index: Any) -> Found:
