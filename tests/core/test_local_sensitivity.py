@@ -139,6 +139,42 @@ def test_flat_functions_have_slopes_in_single_precision(name):
     assert 0 < torch.linalg.matrix_norm(jacobian, 2).item() <= sensitivities(y, given).item() * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("far", ["keys", "values"])
+@pytest.mark.parametrize("offset", [1e3, 1e5])
+def test_of_tokens_far_from_0_what_they_have_in_common_has_no_effect(far, offset):
+    """In single precision their squares leave little of how far they are from each other, which is all that derivatives are of."""
+    make = torch.Generator().manual_seed(seeded(0))
+    q, k, v = (torch.randn(1, 4, 4, generator=make) for _ in range(3))
+    if far == "keys":
+        q, k = q * 1e-3, k / 64 + offset
+    else:
+        v = v / 64 + offset
+    x = with_perturbation(RMSTensor.of(q))
+    with norm_sensitivity("local"):
+        bound = sensitivities(F.scaled_dot_product_attention(x, k, v), x).item()
+    run = lambda t: F.scaled_dot_product_attention(t, k.double(), v.double())  # noqa: E731
+    jacobian = torch.func.jacrev(run)(q.double())[0, :, :, 0]
+    largest = max(torch.linalg.matrix_norm(jacobian[i, :, i], 2).item() for i in range(4))
+    assert largest <= bound * (1 + 1e-6)
+    assert bound <= 1.01 * largest * 4**0.125
+
+
+@pytest.mark.parametrize("elem_dims", [(-1,), ()])
+@pytest.mark.parametrize(("width", "of_values"), [(4, 1), (2, 8), (16, 2)])
+def test_attentions_values_may_have_another_width(width, of_values, elem_dims):
+    make = torch.Generator().manual_seed(seeded(1))
+    q, k, v = (torch.randn(1, 1, 4, d, generator=make, dtype=D) for d in (width, width, of_values))
+    given = [with_perturbation(RMSTensor.of(t, dims)) for t, dims in ((q, (-1,)), (k, (-1,)), (v, elem_dims))]
+    with norm_sensitivity("local"):
+        y = F.scaled_dot_product_attention(*given)
+    jacobian = torch.func.jacrev(lambda t: F.scaled_dot_product_attention(t, k, v))(q)[0, 0, :, :, 0, 0]
+    own = jacobian[torch.arange(4), :, torch.arange(4)]  # of each query to its own result
+    longest = torch.linalg.matrix_norm(own, 2).max() / math.sqrt(of_values) if elem_dims else own.norm(dim=-1).max()
+    found = longest.item() * math.sqrt(width)
+    assert found <= sensitivities(y, given[0]).item() * (1 + 1e-9)
+    assert found >= 0.2 * sensitivities(y, given[0]).item()
+
+
 def test_values_are_the_same():
     for _, f, inputs, kinds, *_ in CASES:
         y, _ = claimed(f, inputs, kinds, 0, "local")

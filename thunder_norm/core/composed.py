@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
@@ -28,7 +28,7 @@ from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.perturbations import Rest, lesser
 from thunder_norm.core.slopes import Slopes
 from thunder_norm.core.tensors import NormedTensor, is_complex, unwatched
-from thunder_norm.core.vertices import LARGEST, Root, Vertex
+from thunder_norm.core.vertices import LARGEST, Root, Vertex, all_reasons
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.trees import flat_tensors, map_tensors
 
@@ -168,11 +168,20 @@ def values(t: torch.Tensor) -> torch.Tensor:
 def spread_of(x: NormedTensor) -> Spread | None:
     """How x moves: known from the operation that made it, or within its norm; None if its features are not its last dimensions."""
     if x._spread is None:
-        x._spread = _within_norm(x)
+        size = x.perturbation_size
+        is_leaf = size is not None and size.is_leaf and size.requires_grad
+        x._spread = within_norm(x, frozenset({size}) if size is not None and is_leaf else None)
     return x._spread
 
 
-def _within_norm(x: NormedTensor) -> Spread | None:
+def reasons_of(tensors: Iterable[NormedTensor]) -> frozenset[torch.Tensor] | None:
+    """The sizes of the leaves that these move with, in proportion; None where they are not known."""
+    spreads = [spread_of(x) for x in tensors]
+    return None if None in spreads else all_reasons(v.root for s in spreads if s is not None for v in s.parts)
+
+
+def within_norm(x: NormedTensor, reasons: frozenset[torch.Tensor] | None) -> Spread | None:
+    """How x moves if no more is known than how far; None if its features are not its last dimensions."""
     dims = x.elem_dims or tuple(range(-x.ndim, 0))[-1:]
     size = math.prod(x.shape[d] for d in dims)
     is_last = set(dims) == set(range(-len(dims), 0))
@@ -182,7 +191,7 @@ def _within_norm(x: NormedTensor) -> Spread | None:
     radius = 1.0 if isinstance(x, L2Tensor) else math.sqrt(size)
     # the ball around a cube is larger than it: norm rules may say less
     is_limited = isinstance(x, LinfTensor)
-    return Spread(len(dims), (Vertex(Root(x.perturbation_size), size, given=Ellipsoid.ball(size, radius)),), is_limited)
+    return Spread(len(dims), (Vertex(Root(x.perturbation_size, reasons), size, given=Ellipsoid.ball(size, radius)),), is_limited)
 
 
 def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
@@ -207,7 +216,7 @@ def compose(rule: MovementRule | None, call: Call, rest: Rest) -> None:
             return
         for y, m, by_others in zip(call.results, made, left, strict=True):
             if m is not None and not any(_is_too_steep(t) for t in m.terms):
-                _attach(y, m, by_others)
+                _attach(y, m, by_others, reasons_of(call.moving))
 
 
 def _has_rows(y: NormedTensor) -> bool:
@@ -219,9 +228,9 @@ def _is_too_steep(term: Term) -> bool:
     return isinstance(term.how, Slopes) and not term.how.most <= _HUGE
 
 
-def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None) -> None:
+def _attach(y: NormedTensor, made: Made, left: torch.Tensor | None, reasons: frozenset[torch.Tensor] | None) -> None:
     size = math.prod(y.shape[y.ndim - made.ndim :])
-    parts = [*parts_of(made.terms, size), *made.parts] + [Vertex(Root(n), size, given=e) for e, n in made.besides]
+    parts = [*parts_of(made.terms, size), *made.parts] + [Vertex(Root(n, reasons), size, given=e) for e, n in made.besides]
     if left is not None:
         parts.append(Vertex(Root(left), size, given=Ellipsoid.ball(size, _row_of(y, made.ndim, size))))
     moved = _size(y, made.ndim, parts)
@@ -278,7 +287,7 @@ def parts_of(terms: Sequence[Term], size: int) -> list[Vertex]:
         assert spread is not None, "a movement rule takes arguments that have one"
         for vertex in spread.parts:
             if not term.keeps_rows:  # rows of other numbers: what is the same row of both is not known any more
-                vertex = Vertex(Root(vertex.root.size), vertex.size, given=vertex.ellipsoid.times(term.factor))
+                vertex = Vertex(replace(vertex.root), vertex.size, given=vertex.ellipsoid.times(term.factor))
             by_root.setdefault(vertex.root, []).append((vertex, term))
     return [_vertex(root, size, found) for root, found in by_root.items()]
 
@@ -330,4 +339,4 @@ def _first_of(parts: Sequence[Vertex], most: int) -> Iterator[Vertex]:
     yield from (v for v in parts if v in kept)
     rest = [v for v in parts if v not in kept]
     total = functools.reduce(torch.add, (lengths[v] for v in rest))
-    yield Vertex(Root(total), rest[0].size, given=Ellipsoid.ball(rest[0].size, 1.0))
+    yield Vertex(Root(total, all_reasons(v.root for v in rest)), rest[0].size, given=Ellipsoid.ball(rest[0].size, 1.0))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from thunder_norm.core.ellipsoids import EPSILON, Ellipsoid, LinearMap
+from thunder_norm.core.ellipsoids import EPSILON, Ellipsoid, LinearMap, Picked
 from thunder_norm.core.slopes import Away, Slopes
 from thunder_norm.core.vertices import Vertex
 
@@ -36,6 +36,11 @@ def moved(v: Vertex) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _moved(v: Vertex) -> tuple[torch.Tensor, torch.Tensor]:
     furthest = v.ellipsoid.entries * v.root.size.detach().item()
+    if len(v.terms) == 1 and isinstance(
+        picked := v.terms[0][1], Picked
+    ):  # each entry is one of its parent's, of which as much is known
+        down, up = picked.times(torch.stack(moved(v.terms[0][0]), 1)).unbind(1)
+        return torch.minimum(down, furthest), torch.minimum(up, furthest)
     eye = torch.eye(v.size, dtype=torch.float64)
     found = least(v, torch.cat([eye, -eye]))
     if found is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,9 +35,21 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """Something that moves.  `size` is how far, in the norm that the first ellipsoid is the unit ball of."""
+    """Something that moves.
+
+    Attributes:
+        size: how far, in the norm that the first ellipsoid is the unit ball of.
+        reasons: the sizes of the leaves that it moves with, in proportion; None where these are not known.
+    """
 
     size: torch.Tensor
+    reasons: frozenset[torch.Tensor] | None = None
+
+
+def all_reasons(roots: Iterable[Root]) -> frozenset[torch.Tensor] | None:
+    """The leaves that any of these moves with."""
+    found = [root.reasons for root in roots]
+    return None if any(r is None for r in found) else frozenset().union(*(r for r in found if r is not None))
 
 
 @dataclass(eq=False)
@@ -140,6 +152,25 @@ class Vertex:
             if len(self.terms) > 1 and total.length.item() > known:
                 return None
         return total
+
+
+def linear_map_of_fewer(vertex: Vertex) -> tuple[Vertex, torch.Tensor] | None:
+    """The nearest vertex of fewer entries that all paths to this one pass, and the matrix that this one is of it; None if there is none, or a bend between."""
+    frontier, passed = {vertex}, []
+    while len(passed) < _LONGEST:
+        if len(frontier) == 1 and (base := next(iter(frontier))).size < vertex.size:
+            matrices = {base: torch.eye(base.size, dtype=torch.float64)}
+            for v in reversed(passed):
+                terms = (matrices[p] if c is None else c.times(matrices[p]).detach() * c.scale for p, c in v.terms)
+                matrices[v] = functools.reduce(torch.add, terms)
+            return base, matrices[vertex]
+        latest = max(frontier, key=lambda v: v.number)
+        if not latest.terms or latest.slopes is not None:
+            return None
+        frontier.remove(latest)
+        frontier.update(v for v, _ in latest.terms)
+        passed.append(latest)
+    return None
 
 
 def _block(vertex: Vertex) -> tuple[Vertex, list[Step]] | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from thunder_norm.core import conversions
-from thunder_norm.core.composed import moves, spread_of
+from thunder_norm.core.composed import moves, reasons_of, spread_of, within_norm
 from thunder_norm.core.kinds import L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.lengths import length
 from thunder_norm.core.local import is_within
@@ -40,7 +40,7 @@ def whole(x: NormedTensor) -> NormedTensor:
 
 def _as_one(x: NormedTensor, dims: tuple[int, ...]) -> NormedTensor:
     out = conversions.convert(x, RMSTensor, dims)
-    out._facts, out._sums, out._spread = None, (), None
+    out._facts, out._sums, out._spread = None, (), within_norm(out, reasons_of([x]))
     if x._away is not None:
         out._away = _as_one(x._away, dims)
     return out

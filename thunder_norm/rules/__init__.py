@@ -66,6 +66,7 @@ from thunder_norm.rules.written_out import products  # after all that know more 
 from thunder_norm.rules.movement import (
     movements,
     movements_as_written,
+    movements_by_numbers,
     movements_nearby,
     movements_of_attention,
     movements_of_contractions,
@@ -124,6 +125,7 @@ __all__ = [
     "matrix_norms",
     "movements",
     "movements_as_written",
+    "movements_by_numbers",
     "movements_nearby",
     "movements_of_attention",
     "movements_of_contractions",

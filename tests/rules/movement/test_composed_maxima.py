@@ -86,3 +86,11 @@ def test_of_tensors_that_move_for_reasons_of_their_own_each_counts():
         g = (lambda t: f(t, y[:1])) if i == 0 else (lambda t: f(x[:1], t))
         found = programs.steepest(g, 5, 6, steps=25, starts=16) * (5 / 2) ** 0.5
         assert found <= sensitivities(out, leaf).item() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("sensitivity", ["composed", "within"])
+def test_a_scalar_is_its_own_maximum(sensitivity):
+    x = with_perturbation(RMSTensor.of(torch.tensor(0.5, dtype=torch.float64)), 0.1)
+    with norm_sensitivity(sensitivity):
+        found = sensitivities(x.max(0)[0], x), sensitivities(x.amin(-1), x)
+    assert [f.item() for f in found] == [1.0, 1.0]

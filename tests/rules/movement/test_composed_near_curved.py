@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,6 +65,7 @@ def of_three(f):
     return lambda x: f(*(x @ m for m in maps))
 
 
+PLACES = torch.tensor([[2, 0, 0, 1, 2], [1, 1, 0, 2, 0]])
 FUNCTIONS = {
     "layer_norm": lambda x: F.layer_norm(x, (5,)),
     "layer_norm, gain and bias": lambda x: F.layer_norm(x, (5,), W, W + 1, 1e-2),
@@ -110,6 +112,28 @@ FUNCTIONS = {
     "gate, of halves": lambda x: F.glu(3 * x[..., :4]) @ torch.vander(W)[:2],
     "gate, of halves of tokens": lambda x: F.glu(x[..., :2, :], dim=-2),
     "scores": lambda x: (x @ x.mT).softmax(-1) @ x,
+    "taken, gather": lambda x: torch.gather(x.tanh(), 1, PLACES[None]) @ torch.vander(W),
+    "taken, take": lambda x: torch.take(x.sigmoid(), PLACES)[None] @ torch.vander(W),
+    "taken, take_along_dim": lambda x: torch.take_along_dim(x.tanh(), PLACES[None], 1) @ torch.vander(W),
+    "taken, index_select": lambda x: x.tanh().index_select(1, PLACES[0]) @ torch.vander(W),
+    "put, scatter": lambda x: x.tanh().scatter(1, PLACES[None, :1], x.sigmoid()[:, :1]) @ torch.vander(W),
+    "put, a number": lambda x: x.tanh().scatter(1, PLACES[None, :1], 2.0) @ torch.vander(W),
+    "put, scatter_add": lambda x: x.tanh().scatter_add(1, PLACES[None], x.sigmoid()[:, :2]) @ torch.vander(W),
+    "put, index_copy": lambda x: x.tanh().index_copy(1, PLACES[0, :1], x[:, 2:]) @ torch.vander(W),
+    "put, index_fill": lambda x: x.tanh().index_fill(1, PLACES[0], 3.0) @ torch.vander(W),
+    "put, index_put": lambda x: x.tanh().index_put((PLACES[0, :1] * 0, PLACES[0, :1]), x[:, 1]) @ torch.vander(W),
+    "put, index_add": lambda x: x.tanh().index_add(1, PLACES[0, :2], x[:, 1:], alpha=0.5) @ torch.vander(W),
+    "log_sum_exp": lambda x: torch.logsumexp(3 * x, -1),
+    "log_sum_exp of all": lambda x: torch.logsumexp(x, (1, 2), keepdim=True),
+    "variance": lambda x: (x @ torch.vander(W)).var(-1),
+    "variance of tokens": lambda x: x.var(1, unbiased=False, keepdim=True),
+    "variance of all": lambda x: x.var((1, 2), correction=2, keepdim=True),
+    "deviation": lambda x: (x @ torch.vander(W)).std(-1),
+    "inner": lambda x: torch.inner(x[0], x[0].tanh())[None],
+    "outer": lambda x: torch.outer(x[0, 0], x[0, 1].tanh())[None],
+    "waves": lambda x: (3 * x).sin() @ torch.vander(W) + (2 * x).cos(),
+    "gelu by tanh": lambda x: F.gelu(2 * x, approximate="tanh") @ torch.vander(W),
+    "mish": lambda x: F.mish(3 * x) @ torch.vander(W),
 }
 
 
@@ -139,6 +163,16 @@ EXACT = (
     "exp",
     "pow",
     "gate",
+    "taken",
+    "put",
+    "log_sum_exp",
+    "variance",
+    "deviation",
+    "inner",
+    "outer",
+    "waves",
+    "gelu",
+    "mish",
 )
 
 
@@ -242,25 +276,70 @@ def test_second_derivatives_of_attention_are_within_what_is_said_of_them():
         scores = scores - (Nearby.of(q, k, v, None, False, scale, Moved()).data * scores).sum(-1, keepdim=True)
         # at the data itself, along one direction: what weights and tokens grow by nearby is left out
         at_data = Nearby.of(q, k, v, None, False, scale, Moved())
-        near = Nearby(
-            q,
-            k,
-            v,
-            at_data.data,
-            scale,
-            moved,
-            scores.abs(),
-            at_data.weights,
-            at_data.apart,
-            at_data.lengths,
-            at_data.grown,
-            at_data.changed,
-        )
+        near = replace(at_data, moved=moved, scores=scores.abs())
         (by_scores,), by_query, by_key, by_value = near.bend([scores.abs()])
         bound = by_scores + by_query * moved.query + by_key * moved.key + by_value * moved.value
         assert second.norm() <= bound * (1 + 1e-9)
         largest = max(largest, (second.norm() / bound).item())
     assert largest > 0.05
+
+
+PUT_TWICE = {
+    "scatter": lambda x: torch.zeros_like(x).scatter(0, torch.tensor([1, 1]), torch.cat([x[:1], -x[:1]])),
+    "index_copy": lambda x: torch.zeros_like(x).index_copy(0, torch.tensor([1, 1]), torch.cat([x[:1], -x[:1]])),
+    "index_put": lambda x: torch.zeros_like(x).index_put((torch.tensor([1, 1]),), torch.cat([x[:1], -x[:1]])),
+}
+
+
+@pytest.mark.parametrize("name", PUT_TWICE)
+def test_of_two_entries_that_are_put_at_one_place_one_is_there(name):
+    """Torch's gradient is the sum of both, which is 0 here."""
+    point = torch.tensor([0.5, 0.3, 0.1], dtype=torch.float64)
+    x = with_perturbation(RMSTensor.of(point), 0.1)
+    with norm_sensitivity("within"):
+        y = PUT_TWICE[name](x)
+    moved = (PUT_TWICE[name](point + torch.tensor([0.1, 0.0, 0.0])) - PUT_TWICE[name](point)).norm().item()
+    assert moved == pytest.approx(0.1)
+    assert sensitivities(y, x).item() >= 1 - 1e-9
+
+
+@pytest.mark.parametrize(("name", "slope"), [("scatter", 2.0), ("scatter_add", 3.0), ("gather", 1.0)])
+def test_numbers_may_be_of_a_scalar(name, slope):
+    x = with_perturbation(RMSTensor.of(torch.tensor(0.5, dtype=torch.float64)), 0.1)
+    with norm_sensitivity("within"):
+        y = getattr(x, name)(0, torch.tensor([0]), *([] if name == "gather" else [x * 2]))
+    assert sensitivities(y, x).item() == pytest.approx(slope)
+
+
+@pytest.mark.parametrize("name", ["scatter", "scatter_add"])
+def test_of_a_source_that_is_larger_than_the_numbers_only_a_part_is_put(name):
+    torch.manual_seed(seeded(0))
+    _, given = inputs((3, 5), 0.1)
+
+    def of(part):
+        return lambda x: getattr(x.tanh(), name)(1, PLACES[None], x.sigmoid()[:, part])
+
+    assert bound_of(of(slice(None)), given) == pytest.approx(bound_of(of(slice(2)), given), rel=1e-9)
+
+
+def test_however_much_weights_change_keys_and_values_are_no_further_apart():
+    """Of two keys the derivative is steepest where both count the same: `|v_1 - v_2| |k_1 - k_2| / 4` over the root of d, which a far query reaches."""
+    k, v = torch.tensor([[2.0, 1.0], [-1.0, 3.0]]), torch.tensor([[1.0, 0.0, 2.0], [4.0, 4.0, 2.0]])
+    q = torch.tensor([[9.0, -8.0]])
+    q, k, v = (t.double().reshape(1, 1, *t.shape) for t in (q, k, v))
+    scores = (q @ k.mT / math.sqrt(2)).squeeze()
+    apart = (k[0, 0, 0] - k[0, 0, 1]) / math.sqrt(2)
+    between = -(scores[0] - scores[1]) * apart / apart.square().sum()
+    found = torch.linalg.matrix_norm(
+        torch.func.jacrev(lambda t: F.scaled_dot_product_attention(t, k, v).flatten())(q + between).reshape(3, 2), 2
+    ).item()
+    assert found == pytest.approx(5 * math.sqrt(13) / 4 / math.sqrt(2), rel=1e-9)
+    radius = between.norm().item() / math.sqrt(2) * 1.01
+    given = with_perturbation(RMSTensor(RMSTensor.of(q).norm_size + radius, backing=q), radius)
+    with norm_sensitivity("within"):
+        y = F.scaled_dot_product_attention(given, *(with_perturbation(RMSTensor.of(t)) for t in (k, v)))
+    bound = sensitivities(y, given).item() * math.sqrt(3 / 2)  # Euclidean at both ends
+    assert found <= bound <= 1.001 * found
 
 
 def test_a_single_key_is_all_that_is_seen():

@@ -29,6 +29,7 @@ from thunder_norm.transforms import NormTransform
 import thunder
 
 OPTIONS = {
+    F.gelu: [{}, {"approximate": "tanh"}],
     F.elu: [{}, {"alpha": 0.3}, {"alpha": 2.0}, {"alpha": -0.5}],
     F.celu: [{}, {"alpha": 0.3}],
     F.leaky_relu: [{}, {"negative_slope": 0.3}, {"negative_slope": -1.5}],

@@ -11,9 +11,12 @@ import torch.nn.functional as F
 
 from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
-from thunder_norm.core.ellipsoids import Ellipsoid
-from thunder_norm.rules.layers._attention_away import Moving
+from thunder_norm.core.ellipsoids import Dense, Ellipsoid, Picked
+from thunder_norm.core.slopes import between
+from thunder_norm.core.vertices import Root, Vertex, linear_map_of_fewer
+from thunder_norm.rules.layers._attention_away import Moving, Rows
 from thunder_norm.rules.layers._attention_between import Between
+from thunder_norm.rules.movement.movements_nearby import Together
 from thunder_norm.rules.movement.movements_of_normalizations import _Left, _Moves
 
 F64 = torch.float64
@@ -44,8 +47,11 @@ def check_directions(reached: torch.Tensor, within: Ellipsoid, length: float, se
     assert ((directions @ reached.mT).abs().amax(1) <= most * (1 + 1e-6) + 1e-12).all()
 
 
-def _attention(seed: int, factor: float) -> tuple[Between, Callable[..., torch.Tensor]]:
-    """Attention whose tokens move by linear maps of a vector, and the operation at one, of scores alone or of all tokens."""
+def _attention(seed: int, factor: float, away: float) -> tuple[Between, Callable[..., torch.Tensor]]:
+    """Attention whose tokens move by linear maps of a vector, and the operation at one, of scores alone or of all tokens.
+
+    Points are `away` times as far from the data as two of them are from each other.
+    """
     make = torch.Generator().manual_seed(seeded(seed))
     heads, queries, keys, d = 1 + seed % 2, 3, 4, 2
 
@@ -71,19 +77,26 @@ def _attention(seed: int, factor: float) -> tuple[Between, Callable[..., torch.T
         return (a - (p * a).sum(-1, keepdim=True)).flatten()
 
     a = torch.func.jacrev(scores)(torch.zeros(ROOTS, dtype=F64))
-    query, key, value = (Moving.of(t, Ellipsoid.of(r @ r.mT), (heads,)) for t, r in zip((q, k, v), roots, strict=True))
-    return Between(query, key, value, p, Ellipsoid.of(a @ a.mT), d**-0.5), run
+
+    def rows(by: float) -> tuple[Moving, Moving, Moving, torch.Tensor, Ellipsoid, float]:
+        query, key, value = (Moving.of(t, Ellipsoid.of(r @ r.mT, by), (heads,)) for t, r in zip((q, k, v), roots, strict=True))
+        return query, key, value, p, Ellipsoid.of(a @ a.mT, by), d**-0.5
+
+    return Between(*rows(1.0), Rows(*rows(away))), run
 
 
+@pytest.mark.parametrize("away", [1.0, 0.3])
 @pytest.mark.parametrize(("seed", "factor"), crossed(range(6), [0.03, 0.3, 1.0]))
-def test_what_attentions_derivative_changes_by_is_in_its_ellipsoid_and_ball(seed: int, factor: float):
-    rows, run = _attention(seed, factor)
+def test_what_attentions_derivative_changes_by_is_in_its_ellipsoid_and_ball(seed: int, factor: float, away: float):
+    rows, run = _attention(seed, factor, away)
     said = rows.found()
     assert said is not None
     zero = torch.zeros(ROOTS, dtype=F64)
     by = said.damped.expand(rows.value.data.shape[0], -1, rows.value.data.shape[-1]).reshape(-1, 1)
     jacobian = torch.func.jacrev(run)(zero) - by / 2 * torch.func.jacrev(lambda u: run(u, True))(zero)
-    reached = searched(lambda u, w: torch.func.vmap(lambda u, w: torch.func.jvp(run, (u,), (w,))[1] - jacobian @ w)(u, w), seed)
+    reached = searched(
+        lambda u, w: torch.func.vmap(lambda u, w: torch.func.jvp(run, (away * u,), (w,))[1] - jacobian @ w)(u, w), seed
+    )
     assert reached.norm(dim=1).max().item() <= said.longest * (1 + 1e-9)
     (within,) = said.within
     check_directions(reached, within, said.length, seed)
@@ -243,3 +256,41 @@ def test_of_two_inputs_each_moves_no_further_by_itself(name: str, radii: tuple[f
             )
             found = max(found, torch.linalg.matrix_norm(jacobian.reshape(12, 12), 2).item())
         assert found <= bound * (1 + 1e-6)
+
+
+def _vertex(size: int, radius: float, reasons: frozenset[torch.Tensor] | None) -> Vertex:
+    return Vertex(Root(torch.tensor(radius, dtype=F64), reasons), size, given=Ellipsoid.ball(size, 1.0))
+
+
+def test_what_moves_with_one_input_moves_at_once():
+    """Three vectors of lengths 1, 2 and 3: all in proportion to an input, or each by itself while others rest."""
+    a, b = (torch.tensor(1.0, requires_grad=True) for _ in range(2))
+    for reasons, reached in (
+        ([{a}, {a}, {a}], 1.0),
+        ([{a}, {a}, {b}], sum(math.sqrt(r / 6) for r in (1, 2, 3))),
+        ([{a}, {a}, None], sum(math.sqrt(r / 6) for r in (1, 2, 3))),
+        ([{a, b}] * 3, sum(math.sqrt(r / 6) for r in (1, 2, 3))),
+    ):
+        parts = [_vertex(4, r, None if s is None else frozenset(s)) for r, s in zip((1.0, 2.0, 3.0), reasons, strict=True)]
+        together = Together.of(parts)
+        assert together is not None
+        assert together.reached.item() == pytest.approx(reached)
+        assert together.within(parts).length.item() >= 6 * (1 - 1e-12)
+
+
+def test_what_is_a_map_of_fewer_entries_is_known_as_that():
+    make = torch.Generator().manual_seed(seeded(4))
+    first, others = _vertex(3, 1.0, None), torch.randn(5, 3, generator=make, dtype=F64)
+    middle = Vertex(first.root, 5, terms=((first, Dense(others)),))
+    picks = [Picked(torch.tensor(n)) for n in ([0, -1, -1, 2, -1, 1, 3], [-1, 4, 0, 1, 1, -1, 2])]
+    last = Vertex(first.root, 7, terms=tuple((middle, c) for c in picks))
+    found = linear_map_of_fewer(last)
+    assert found is not None
+    base, matrix = found
+    assert base is middle
+    torch.testing.assert_close(matrix, sum(c.times(torch.eye(5, dtype=F64)) for c in picks))
+    bent = Vertex(first.root, 5, terms=((middle, None),), slopes=between(0.0, 1.0, 5))
+    of_bent = linear_map_of_fewer(Vertex(first.root, 7, terms=tuple((bent, c) for c in picks)))
+    assert of_bent is not None
+    assert of_bent[0] is bent
+    assert linear_map_of_fewer(bent) is None

@@ -7,7 +7,7 @@ are between the least and the largest derivative there, one-sided ones at kinks 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,28 @@ class Piece:
         low: where it begins.
         high: where it ends.
         extreme: where its derivative is least or largest, besides the ends.
+        period: of the derivative, whose extremes come again then; 0 if it has none.
     """
 
     derivative: Derivative
     low: float = -math.inf
     high: float = math.inf
     extreme: tuple[float, ...] = ()
+    period: float = 0.0
+
+    def slopes_between(self, a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Slopes at the ends of an interval and where they are extreme, and whether the interval has that point."""
+        for at in (a, b):
+            yield self.derivative(at), a <= b
+        for v in self.extreme:
+            at = torch.full_like(a, v)
+            yield self.derivative(at), self._is_passed(at, a, b) if self.period else (a <= at) & (at <= b)
+
+    def _is_passed(self, at: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Whether a point comes again between two numbers, or as near to them as may be due to rounding."""
+        rounded = 1e-12 * (1 + torch.maximum(a.abs(), b.abs()))
+        ahead = torch.remainder(at - a, self.period)
+        return (ahead <= b - a + rounded) | (ahead >= self.period - rounded)
 
 
 def _constant(slope: float) -> Derivative:
@@ -51,12 +67,34 @@ def _smooth(derivative: Derivative, *extreme: float) -> tuple[Piece, ...]:
 
 def _gelu(given: dict[str, Any]) -> tuple[Piece, ...] | None:
     if given.get("approximate", "none") != "none":
-        return None
+        return _smooth(_gelu_by_tanh, -_GELU_BY_TANH, _GELU_BY_TANH)
 
     def derivative(x: torch.Tensor) -> torch.Tensor:
         return 0.5 * torch.erfc(-x / math.sqrt(2)) + x * torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
 
     return _smooth(derivative, -math.sqrt(2), math.sqrt(2))
+
+
+# the second derivative of ``x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2`` is 0 there
+_GELU_BY_TANH = 1.418504008790828
+
+
+def _gelu_by_tanh(x: torch.Tensor) -> torch.Tensor:
+    c, cubed = math.sqrt(2 / math.pi), 0.044715
+    u = c * (x + cubed * x**3)
+    return 0.5 * (1 + torch.tanh(u)) + 0.5 * x * c * (1 + 3 * cubed * x.square()) / torch.cosh(u).square()
+
+
+def _mish(given: dict[str, Any]) -> tuple[Piece, ...]:
+    def derivative(x: torch.Tensor) -> torch.Tensor:
+        t = torch.tanh(F.softplus(x, threshold=1e3))
+        return t + x * (1 - t.square()) * torch.sigmoid(x)
+
+    return _smooth(derivative, *_MISH)
+
+
+# where its second derivative is 0
+_MISH = (-2.2563763963607931, 1.4905711794854285)
 
 
 def _silu(given: dict[str, Any]) -> tuple[Piece, ...]:
@@ -166,6 +204,9 @@ _PIECES: dict[Any, Callable[[dict[str, Any]], tuple[Piece, ...] | None]] = {
     F.softsign: lambda given: _smooth(lambda x: 1 / (1 + x.abs()).square(), 0.0),
     torch.erf: lambda given: _smooth(lambda x: 2 / math.sqrt(math.pi) * torch.exp(-x.square()), 0.0),
     torch.erfc: lambda given: _smooth(lambda x: -2 / math.sqrt(math.pi) * torch.exp(-x.square()), 0.0),
+    torch.sin: lambda given: (Piece(torch.cos, extreme=(0.0, math.pi), period=2 * math.pi),),
+    torch.cos: lambda given: (Piece(lambda x: -torch.sin(x), extreme=(-math.pi / 2, math.pi / 2), period=2 * math.pi),),
+    F.mish: _mish,
     F.selu: lambda given: _exponential(1.6732632423543772, 1.0507009873554805, 1.0),
     F.gelu: _gelu, F.silu: _silu, F.elu: _elu, F.celu: _celu, torch.clamp: _clamp, F.softplus: _softplus, F.softshrink: _shrink,
     F.leaky_relu: _leaky_relu, F.hardswish: _hardswish, F.hardtanh: _hardtanh,
@@ -218,9 +259,8 @@ def of(op: Any, given: dict[str, Any], low: torch.Tensor, high: torch.Tensor) ->
         a, b = low.clamp(min=piece.low), high.clamp(max=piece.high)
         # an interval that only touches it has none of its slopes
         is_in = (a < b) | (low == high) if piece.low < piece.high else a <= b
-        for at in (a, b, *(torch.full_like(low, v) for v in piece.extreme)):
-            slopes = _rounded_outwards(piece.derivative(at))
-            is_there = is_in & (a <= at) & (at <= b)
+        for slope, is_passed in piece.slopes_between(a, b):
+            slopes, is_there = _rounded_outwards(slope), is_in & is_passed
             # of a NaN both are one
             least = torch.where(is_there, torch.minimum(least, slopes[0]), least)
             largest = torch.where(is_there, torch.maximum(largest, slopes[1]), largest)

@@ -279,9 +279,13 @@ class Rows:
     @functools.cached_property
     def products(self) -> torch.Tensor:
         """The largest ``|b_j|``."""
+        return self.longest_queries[:, None] * self.by_queries
+
+    @functools.cached_property
+    def longest_queries(self) -> torch.Tensor:
+        """How far each row's query moves at most, [rows]."""
         n = torch.arange(len(self.p))
-        queries = torch.linalg.eigvalsh(self.query.by_token[n, :, n])[..., -1].clamp(min=0).sqrt()
-        return queries[:, None] * self.by_queries
+        return torch.linalg.eigvalsh(self.query.by_token[n, :, n])[..., -1].clamp(min=0).sqrt()
 
     @functools.cached_property
     def by_queries(self) -> torch.Tensor:
@@ -324,23 +328,23 @@ class Rows:
         """Of ``sum_j c_j a_j^n (v_j - y)``: linear in products of n entries of u, which have at most unit length together."""
         return self.mapped(self.cov**n, coefficients)
 
-    def of_products(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """Of ``sum_j c_j b_j (v_j - y)``, c_j a multiple of p_j, so that the mean of b has no effect."""
+    def of_products(self, coefficients: torch.Tensor, key: Moving | None = None) -> torch.Tensor:
+        """Of ``sum_j c_j b_j (v_j - y)``, c_j a multiple of p_j, so that the mean of b has no effect; keys may move as others do."""
         heads = self.weights.shape[:-2].numel()
-        q, k = self.query.by_token, self.key.by_token
+        q, k = self.query.by_token, (key or self.key).by_token
         q = q.reshape(heads, -1, q.shape[1], heads, len(self.p) // heads, q.shape[1])
         k = k.reshape(heads, -1, k.shape[1], heads, self.p.shape[1], k.shape[1])
         cov = self.scale**2 * torch.einsum("gixhky,gjxhly->gijhkl", q, k)
         return self.mapped(cov, coefficients)
 
-    def of_values(self, slopes: torch.Tensor, n: int = 1) -> torch.Tensor:
-        """Of ``sum_j p_j s_j a_j^n (e_j - sum_l p_l e_l)``: of ``sum_j (p_j s_j a_j^n - p_j sum_l p_l s_l a_l^n) e_j``."""
+    def of_values(self, slopes: torch.Tensor, n: int = 1, value: Moving | None = None) -> torch.Tensor:
+        """Of ``sum_j p_j s_j a_j^n (e_j - sum_l p_l e_l)``: of ``sum_j (p_j s_j a_j^n - p_j sum_l p_l s_l a_l^n) e_j``; values may move as others do."""
         c = self.p * slopes
         m = torch.diag_embed(c) - self.p[:, :, None] * c[:, None, :]
         cov = torch.einsum("rjl,rlqk,qmk->rjqm", m, self.cov**n, m)
         heads = self.weights.shape[:-2].numel()
         cov = cov.reshape(heads, -1, cov.shape[1], heads, len(cov) // heads, cov.shape[1])
-        v = self.value.by_token
+        v = (value or self.value).by_token
         v = v.reshape(heads, -1, v.shape[1], heads, self.p.shape[1], v.shape[1])
         return torch.einsum("gijhkl,gjxhly->gixhky", cov, v).flatten(3).flatten(0, 2)
 
@@ -378,6 +382,11 @@ def above(cov: torch.Tensor) -> torch.Tensor:
 
 def norm_of(t: torch.Tensor) -> float:
     return t.square().sum().sqrt().item()
+
+
+def norms_of(t: torch.Tensor) -> torch.Tensor:
+    """Of each row."""
+    return t.square().sum(-1).sqrt()
 
 
 def _bend(t: torch.Tensor) -> torch.Tensor:

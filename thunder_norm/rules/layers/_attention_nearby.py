@@ -14,6 +14,7 @@ from thunder_norm.core.tensors import NORM_DTYPE
 _TINY = 1e-30
 _MASKED = -1e30  # scores that no move reaches
 _LEAST_WEIGHT = 1e-300
+_ROUNDED = 16  # units in the last place that sums of squares and of products are off, at most
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,25 @@ class Nearby:
     the mean of the keys ``a_ij = s (|q_i| K + Q max_j |k_j - c| + Q K) + M``, if nothing better is known; the weights of the data are
     multiplied by 1 + t_ij, |t_ij| bounded by these, at most e_i in a row, and
 
-        |v_j - y_i| <= |v_j - y_i| at the data + 2 V + sum_l p_il |t_il| |v_l - y_i|.
+        |v_j - y_i| <= |v_j - y_i| at the data + 2 V + sum_l p_il |t_il| |v_l - y_i|,
+
+    of which the sum is at most the largest ``|v_l - y_i|``, means being no further than that.  However much weights change,
+
+        |Cov_p(v, v)|_2 <= r_i^2,    r_i = min(max_jl |v_j - v_l| / 2, max_j |v_j - y_i|) + V,
+
+    as a number that is between two others has a variance of at most a quarter of the square of their distance (Popoviciu), v along any direction; and the
+    variance is least about the mean.  So it is for the keys.
 
     Attributes:
-        query, key, value: the data.
+        query, key, value: the data; keys and values less their means, which change no derivative.
         data: the weights there.
         scale: s.
         moved: the lengths.
         scores: a_ij, [..., i, j] or broadcast to it.
         weights: p_ij, [..., i, j].
         apart: |v_j - y_i|, likewise.
+        furthest: the largest |v_j - y_i| at the data, [..., i, 1].
+        spreads: r_i of the values and of the keys, [..., i, 1].
         lengths: |q_i|, [..., i, 1].
         grown: the largest h_ij of a row, [..., i, 1].
         changed: e_i, likewise.
@@ -71,6 +81,8 @@ class Nearby:
     scores: torch.Tensor
     weights: torch.Tensor
     apart: torch.Tensor
+    furthest: torch.Tensor
+    spreads: tuple[torch.Tensor, torch.Tensor]
     lengths: torch.Tensor
     grown: torch.Tensor
     changed: torch.Tensor
@@ -89,18 +101,36 @@ class Nearby:
     ) -> Nearby:
         """All of it, given the data, with a mask that is added or says what is seen; the scale may be negative."""
         p, scale = weights_of(query, key, bias, is_causal, scale), abs(scale)
-        y = p @ value
-        squares = value.square().sum(-1).unsqueeze(-2) - 2 * (y @ value.transpose(-1, -2)) + y.square().sum(-1, keepdim=True)
-        apart, lengths = squares.clamp(min=0).sqrt(), query.square().sum(-1, keepdim=True).sqrt()
+        # derivatives are by how far tokens are from each other: where all are far from 0 their squares would leave little of that
+        key, value = (t - t.mean(-2, keepdim=True) for t in (key, value))
+        apart, lengths = _from_means(p, value), query.square().sum(-1, keepdim=True).sqrt()
+        furthest, of_keys = (torch.where(p > 0, t, 0.0).amax(-1, keepdim=True) for t in (apart, _from_means(p, key)))
         if scores is None:
-            keys = (key - key.mean(-2, keepdim=True)).square().sum(-1).sqrt().amax(-1)[..., None, None]
+            keys = key.square().sum(-1).sqrt().amax(-1)[..., None, None]
             scores = scale * (lengths * moved.key + moved.query * keys + moved.query * moved.key) + moved.mask
         most, least = _ratios(p, scores)
         change = torch.maximum(most - 1, 1 - least)
-        apart = apart + 2 * moved.value + (p * change * apart).sum(-1, keepdim=True)
+        apart = apart + 2 * moved.value + torch.minimum((p * change * apart).sum(-1, keepdim=True), furthest)
         grown, changed = (torch.where(p > 0, t, floor).amax(-1, keepdim=True) for t, floor in ((most, 1.0), (change, 0.0)))
+        spreads = (
+            torch.minimum(_widest(value) / 2, furthest) + moved.value,
+            torch.minimum(_widest(key) / 2, of_keys) + moved.key,
+        )
         return cls(
-            query, key, value, p, scale, moved, scores, (p * most).clamp(max=1.0), apart, lengths + moved.query, grown, changed
+            query=query,
+            key=key,
+            value=value,
+            data=p,
+            scale=scale,
+            moved=moved,
+            scores=scores,
+            weights=(p * most).clamp(max=1.0),
+            apart=apart,
+            furthest=furthest,
+            spreads=spreads,
+            lengths=lengths + moved.query,
+            grown=grown,
+            changed=changed,
         )
 
     def slopes(self, heads: ed.Dims) -> Slopes:
@@ -116,7 +146,8 @@ class Nearby:
 
             |Cov_p(v, k)|_2 <= |Cov at the data|_2 + (e + e^2) u w + h^(1/2) (V w + u K) + V K
 
-        by Cauchy-Schwarz, as a covariance is smallest about the mean.
+        by Cauchy-Schwarz, as a covariance is smallest about the mean; and at most the product of what values and keys are spread.  ``sum_l b_il`` is at
+        most the largest |v_l - y_i| at the data and V, by the variance about that y_i.
         """
         covariance = _covariance(self.data, self.value, self.key)
         by_value, by_key = self.moved.value, self.moved.key
@@ -125,11 +156,14 @@ class Nearby:
             e, root = self.changed[..., 0], self.grown[..., 0].sqrt()
             covariance = covariance + (e + e.square()) * of_values * of_keys
             covariance = covariance + root * (by_value * of_keys + of_values * by_key) + by_value * by_key
+            covariance = torch.minimum(covariance, (self.spreads[0] * self.spreads[1])[..., 0])
         weighted = self.weights * self.apart
-        of_key = self.lengths.square() * weighted.sum(-1, keepdim=True) * weighted
+        total = torch.minimum(weighted.sum(-1, keepdim=True), self.furthest + by_value)
+        of_key = _largest_over(self.lengths.square() * total * weighted, heads).sum(-1).amax()
+        of_each = (self.lengths * total).square()  # the sum over keys, of each head
         found = (
             self.scale * covariance.amax(),
-            self.scale * _largest_over(of_key, heads).sum(-1).amax().sqrt(),
+            self.scale * torch.minimum(of_key, (of_each.sum(heads) if heads else of_each).amax()).sqrt(),
             _largest_over(self.weights, heads).sum(-1).amax().sqrt(),
         )
         return Slopes(*(t.to(NORM_DTYPE).nan_to_num(nan=math.inf) for t in found))
@@ -190,7 +224,30 @@ def _covariance(p: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
     """``|Cov_p(a, b)|_2`` of each row of weights, or more (`_spectral_bound`)."""
     outer = (a.unsqueeze(-1) * b.unsqueeze(-2)).flatten(-2)
     means = ((p @ a).unsqueeze(-1) * (p @ b).unsqueeze(-2)).flatten(-2)
-    return _spectral_bound((p @ outer - means).unflatten(-1, (a.shape[-1], b.shape[-1])))
+    rounded = _ROUNDED * torch.finfo(p.dtype).eps * _longest(a) * _longest(b)
+    return _spectral_bound((p @ outer - means).unflatten(-1, (a.shape[-1], b.shape[-1]))) + rounded
+
+
+def _longest(t: torch.Tensor) -> torch.Tensor:
+    """Of the tokens, [..., 1]."""
+    return t.square().sum(-1).amax(-1, keepdim=True).sqrt()
+
+
+def _from_means(p: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """How far each token is from their mean by each row of weights, [..., i, j]."""
+    return _apart(p @ t, t)
+
+
+def _widest(t: torch.Tensor) -> torch.Tensor:
+    """How far two tokens are from each other, at most, [..., 1, 1]."""
+    return _apart(t, t).amax((-2, -1), keepdim=True)
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``|a_i - b_j|``, [..., i, j], and what rounding may have done to it."""
+    squares = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1).unsqueeze(-2)
+    rounded = _ROUNDED * torch.finfo(squares.dtype).eps
+    return ((1 + rounded) * squares - 2 * (a @ b.transpose(-1, -2))).clamp(min=0).sqrt()
 
 
 def weights_of(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None, is_causal: bool, scale: float) -> torch.Tensor:

@@ -59,8 +59,8 @@ def _attention(
     if is_moving and dropout_p == 0 and not enable_gqa and (moved := _moved(query, key, value, mask)) is not None:
         bias = mask.backing if isinstance(mask, RMSTensor) else mask
         here = Nearby.of(data(query), data(key), data(value), bias, is_causal, given, moved).slopes(batch)
-        # from RMS over features to the largest one where the output is
-        by_feature = 1.0 if -1 in kept else root(value.shape[-1])
+        # from RMS over the features of queries and keys to that over those of values, or to the largest one where the output is
+        by_feature = root(width) / (root(value.shape[-1]) if -1 in kept else 1.0)
         for name, x, found in (("query", query, here.query), ("key", key, here.key)):
             found = found * (by_feature * refined(x, (*batch, -1)))
             sensitivity[name] = torch.minimum(sensitivity[name], found)

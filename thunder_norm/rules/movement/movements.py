@@ -35,8 +35,8 @@ def rearranged(call: Call) -> Found:
     """An operation whose result's entries are some of its arguments', in another order, or 0: seen on their numbers, from 1 on."""
     moving = call.moving
     tensors = flat_tensors((call.args, call.kwargs))
-    # numbers in a tensor may be those of the largest entries, others for other inputs
-    if any(spread_of(x) is None for x in moving) or not all(has_norm(t) for t in tensors):
+    # numbers in a tensor may be those of the largest entries, others for other inputs; near the data they are taken to turn out the same
+    if any(spread_of(x) is None for x in moving) or not (is_within() or all(has_norm(t) for t in tensors)):
         return None
     starts, count = {}, 1
     for x in moving:
@@ -46,7 +46,7 @@ def rearranged(call: Call) -> Found:
     def numbered(t: torch.Tensor) -> torch.Tensor:
         if id(t) in starts:
             return torch.arange(starts[id(t)], starts[id(t)] + t.numel(), dtype=torch.float64).reshape(t.shape)
-        return torch.zeros(t.shape, dtype=torch.float64)
+        return t if not has_norm(t) and not t.is_floating_point() else torch.zeros(t.shape, dtype=torch.float64)
 
     results = call.run(*map_tensors(numbered, (call.args, call.kwargs)))
     results = results if isinstance(results, list | tuple) else (results,)
@@ -98,44 +98,6 @@ _REARRANGING = (
 )  # fmt: skip
 for _op in _REARRANGING:
     normed_op(_op).register_movement(rearranged)
-
-
-def _rows_by_number(call: Call, x: Any, dim: int, index: Any) -> Found:
-    """Rows of x along a dimension that is none of the features: whichever they are, for other inputs too, all features are there in their order."""
-    if not isinstance(index, torch.Tensor) or not is_fixed(index) or has_norm(index) or index.dtype is torch.bool:
-        return rearranged(call)
-    if not moves(x) or (spread := spread_of(x)) is None or (dim - x.ndim if dim >= 0 else dim) >= -spread.ndim:
-        return None
-    return [Made(spread.ndim, (Term(x, None, False),))]
-
-
-@normed_op(torch.Tensor.__getitem__).register_movement
-def getitem(call: Call) -> Found:
-    """Slices, and what is at some places."""
-    return _rows_by_number(call, call.args[0], 0, call.args[1] if len(call.args) > 1 else None)
-
-
-@normed_op(torch.index_select).register_movement
-def index_select(call: Call) -> Found:
-    """What is at some places along a dimension."""
-    return _rows_by_number(call, *(call.given[name] for name in ("input", "dim", "index")))
-
-
-@normed_op(torch.index_add).register_movement
-def index_add(call: Call) -> Found:
-    """Rows of x with rows of another added: for all that is known of other inputs, all of these onto one."""
-    x, dim, source, alpha = (call.given.get(name, 1) for name in ("input", "dim", "source", "alpha"))
-    (y,) = call.results
-    moving = [t for t in (x, source) if moves(t)]
-    spreads = [spread_of(t) for t in moving]
-    ndims = {s.ndim for s in spreads if s is not None}
-    if None in spreads or len(ndims) != 1 or not y.ndim or not is_fixed(call.given["index"]):
-        return None
-    (ndim,), factor = ndims, abs(float(alpha)) * source.shape[dim]
-    if (dim - y.ndim if dim >= 0 else dim) >= -ndim or not math.isfinite(factor):
-        return None
-    terms = [Term(x)] * moves(x) + [Term(source, None, False, factor)] * moves(source)
-    return [Made(ndim, tuple(terms))]
 
 
 @normed_op(F.pad).register_movement

@@ -70,7 +70,21 @@ def addmm(call: Call) -> Found:
     return as_written(call, _added_matrix_product) if moves(call.given.get("input")) else movements.addmm(call)
 
 
+def _inner(input: Any, other: Any) -> Any:
+    if not input.ndim or not other.ndim:
+        return input * other
+    if other.ndim == 1:
+        return input @ other
+    return (input @ other.flatten(0, -2).mT).unflatten(-1, other.shape[:-1])
+
+
+def _outer(input: Any, vec2: Any) -> Any:
+    return input.unsqueeze(-1) * vec2
+
+
 for _op, _program in (
+    (torch.inner, _inner),
+    (torch.outer, _outer),
     (torch.addcmul, _added_product),
     (torch.addcdiv, _added_quotient),
     (torch.lerp, _between),

@@ -24,9 +24,10 @@ from thunder_norm.core.ellipsoids import Dense, Ellipsoid, sum_of
 from thunder_norm.core.local import from_data, is_from_data, is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.core.vertices import LARGEST, Root, Vertex
+from thunder_norm.core.vertices import LARGEST, Root, Vertex, all_reasons
 from thunder_norm.core.within import away_from_data, moved
-from thunder_norm.trees import flat_tensors
+from thunder_norm.rules._shared import dims_tuple
+from thunder_norm.trees import flat_tensors, map_tensors
 
 Found = Sequence[Made | None] | None
 # An operation, given what takes an argument to a plain tensor.
@@ -66,11 +67,14 @@ class Together:
         sizes: of each root; of one that does not move, but might, some that is small.
         shares: c_r of each root r, which add up to 1: what moves by all of them is in the ellipsoid of ``sum_r P_r / c_r``, and by one alone in
             ``c_r^(1/2)`` times that.
-        reached: how much of it they reach: 1 where they move at once, as far as they do; between any two points they may one after the other.
+        is_at_once: whether what moves moves at once, as far as it does: away from the data, and where it moves with one leaf, in proportion.  Between any
+            two points they may move one after the other otherwise.
+        reached: how much of it they reach: 1 where they move at once.
     """
 
     sizes: dict[Root, float]
     shares: dict[Root, float]
+    is_at_once: bool
     reached: torch.Tensor
 
     @classmethod
@@ -87,22 +91,30 @@ class Together:
         shares = {r: n * sizes[r] / total * (1 - _AT_REST * len(resting)) for r, n in lengths.items()}
         shares.update(dict.fromkeys(resting, _AT_REST))
         sizes.update({r: _AT_REST * total / lengths[r] for r in resting})
-        is_at_once = is_from_data()
-        factors = {
-            r: (1.0 if not resting else 1 / (1 - _AT_REST * len(resting))) * c if is_at_once else math.sqrt(c)
-            for r, c in shares.items()
-        }
-        return cls(sizes, shares, functools.reduce(torch.add, (r.size * (f / sizes[r]) for r, f in factors.items())))
+        reasons = all_reasons(r for r in sizes if r not in resting)
+        is_at_once = is_from_data() or reasons is not None and len(reasons) == 1
+        moving = 1 - _AT_REST * len(resting)
+        factors = {r: c / moving if is_at_once and r not in resting else math.sqrt(c) for r, c in shares.items()}
+        reached = functools.reduce(torch.add, (r.size * (f / sizes[r]) for r, f in factors.items()))
+        return cls(sizes, shares, is_at_once and not resting, reached)
 
     def within(self, parts: Sequence[Vertex]) -> Ellipsoid:
         """An ellipsoid that all of a movement is in."""
         found = [(v.ellipsoid.times(self.sizes[v.root]), self.shares[v.root]) for v in parts]
-        if is_from_data() or len(self.shares) == 1:
+        if self.is_at_once or is_from_data() or len(self.shares) == 1:
             return functools.reduce(sum_of, (e for e, _ in found))
         scale = max(e.scale for e, _ in found)
         if not scale:  # what it is wanted for does not move with any of them: the scores of a single key
             return found[0][0]
         return Ellipsoid.of(functools.reduce(torch.add, (e.cov * ((e.scale / scale) ** 2 / c) for e, c in found)), scale)
+
+
+def as_points(x: Any) -> Any:
+    """x as points near the data move away from it, which is less than two of them are apart: the same features."""
+    if not moves(x) or x._away is None:
+        return x
+    spread = spread_of(x._away)
+    return x._away if spread is not None and spread.ndim == near(x).ndim else x
 
 
 def points_near(*tensors: NormedTensor) -> tuple[Ellipsoid, ...] | None:
@@ -174,16 +186,61 @@ def log_softmax(call: Call) -> Found:
     return _of_logits(call, torch.log_softmax, lambda count, largest: math.sqrt(count) * min(0.5, largest))
 
 
+@normed_op(torch.logsumexp).register_movement
+def logsumexp(call: Call) -> Found:
+    """Its second derivative is ``Cov(a, b)``, at most ``min(1/2, max p) |a| |b|``."""
+    keepdim = call.given.get("keepdim", False)
+    return _of_logits(call, lambda t, dim: torch.logsumexp(t, dim, keepdim), lambda count, largest: min(0.5, largest))
+
+
 def _of_logits(call: Call, f: Callable[..., torch.Tensor], curvature: Callable[[int, float], float]) -> Found:
-    """`f` over a dimension of logits, its second derivative bounded given their number and the largest weight there may be."""
-    x, dim = call.given["input"], call.given["dim"]
+    """`f` over some dimensions of logits, its second derivative bounded given their number and the largest weight there may be."""
+    x = call.given["input"]
     moving = one_sample(call, [x])
-    if moving is None or not isinstance(dim, int) or not x.ndim:
+    if moving is None or not x.ndim:
         return None
-    r = moved(away_from_data(x, near(x)), groups_of(x, (dim - x.ndim if dim >= 0 else dim,))).detach().item()
+    groups = groups_of(x, dims_tuple(call.given["dim"], x.ndim))
+    r = moved(away_from_data(x, near(x)), groups).detach().item()
     # of two logits the difference moves by at most sqrt(2) r
-    largest = values(x.backing.detach()).softmax(dim).amax().item() * math.exp(min(math.sqrt(2) * r, 700.0))
-    return by_jacobian(call, moving, lambda plain: f(plain(x), dim), curvature(x.shape[dim], largest) * r * moved(near(x)))
+    largest = values(x.backing.detach()).flatten()[groups].softmax(-1).amax().item() * math.exp(min(math.sqrt(2) * r, 700.0))
+    besides = curvature(groups.shape[1], largest) * r * moved(near(x))
+    return by_jacobian(call, moving, lambda plain: f(plain(x), call.given["dim"]), besides)
+
+
+# -- deviations -----------------------------------------------------------------------------------------------------------
+
+
+@normed_op(torch.var).register_movement
+def var(call: Call) -> Found:
+    """``|P x|^2 / (n - c)``, P x less its mean, c the correction: its second derivative is at most ``2 |a| |b| / (n - c)``."""
+    return _of_deviations(call, lambda r, shortest, count: 2 * r / count)
+
+
+@normed_op(torch.std).register_movement
+def std(call: Call) -> Found:
+    """The root of that: at most ``|a| |b| / (|P x| (n - c)^(1/2))``, P x at least as long as at the data less how far it moves."""
+    return _of_deviations(
+        call, lambda r, shortest, count: r / ((shortest - r) * math.sqrt(count)) if shortest > r * (1 + 1e-9) else math.inf
+    )
+
+
+def _of_deviations(call: Call, change: Callable[[float, float, float], float]) -> Found:
+    """`change` is how much a group's derivative changes, given how far it moves, the shortest ``|P x|`` at the data, and ``n - c``."""
+    x, dim = call.given["input"], call.given.get("dim")
+    moving = one_sample(call, [x])
+    if moving is None or not x.ndim:
+        return None
+    is_flag = isinstance(dim, bool)  # var(x, unbiased)
+    correction = call.given.get("correction", dim if is_flag else call.given.get("unbiased", 1))
+    groups = groups_of(x, dims_tuple(None if is_flag else dim, x.ndim))
+    count = groups.shape[1] - float(1 if correction is None else correction)
+    if not count > 0:
+        return None
+    at = values(x.backing.detach()).flatten()[groups]
+    shortest = (at - at.mean(-1, keepdim=True)).square().sum(-1).sqrt().amin().item()
+    r = moved(away_from_data(x, near(x)), groups).detach().item()
+    besides = change(r, shortest, count) * (1 + 1e-9) * moved(near(x))
+    return by_jacobian(call, moving, lambda plain: call.run(*map_tensors(plain, (call.args, call.kwargs))), besides)
 
 
 # -- products of what moves -----------------------------------------------------------------------------------------------

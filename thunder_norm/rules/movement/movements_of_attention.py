@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ import torch.nn.functional as F
 
 from thunder_norm.core.composed import Call, Term, moves, parts_of, values
 from thunder_norm.core.ellipsoids import Ellipsoid, Picked, sum_of
-from thunder_norm.core.local import is_from_data
+from thunder_norm.core.local import from_data, is_from_data
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.core.vertices import LARGEST, Vertex
+from thunder_norm.core.vertices import LARGEST, Vertex, linear_map_of_fewer
 from thunder_norm.core.within import moved
 from thunder_norm.rules.layers._attention_away import Moving, Remainder, Rows
 from thunder_norm.rules.layers._attention_between import Between
@@ -24,6 +24,7 @@ from thunder_norm.rules.layers._attention_nearby import Moved, Nearby, weights_o
 from thunder_norm.rules.movement.movements_nearby import (
     Found,
     Together,
+    as_points,
     by_jacobian,
     groups_of,
     linear,
@@ -55,11 +56,13 @@ def attention(call: Call) -> Found:
     terms = linear(of_scores, at.scores) if of_scores else ()
     if terms is None:
         return None
-    roots = parts_of(terms, at.weights.numel())
-    lengths = [moved(near(x), groups_of(x, (-1,))) if moves(x) else torch.zeros((), dtype=torch.float64) for x in tokens]
-    besides = _between_any_two(at, roots, lengths)
-    together = Together.of([v for x in moving for v in near(x).parts])
-    left = _left(at, roots, together) if roots and together is not None else None
+    moves_by = points = _Moves.of(tokens, terms, at.weights.numel())
+    if not is_from_data():
+        with from_data():
+            points = _Moves.of([as_points(x) for x in tokens], [replace(t, x=as_points(t.x)) for t in terms], at.weights.numel())
+    besides = _between_any_two(at, moves_by, points)
+    together = moves_by.together
+    left = _left(at, moves_by, points) if moves_by.roots and together is not None and points.together is not None else None
     if (
         left is None
         or together is None
@@ -70,6 +73,36 @@ def attention(call: Call) -> Found:
     parts = [first, functools.reduce(sum_of, rest, Ellipsoid.ball(call.results[0].numel(), left.length))]
     parts = parts if is_from_data() else [sum_of(*parts)]
     return made_of(call, moving, lambda plain: at.damped(plain, left.damped), [(e, together.reached) for e in parts])
+
+
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """How queries, keys and values move, and scores to first order.
+
+    Attributes:
+        tokens: these.
+        roots: what scores move by, for each of the roots.
+        together: how what moves for several reasons moves at once; None where nothing does.
+    """
+
+    tokens: Sequence[Any]
+    roots: Sequence[Vertex]
+    together: Together | None
+
+    @classmethod
+    def of(cls, tokens: Sequence[Any], terms: Sequence[Term], scores: int) -> _Moves:
+        """Given the scores' terms, and how many there are."""
+        parts = [v for x in tokens if moves(x) for v in near(x).parts]
+        return cls(tokens, parts_of(terms, scores), Together.of(parts))
+
+    @functools.cached_property
+    def lengths(self) -> Sequence[torch.Tensor]:
+        """How far the token moves that moves furthest, of queries, keys and values."""
+        return [moved(near(x), groups_of(x, (-1,))) if moves(x) else torch.zeros((), dtype=torch.float64) for x in self.tokens]
+
+    def of_scores(self, shape: torch.Size) -> list[torch.Tensor]:
+        """How far each score moves by each root, of size 1."""
+        return [r.ellipsoid.entries.reshape(shape) for r in self.roots]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,30 +161,41 @@ class _Attention:
         return F.scaled_dot_product_attention(query, key, value, mask, is_causal=self.is_causal, scale=self.scale)
 
 
-def _between_any_two(at: _Attention, roots: Sequence[Vertex], lengths: Sequence[torch.Tensor]) -> torch.Tensor:
+def _between_any_two(at: _Attention, moves_by: _Moves, points: _Moves) -> torch.Tensor:
     """How far the derivative's change moves the result, at most, between any two points near the data."""
-    by_root = [r.ellipsoid.entries.reshape(at.weights.shape) for r in roots]
-    by = Moved(*(n.detach().item() for n in lengths))
-    first = sum((a * r.root.size.detach() for a, r in zip(by_root, roots, strict=True)), torch.zeros_like(at.weights))
+    of_points = zip(points.of_scores(at.weights.shape), points.roots, strict=True)
+    first = sum((a * r.root.size.detach() for a, r in of_points), torch.zeros_like(at.weights))
+    by = Moved(*(n.detach().item() for n in points.lengths))
     scores = first + 2 * abs(at.scale) * by.query * by.key
     query, key, value = at.data
-    causes, *of_tokens = Nearby.of(query, key, value, at.bias, at.is_causal, at.scale, by, scores).bend(by_root)
-    found = [*zip(causes, (r.root.size for r in roots), strict=True), *zip(of_tokens, lengths, strict=True)]
+    nearby = Nearby.of(query, key, value, at.bias, at.is_causal, at.scale, by, scores)
+    causes, *of_tokens = nearby.bend(moves_by.of_scores(at.weights.shape))
+    found = [*zip(causes, (r.root.size for r in moves_by.roots), strict=True), *zip(of_tokens, moves_by.lengths, strict=True)]
     return sum((c * n for c, n in found if c), torch.zeros((), dtype=torch.float64))
 
 
-def _left(at: _Attention, roots: Sequence[Vertex], by: Together) -> Remainder | None:
+def _left(at: _Attention, moves_by: _Moves, points: _Moves) -> Remainder | None:
     """What is left after first order; None where values have heads that scores have not."""
     heads = at.weights.shape[:-2]
     if torch.broadcast_shapes(heads, at.data[2].shape[:-2]) != heads:
         return None
-    factors = _factors(at, by) if is_from_data() else (None, None, None)
+    if is_from_data():
+        return Rows(*_rows(at, moves_by)).found()
+    with from_data():
+        of_points = Rows(*_rows(at, points))
+    return Between(*_rows(at, moves_by), of_points).found()
+
+
+def _rows(at: _Attention, by: _Moves) -> tuple[Moving, Moving, Moving, torch.Tensor, Ellipsoid, float]:
+    """What `Rows` are made of."""
+    together = by.together
+    assert together is not None, "something moves"
+    factors = _factors(at, together) if is_from_data() and by.tokens is at.tokens else (None, None, None)
     query, key, value = (
-        Moving.of(t, by.within(near(x).parts) if moves(x) else None, heads, n, f)
-        for x, t, n, f in zip(at.tokens, at.own, (1, at.repeats, at.repeats), factors, strict=True)
+        Moving.of(t, together.within(near(x).parts) if moves(x) else None, at.weights.shape[:-2], n, f)
+        for x, t, n, f in zip(by.tokens, at.own, (1, at.repeats, at.repeats), factors, strict=True)
     )
-    rows = Rows if is_from_data() else Between
-    return rows(query, key, value, at.weights, by.within(roots), abs(at.scale)).found()
+    return query, key, value, at.weights, together.within(by.roots), abs(at.scale)
 
 
 def _factors(at: _Attention, by: Together) -> Sequence[torch.Tensor | None]:
@@ -166,9 +210,20 @@ def _factors(at: _Attention, by: Together) -> Sequence[torch.Tensor | None]:
         for x, size, start in zip(at.tokens, sizes, starts, strict=True)
         if moves(x)
     ]
-    together = by.within(parts_of(terms, len(numbers)))
-    values, vectors = torch.linalg.eigh(together.cov.detach())
+    root = _factor(parts_of(terms, len(numbers)), by)
+    return root.split(sizes) if bool(root.isfinite().all()) else (None,) * len(sizes)
+
+
+def _factor(parts: Sequence[Vertex], by: Together) -> torch.Tensor:
+    """R, for movements ``R u`` that these parts are in together, u of at most unit length; of few columns, where all are the same map of fewer entries.
+
+    What is done for each entry of the result takes the square of their number.
+    """
+    fewer = [f for v in parts if (f := linear_map_of_fewer(v)) is not None]
+    is_same = len(fewer) == len(parts) and all(torch.equal(matrix, fewer[0][1]) for _, matrix in fewer)
+    within = by.within([v for v, _ in fewer] if is_same else parts)
+    values, vectors = torch.linalg.eigh(within.cov.detach())
     # no less than the covariance, whatever was rounded
     values = values.clamp(min=0) + 1e-12 * values[-1].abs()
-    root = vectors * (values.sqrt() * (together.scale * (1 + 1e-9)))
-    return root.split(sizes) if bool(root.isfinite().all()) else (None,) * len(sizes)
+    root = vectors * (values.sqrt() * (within.scale * (1 + 1e-9)))
+    return fewer[0][1] @ root if is_same else root

@@ -118,7 +118,7 @@ def _along(call: Call, sign: float) -> Found:
     dims = call.given.get("dim")
     dims = range(x.ndim) if dims is None or dims == () else (dims,) if isinstance(dims, int) else dims
     over = {d if d < 0 else d - x.ndim for d in dims}
-    if any(d < -spread.ndim for d in over):
+    if not x.ndim or any(d < -spread.ndim for d in over):  # of a scalar torch has dimensions -1 and 0
         return None
     features = x.shape[x.ndim - spread.ndim :]
     numbers = torch.arange(math.prod(features)).reshape(features)
