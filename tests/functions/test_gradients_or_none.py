@@ -428,3 +428,14 @@ def test_nothing_goes_back_to_what_was_detached(name: str, transform: type) -> N
     _, found = gradient(thunder.jit(f, transforms=[transform()]), x.clone().requires_grad_())
     _, expected = gradient(f, x.clone().requires_grad_())
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["rand_like", "randn_like", "randint_like", "zeros_like", "empty_like"])
+def test_what_is_made_like_a_tensor_has_no_history(name: str) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = torch.randint_like(x, 3) if name == "randint_like" else getattr(torch, name)(x)
+        return made, made * x
+
+    for transform in (SubclassTransform, NormTransform):
+        made, product = thunder.jit(f, transforms=[transform()])(torch.ones(3, requires_grad=True))
+        assert not made.requires_grad and product.requires_grad

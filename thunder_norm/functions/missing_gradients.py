@@ -147,7 +147,7 @@ _ASKING_FOR_DTYPES = frozenset({"torch.Tensor.type_as", "torch.Tensor.to"})
 def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
     if bsym.sym.id in _NO_OPERATIONS or not any(map(is_differentiable, bsym.flat_proxy_args)):
         return False
-    if has_gradient_of_ours(bsym):
+    if has_gradient_of_ours(bsym) or activity.has_no_history(bsym):
         return False
     if moving is not None and bsym.sym.id in _ASKING_FOR_DTYPES and bsym.subsymbols:
         given = {p.name for b in bsym.subsymbols for p in b.flat_proxy_args}
