@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +16,19 @@ from thunder.core.interpreter import WrappedValue, _interpret_call, wrap, wrap_c
 from thunder.core.proxies import Proxy
 
 _COMMON = frozenset({types.NoneType, bool, int, float, str})
-_CONSTANTS = (int, float, complex, str, bytes, type, types.EllipsisType, types.ModuleType, types.BuiltinFunctionType, enum.Enum)
+_CONSTANTS = (
+    types.NoneType,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type,
+    types.EllipsisType,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    enum.Enum,
+)
 _CONSTANTS_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, Proxy)
 
 
@@ -31,8 +44,10 @@ def found_in(fn: WrappedValue, args: tuple, kwargs: dict[str, Any]) -> tuple[Wra
         The call as it is, if all of the defaults are constants.
     """
     function = fn.value
+    if not (function.__defaults__ or function.__kwdefaults__):
+        return fn, args, kwargs
     code, defaults, by_name = function.__code__, function.__defaults__ or (), function.__kwdefaults__ or {}
-    if all(map(_is_constant, defaults)) and all(map(_is_constant, by_name.values())):
+    if _are_constants(defaults) and _are_constants(by_name.values()):
         return fn, args, kwargs
     positional, named = list(args), dict(kwargs)
     first = code.co_argcount - len(defaults)
@@ -60,12 +75,14 @@ def _without_defaults(function: types.FunctionType) -> types.FunctionType:
     return other
 
 
+def _are_constants(values: Iterable[Any]) -> bool:
+    return _COMMON.issuperset(map(type, values)) or all(map(_is_constant, values))
+
+
 def _is_constant(value: Any) -> bool:
     """Whether a value is what it is, without anything in it that a program could look for."""
-    if type(value) in _COMMON:
-        return True
     if type(value) in (tuple, frozenset):
-        return all(map(_is_constant, value))
+        return _are_constants(value)
     if isinstance(value, types.FunctionType):
         return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__)
     return isinstance(value, (*_CONSTANTS, *_CONSTANTS_OF_TORCH))
