@@ -114,5 +114,9 @@ def test_a_parameter_without_a_default_is_missed() -> None:
     def f(x, y, t=torch.ones(3)):  # noqa: B008
         return x * y * t
 
-    with pytest.raises(TypeError, match=r"f\(\) missing 1 required positional argument: 'y'"):
-        thunder.jit(lambda x: f(x), transforms=[SubclassTransform()])(torch.ones(3))
+    def of_position(y, t=torch.ones(3), /):  # noqa: B008
+        return y * t
+
+    for program, name in ((lambda x: f(x), "f"), (lambda x: of_position(), "of_position")):
+        with pytest.raises(TypeError, match=rf"{name}\(\) missing 1 required positional argument: 'y'"):
+            thunder.jit(program, transforms=[SubclassTransform()])(torch.ones(3))

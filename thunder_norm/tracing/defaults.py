@@ -51,6 +51,8 @@ def found_in(fn: WrappedValue, args: tuple, kwargs: dict[str, Any]) -> tuple[Wra
         return fn, args, kwargs
     positional, named = list(args), dict(kwargs)
     first = code.co_argcount - len(defaults)
+    if len(args) < min(first, code.co_posonlyargcount):  # one is missing that has no default and no name, as Python says
+        return fn, args, kwargs
     for i in range(max(first, len(args)), code.co_argcount):
         name = code.co_varnames[i]
         if i < code.co_posonlyargcount:
