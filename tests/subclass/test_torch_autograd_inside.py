@@ -297,11 +297,12 @@ def test_mistakes_are_those_of_eager_mode(program):
     x = torch.randn(4, 3, requires_grad=True)
     with pytest.raises((RuntimeError, ValueError)) as eager:
         program(x)
-    with pytest.raises(eager.type) as ours:
+    with pytest.raises((RuntimeError, ValueError)) as ours:
         thunder.jit(program, transforms=[SubclassTransform()])(x)
     said, expected = str(ours.value), str(eager.value)
-    # of what is not used older torches do not say which
-    assert said[:30] == expected[:30] or said[-50:] == expected[-50:] or said[-6:] == "empty."
+    # of no inputs older torches have another error, and of what is not used they do not say which
+    is_same = said[:30] == expected[:30] or said[-50:] == expected[-50:]
+    assert said[-6:] == "empty." or (is_same and ours.type is eager.type)
 
 
 def test_by_names():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder.core import dtypes
 from thunder.core.proxies import ProxyTag, TensorProxy
@@ -14,20 +16,28 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 _composites: set[Any] = set()
 
-# What torch has no derivative of, by the ids of Thunder's symbols: results that never require grad, all or those at some places.
-_CONSTANT = frozenset(
-    [f"torch.special.{k}chebyshev_polynomial_{n}" for k in ("", "shifted_") for n in "tuvw"]
-    + [
-        f"torch.special.{n}_polynomial_{k}"
-        for n, k in (("hermite", "h"), ("hermite", "he"), ("laguerre", "l"), ("legendre", "p"))
-    ]
-    + [f"torch.special.{n}" for n in ("airy_ai", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0")]
-    + ["torch.histc"]
-)
+# What torch has no derivative of, by the ids of Thunder's symbols: results at these places never require grad.
 _CONSTANT_PLACES = {
     "torch.linalg.lu": {0},
     "torch.lu_unpack": {0},
 }
+
+
+@functools.cache
+def _constant() -> frozenset[str]:
+    """The ids of those whose results never require grad: torch says it of each special function, of which others have a derivative in each version."""
+    found = {"torch.histc"}
+    with _disable_current_modes(), torch.enable_grad():
+        x = torch.ones(1, requires_grad=True)
+        for name in dir(torch.special):
+            for args in ((x,), (x, 1)):
+                try:
+                    value = getattr(torch.special, name)(*args)
+                except Exception:  # noqa: BLE001 - it takes other arguments
+                    continue
+                if isinstance(value, torch.Tensor) and not value.requires_grad:
+                    found.add(f"torch.special.{name}")
+    return frozenset(found)
 
 
 def differentiated_inside(symbol_id: Any) -> None:
@@ -136,7 +146,7 @@ def has_no_history(bsym: BoundSymbol) -> bool:
     return (
         name in ("detach", "Tensor_detach")
         or (makes_new and str(bsym.sym.id).startswith(("torch.", "Tensor.")))
-        or bsym.sym.id in _CONSTANT
+        or (isinstance(bsym.sym.id, str) and bsym.sym.id in _constant())
     )
 
 

@@ -135,9 +135,13 @@ def test_results_with_fields_are_returned(text):
 @pytest.mark.parametrize("text", _programs(_REFUSED))
 def test_what_torch_refuses_is_refused(text):
     x, f = torch.ones(3, 4), _function(text)
-    with pytest.raises(Exception) as wanted:  # noqa: B017 - whatever torch says
+    try:
         f(x)
-    with pytest.raises(wanted.type):
+    except Exception as e:  # noqa: BLE001 - whatever torch says
+        wanted = type(e)
+    else:
+        pytest.skip("this version of torch computes it")
+    with pytest.raises(wanted):
         thunder.jit(f, transforms=[NormTransform()])(x)
 
 
