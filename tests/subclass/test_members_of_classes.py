@@ -217,10 +217,10 @@ def of_values(x):
         torch.tensor([one, 2.0]),
         torch.full((2,), one),
         torch.scalar_tensor(one),
-        torch.asarray(x.detach(), copy=True),  # of x it has a history with some versions of torch alone
+        torch.asarray(x.detach(), copy=True),  # of x itself some versions of torch switch gradients off
     )
     legacy = torch.Tensor(x.detach()), torch.FloatTensor(x.detach()), torch.as_tensor(x, dtype=torch.float64)
-    return made, legacy, torch.as_tensor(x), torch.asarray(x), torch.linspace(one, one + 1, 3), torch.full_like(x, 2.0)
+    return made, legacy, torch.as_tensor(x), torch.linspace(one, one + 1, 3), torch.full_like(x, 2.0)
 
 
 def less_known(x):
