@@ -398,3 +398,39 @@ def test_what_is_written_by_one_name_is_read_by_another(write, kind, is_read_bef
             thunder.jit(models[2], transforms=[NormTransform()])(RMSTensor.of(x)),
         ]
     assert [float(out.norm_size) for out in found] == pytest.approx([expected.item()] * 2)
+
+
+def _assigned_twice(m):
+    m.w *= 3.0
+    m.w += 1
+
+
+def _assigned_after_data(m):
+    m.w.data.mul_(10.0)
+    m.w *= 2.0
+
+
+def _handed_back(m):
+    m.w.mul_(2.0)
+    assert m.w.add_(1.0) is m.w
+
+
+@pytest.mark.parametrize("write", [_assigned_twice, _assigned_after_data, _handed_back])
+def test_a_parameter_that_is_written_again_is_the_parameter(write):
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x):
+            write(self)
+            return x + self.w[0]
+
+    x = torch.ones(3, 4)
+    with torch.no_grad():
+        expected = Written()(x).square().mean().sqrt().item()
+        found = (
+            build_norm_map(Written(), RMSTensor.of(x))(RMSTensor.of(x)),
+            thunder.jit(Written(), transforms=[NormTransform()])(RMSTensor.of(x)),
+        )
+    assert [float(out.norm_size) for out in found] == pytest.approx([expected] * 2)

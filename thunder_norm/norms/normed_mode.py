@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -245,8 +246,13 @@ class NormAcquisition(Acquisition):
             buffer_proxies.refuse_write_into_part(self, fn, target)
         current = written_proxies.with_current(self, self.lifting.concerns, self._moves, fn, args, kwargs)
         if current is not None:
-            return lambda: operations.call(self, fn, *current)
+            return functools.partial(self._call_with_current, fn, args, *current)
         return written_proxies.write(self, self.lifting, self.has_data, fn, args, kwargs)
+
+    def _call_with_current(self, fn: Callable, args: tuple, current: tuple, kwargs: dict) -> Any:
+        """What an operation returns of what stands for its arguments by now: where it hands one back, the argument itself."""
+        found = operations.call(self, fn, current, kwargs)
+        return next((given for given, by_now in zip(args, current, strict=True) if found is by_now), found)
 
     def _is_buffer(self, target: Any) -> bool:
         """Whether a proxy is a plain one with the memory of a buffer."""
