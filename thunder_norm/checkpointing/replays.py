@@ -15,8 +15,8 @@ import torch
 from torch._guards import detect_fake_mode
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.functions.aliasing import VIEWS
 from thunder_norm.functions.registry import decomposed
+from thunder_norm.functions.writes.aliasing import VIEWS
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder.core import devices, dtypes

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thunder_norm.executors.graphs import is_compilable
-from thunder_norm.functions.functionalization import is_of_written_view
+from thunder_norm.functions.writes.functionalization import is_of_written_view
 from thunder_norm.subclass.acquiring.fallback import made_for
 from thunder_norm.subclass.acquiring.sized import Sized
 from thunder_norm.tracing.shared_memory.views import RETURNING_SELF, may_share_by_name

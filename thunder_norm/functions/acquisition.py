@@ -21,9 +21,9 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 
 from thunder_norm.errors import TransformLevelError, with_details
 from thunder_norm.functions import completion
-from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.interpreted import Levels, value_of, values_of, wrapped
 from thunder_norm.functions.programs import flat_program, flat_proxies
+from thunder_norm.functions.writes.functionalization import without_mutations
 from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.locations import location_of

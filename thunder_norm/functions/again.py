@@ -14,11 +14,11 @@ import torch
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.acquisition import Call
-from thunder_norm.functions.aliasing import end_of, parts_of_copies, views_in
-from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.missing_gradients import has_gradient_of_ours
 from thunder_norm.functions.programs import flat_program, is_bookkeeping, is_differentiable, operations_of, outputs_of, replayed
 from thunder_norm.functions.transformed import Transformed
+from thunder_norm.functions.writes.aliasing import end_of, parts_of_copies, views_in
+from thunder_norm.functions.writes.functionalization import without_mutations
 from thunder_norm.subclass.backward.differentiation import has_tape
 from thunder_norm.subclass.recording.trace import keep_only
 from thunder_norm.tracing.calls.differentiated import Gradients, Run, makes_pullbacks

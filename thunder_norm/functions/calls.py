@@ -10,12 +10,12 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 from thunder_norm.errors import InnerDerivativeTypeError, ThunderNormError, TransformError, TransformTypeError, with_details
 from thunder_norm.functions import acquisition
 from thunder_norm.functions.acquisition import Interrupted
-from thunder_norm.functions.aliasing import views_in
 from thunder_norm.functions.interpreted import active_level, announce, closed, is_open, values_of, wrapped
 from thunder_norm.functions.missing_gradients import with_gradients
 from thunder_norm.functions.programs import described, detach, is_differentiable
 from thunder_norm.functions.readability import tidied
 from thunder_norm.functions.transformed import Call, Transformed, run_interpreted
+from thunder_norm.functions.writes.aliasing import views_in
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.crossing.broadcast import broadcast_scalars_of
 from thunder_norm.subclass.interpreting.interception import current_acquisition

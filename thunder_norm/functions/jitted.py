@@ -14,10 +14,10 @@ import torch
 
 from thunder_norm.errors import TransformError, UnsupportedOpError, with_details
 from thunder_norm.functions.custom import CustomOperation
-from thunder_norm.functions.functionalization import without_mutations
 from thunder_norm.functions.missing_gradients import with_missing_gradients
-from thunder_norm.functions.recorded_inputs import handing_on
 from thunder_norm.functions.transformed import Transformed, compiles
+from thunder_norm.functions.writes.functionalization import without_mutations
+from thunder_norm.functions.writes.recorded_inputs import handing_on
 from thunder_norm.subclass.acquiring import values
 from thunder_norm.subclass.acquiring.acquisition import Acquisition, Phase
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled

@@ -48,10 +48,13 @@ def is_of_prologues(name: str) -> bool:
     return name in _OF_PROLOGUES or name.startswith(("cache_info_", "check_"))
 
 
-def drop_names_of_operations(trace: TraceCtx, renamed: dict[Variable, Proxy]) -> None:
-    """Leave tensors their own names that would have one of an executor's operation in a trace: those are called by their names alone."""
+def drop_others_names(trace: TraceCtx, renamed: dict[Variable, Proxy]) -> None:
+    """Leave tensors their own names that would have one which is none in Python, or that of an executor's operation in a trace.
+
+    Those operations are called by their names alone; a test that pytest has rewritten stores into ``@py_assert1``.
+    """
     called = set(_called(trace.bound_symbols))
-    for variable in [v for v, p in renamed.items() if p.name in called]:
+    for variable in [v for v, p in renamed.items() if p.name in called or not p.name.isidentifier()]:
         del renamed[variable]
 
 

@@ -18,7 +18,7 @@ from thunder_norm.tracing.hooks.lookups import lookaside_for, thunders_lookaside
 from thunder_norm.tracing.hooks.participants import functions_inside, has_part, leader, thunders_proxy
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import is_parameter_of_module, member_of_module
-from thunder_norm.tracing.proxy_names import drop_names_of_operations, is_of_prologues, own_name
+from thunder_norm.tracing.proxy_names import drop_others_names, is_of_prologues, own_name
 from thunder_norm.tracing.python import callbacks, conversions, copies, derived, identities, misused, patterns, special_methods
 from thunder_norm.tracing.python import constructors as constructors_of_python
 from thunder_norm.tracing.shared_memory import aliases, arrays, replaced_memory
@@ -193,7 +193,7 @@ def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
         epilogue.names = set(ctx.computation_trace.names)
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
     if has_part():
-        drop_names_of_operations(ctx.computation_trace, ctx._proxy_swapmap)
+        drop_others_names(ctx.computation_trace, ctx._proxy_swapmap)
 
 
 def _name_once(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.functions.aliasing import end_of, parts_of_copies
+from thunder_norm.functions.writes.aliasing import end_of, parts_of_copies
 from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from thunder_norm.functions import refused_writes
-from thunder_norm.functions.aliasing import as_written, operation_of_view, parts_of_copies, views_in
 from thunder_norm.functions.opaque import Operation, symbol_for
-from thunder_norm.functions.plain_inputs import PlainInputs
 from thunder_norm.functions.programs import flat_proxies, is_complex, is_differentiable
 from thunder_norm.functions.registry import VjpRule, vjp_rules
+from thunder_norm.functions.writes import refused_writes
+from thunder_norm.functions.writes.aliasing import as_written, operation_of_view, parts_of_copies, views_in
+from thunder_norm.functions.writes.plain_inputs import PlainInputs
 from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.shared_memory.aliases import check_written_once

@@ -13,10 +13,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.functions.aliasing import end_of, operation_of_view, views_in
-from thunder_norm.functions.functionalization import without_regions
 from thunder_norm.functions.programs import flat_proxies
-from thunder_norm.functions.refused_writes import without_history
+from thunder_norm.functions.writes.aliasing import end_of, operation_of_view, views_in
+from thunder_norm.functions.writes.functionalization import without_regions
+from thunder_norm.functions.writes.refused_writes import without_history
 from thunder_norm.subclass.acquiring.autograd import may_have_history
 from thunder_norm.subclass.crossing.boundary_passes import Traces, results_and_received
 from thunder_norm.tracing.activity import propagate
