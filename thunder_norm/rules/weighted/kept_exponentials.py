@@ -27,7 +27,7 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact, moves_with, ruled, unconditional
 from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.weighted import set_aside
-from thunder_norm.rules.written_out._forms import ENTRY, Form, own_form
+from thunder_norm.rules.written_out._forms import ENTRY, Form, Reshaped, own_form
 from thunder_norm.rules.written_out.written_out_activations import Gate
 from thunder_norm.rules.written_out.written_out_exponentials import Exponential
 from thunder_norm.scalars import times
@@ -69,7 +69,7 @@ def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]
         x = exponential_of(args[0]) if args else None
         if x is not None and (moved := argument_of(x, args, kwargs)) is not None:
             return as_exponential(x, out, moved[0].norm_size, moved[1], moved[0].elem_dims)
-        found = _logistic(args[0]) if args and out._facts is None else None
+        found = _logistic(args[0]) if args and all(isinstance(f, Reshaped) for f in every_fact(out)) else None
         if found is None:
             return set_aside.moved(op, method, args, kwargs, out)
         if (moved := argument_of(found[1].x, args, kwargs)) is None:
@@ -80,7 +80,8 @@ def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]
         x = form.x.kind._wrap(backing, moved[0].norm_size, moved[1], moved[0].elem_dims)
         assert isinstance(x, RMSTensor), "its kind has been looked at"
         own = own_form(x)
-        return replace(gate, arguments=(replace(own, terms={ENTRY: form.of_entry(1)}),))
+        gate = replace(gate, arguments=(replace(own, terms={ENTRY: form.of_entry(1)}),))
+        return gate if out._facts is None else Alternatives((gate, *every_fact(out)))
 
     return rule
 
