@@ -174,3 +174,44 @@ def test_tensors_by_keyword_alone(f):
     wanted = torch.func.grad(f)(x)
     torch.testing.assert_close(torch.autograd.grad(jf(x), x)[0], wanted)
     torch.testing.assert_close(grad(f)(x), wanted)
+
+
+FILLED = {
+    "zeros": lambda y: torch.zeros(3, 3, out=y),
+    "full": lambda y: torch.full((3, 3), 2.0, out=y),
+    "empty": lambda y: torch.empty(3, 3, out=y) * 2,
+    "eye": lambda y: torch.eye(3, out=y, requires_grad=False),
+    "arange": lambda y: torch.arange(3.0, out=y[0]) + y,
+    "linspace": lambda y: torch.linspace(0, 1, 3, out=y[:, 0]) + y,
+    "randn": lambda y: torch.randn(3, 3, out=y),
+    "randint": lambda y: torch.randint(5, (3, 3), out=y),
+    "init.eye_": lambda y: torch.nn.init.eye_(y),
+}
+
+
+@pytest.mark.parametrize("has_history", [False, True])
+@pytest.mark.parametrize("name", FILLED)
+def test_a_given_tensor_is_filled_by_a_factory(name, has_history):
+    found = []
+    for transform in (None, SubclassTransform, NormTransform, CheckpointTransform):
+        f = FILLED[name] if transform is None else thunder.jit(FILLED[name], transforms=[transform()])
+        y = torch.full((3, 3), 0.5, requires_grad=has_history) * 1
+        torch.manual_seed(seeded(0))
+        result = f(y)
+        found.append((result.detach(), y.detach().clone(), torch.tensor([result.requires_grad, y.requires_grad, result is y])))
+    for others in found[1:]:
+        torch.testing.assert_close(others, found[0])
+
+
+@pytest.mark.parametrize(
+    ("f", "error", "said"),
+    [
+        (lambda y: torch.zeros(3, dtype=torch.float64, out=y), RuntimeError, "does not match dtype of out parameter"),
+        (lambda y: torch.zeros(4, out=y), UnsupportedOpError, "out= of another shape"),
+    ],
+)
+def test_a_given_tensor_that_does_not_fit_is_refused(f, error, said):
+    y = torch.ones(3)
+    with pytest.raises(error, match=said):
+        thunder.jit(f, transforms=[SubclassTransform()])(y)
+    assert torch.equal(y, torch.ones(3))

@@ -85,6 +85,7 @@ class Watching(Participant):
             or values.refusal(fn, args)
             or plain.about_plain(None, fn, args)
             or torch_arguments.by_position(fn, args, kwargs)
+            or torch_arguments.filled(fn, args, kwargs)
             or torch_arguments.written_into(fn, args, kwargs)
             or lookaside_for(fn, *args, **kwargs)
         )
@@ -221,6 +222,8 @@ class Interpreting(Watching):
         hook = hook or tensor_hooks.lookaside(acquisition, fn, args)
         if hook is not None:
             return hook
+        if (filled := torch_arguments.filled(fn, args, kwargs)) is not None:
+            return filled
         if not acquisition.watches and type(fn) in _FUNCTIONS and fn not in operations.operations():
             # most calls without wrappers
             answer = plain.about_plain(acquisition, fn, args) or plain_operations.of_operator(fn, args)

@@ -94,6 +94,33 @@ def _into(fn: Callable, out: torch.Tensor, /, *args: Any, **kwargs: Any) -> torc
     return out.copy_(made)
 
 
+# What makes a tensor of numbers alone.
+_FACTORIES = {
+    getattr(torch, name): name
+    for name in "zeros ones full empty eye arange range linspace logspace rand randn randint randperm".split()
+}
+_OF_NEW_MEMORY = frozenset({"out", "requires_grad", "layout", "pin_memory"})  # which what is given has already
+
+
+def filled(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
+    """What to call instead of `fn`, where it fills a tensor that is given (``torch.eye(3, out=x)``); None for all others."""
+    if "out" not in kwargs or not isinstance(kwargs["out"].value, TensorProxy) or look_up(_FACTORIES, fn) is None:
+        return None
+    rest = {name: v for name, v in kwargs.items() if name not in _OF_NEW_MEMORY}
+    return lambda *_, **__: _interpret_call(_filled, wrap_const(fn), kwargs["out"], *args, **rest)
+
+
+def _filled(fn: Callable, out: torch.Tensor, /, *args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    if dtype is not None and dtype != out.dtype:
+        raise RuntimeError(f"dtype {dtype} does not match dtype of out parameter ({out.dtype})")
+    made = fn(*args, dtype=out.dtype, device=out.device, **kwargs)
+    if made.shape != out.shape:
+        raise UnsupportedOpError(
+            f"out= of another shape: {list(made.shape)} into {list(out.shape)}, which is resized; use what the operation returns"
+        )
+    return out if fn is torch.empty else out.copy_(made)
+
+
 @functools.cache
 def _demanded(fn: Callable) -> tuple[str, ...]:
     """The parameters without a default that torch has first, in order."""
