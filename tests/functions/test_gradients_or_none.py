@@ -439,3 +439,22 @@ def test_what_is_made_like_a_tensor_has_no_history(name: str) -> None:
     for transform in (SubclassTransform, NormTransform):
         made, product = thunder.jit(f, transforms=[transform()])(torch.ones(3, requires_grad=True))
         assert not made.requires_grad and product.requires_grad
+
+
+OF_NOTHING: dict[str, Callable] = {
+    "repeat": lambda x: [x.repeat(0, 1), x.tile(0, 1)],
+    "parts": lambda x: [*x[:0].chunk(2), *x[:0].tensor_split(2)],
+    "powers": lambda x: [x**0, x.pow(0.0)],
+    "dropout": lambda x: [torch.nn.functional.dropout(x, 1.0)],
+}
+
+
+@pytest.mark.parametrize("name", OF_NOTHING)
+def test_what_thunder_writes_without_its_arguments_has_their_history(name: str) -> None:
+    found = []
+    for run in (OF_NOTHING[name], thunder.jit(OF_NOTHING[name], transforms=[SubclassTransform()])):
+        x = torch.ones(3, 4, requires_grad=True)
+        results = run(x)
+        assert all(r.requires_grad for r in results)
+        found.append(torch.autograd.grad(sum(r.sum() for r in results), x))
+    torch.testing.assert_close(*found)

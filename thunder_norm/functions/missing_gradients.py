@@ -163,11 +163,24 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
         return True  # Thunder asks torch for the gradients of all, and torch may have none of a weight or a target
     if is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym):
         return True
+    if _is_written_without_arguments(bsym):
+        return True
     if bsym.sym.id == ltorch.addmm.id and _get_gradfn_and_executor(bsym)[0] is None:  # Thunder has torch's autograd run it again
         return True
     if bsym.sym.id in _WITH_KERNELS and _runs_kernels(bsym):
         return True
     return _joint_of_kernels(bsym, moving) is not None or _asks_others_for_all(bsym, moving) or _keeps_statistics(bsym)
+
+
+def _is_written_without_arguments(bsym: BoundSymbol) -> bool:
+    """Whether Thunder writes a result without what torch connects it to (``x.repeat(0, 1)``, ``x ** 0``): it would have no history."""
+    if not bsym.subsymbols or not str(bsym.sym.id).startswith("torch."):
+        return False
+    reached = {p.name for p in bsym.flat_proxy_args}
+    for sub in bsym.subsymbols:
+        if not reached.isdisjoint(p.name for p in sub.flat_proxy_args):
+            reached.update(p.name for p in sub.flat_proxy_outs)
+    return any(p.name not in reached for p in bsym.flat_proxy_outs if is_differentiable(p))
 
 
 # Torch has a kernel for the gradient, and for the result, which Thunder takes apart where it differentiates: 10 to 25 calls.
