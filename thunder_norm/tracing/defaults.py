@@ -17,19 +17,10 @@ from thunder.core.proxies import Proxy
 
 _COMMON = frozenset({types.NoneType, bool, int, float, str})
 _CONSTANTS = (
-    types.NoneType,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type,
-    types.EllipsisType,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-    enum.Enum,
+    *_COMMON,
+    *(complex, bytes, type, types.EllipsisType, types.ModuleType, types.BuiltinFunctionType, enum.Enum),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, Proxy),
 )
-_CONSTANTS_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, Proxy)
 
 
 def found_in(fn: WrappedValue, args: tuple, kwargs: dict[str, Any]) -> tuple[WrappedValue, tuple, dict[str, Any]]:
@@ -87,4 +78,4 @@ def _is_constant(value: Any) -> bool:
         return _are_constants(value)
     if isinstance(value, types.FunctionType):
         return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__)
-    return isinstance(value, (*_CONSTANTS, *_CONSTANTS_OF_TORCH))
+    return isinstance(value, _CONSTANTS)

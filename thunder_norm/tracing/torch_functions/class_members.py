@@ -211,29 +211,32 @@ def setting(obj: WrappedValue, name: Any, *, by_object: bool) -> Callable | None
         name: of the attribute.
         by_object: whether it is ``object.__setattr__``, which asks no ``__setattr__`` of the class.
     """
-    own = own_classes(class_of(obj))
-    says = MISSING if by_object else in_classes(own, "__setattr__")
-    if isinstance(says, FunctionType):
-        return functools.partial(_done, says, "__setattr__")
-    found = in_classes(own, name) if isinstance(name, str) else MISSING
-    if isinstance(found, property):
-        return functools.partial(_set_property, found)
-    if isinstance(getattr(type(found), "__set__", None), FunctionType):
-        return functools.partial(_set_described, found)
-    return None
+    return _changing(obj, name, by_object, "__setattr__", "__set__", _set_property, _set_described)
 
 
 def deleting(obj: WrappedValue, name: Any, *, by_object: bool) -> Callable | None:
     """The same for `delattr`."""
+    return _changing(obj, name, by_object, "__delattr__", "__delete__", _delete_property, _delete_described)
+
+
+def _changing(
+    obj: WrappedValue,
+    name: Any,
+    by_object: bool,
+    of_class: str,
+    of_descriptor: str,
+    by_property: Callable,
+    by_descriptor: Callable,
+) -> Callable | None:
     own = own_classes(class_of(obj))
-    says = MISSING if by_object else in_classes(own, "__delattr__")
+    says = MISSING if by_object else in_classes(own, of_class)
     if isinstance(says, FunctionType):
-        return functools.partial(_done, says, "__delattr__")
+        return functools.partial(_done, says, of_class)
     found = in_classes(own, name) if isinstance(name, str) else MISSING
     if isinstance(found, property):
-        return functools.partial(_delete_property, found)
-    if isinstance(getattr(type(found), "__delete__", None), FunctionType):
-        return functools.partial(_delete_described, found)
+        return functools.partial(by_property, found)
+    if isinstance(getattr(type(found), of_descriptor, None), FunctionType):
+        return functools.partial(by_descriptor, found)
     return None
 
 
