@@ -256,6 +256,7 @@ class Acquisition:
     def forget_inputs(self) -> None:
         """Let go of the tensors of the call at hand; what the backward knows of the acquisition lives as long as the trace."""
         self.fakes.forget_inputs()
+        self.wrappers.forget_inputs()
         self.sizes.forget_inputs()
         self.origins.clear()
         self.hooks_of_inputs.update(dict.fromkeys(self.hooks_of_inputs))  # handles know them by their keys

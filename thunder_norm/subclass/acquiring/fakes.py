@@ -345,6 +345,11 @@ class Wrappers:
             int, tuple[list, tuple[torch.Tensor, ...]]
         ] = {}  # their contexts, and what is inside after the call
         self.before: dict[int, dict[str, Any]] = {}  # and all their attributes
+        self.parts: dict[int, tuple[torch.Tensor, Any]] = {}  # of wrappers inside of them what stands there, and where from
+        self.beside: dict[
+            int, dict[str, tuple[Any, Any]]
+        ] = {}  # and those that hold tensors, which no operation has seen yet: what they are, and where the wrapper is from
+        self.taken: dict[tuple[int, str], Any] = {}  # what stands for these in the interpreter, by wrapper and name
         self.handed_out: dict[
             int, tuple[Any, str]
         ] = {}  # by their dict, objects in attributes that the program has read, and the names of these
@@ -353,6 +358,12 @@ class Wrappers:
         ] = {}  # what the program has set of each wrapper; see `set_attributes`
         self._proxies: dict[int, SubclassProxy] = {}
         self._inside: set[int] = set()  # those made in functions under function transforms
+
+    def forget_inputs(self) -> None:
+        """Let go of the real tensors."""
+        self.parts.clear()
+        self.beside.clear()
+        self.taken.clear()
 
     def add(self, proxy: SubclassProxy, is_inside: bool) -> None:
         """Remember the proxy of a fake wrapper; `is_inside` says that a function under function transforms made it."""

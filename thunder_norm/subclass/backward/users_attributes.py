@@ -5,21 +5,28 @@ from __future__ import annotations
 import copy
 import enum
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.classes.jagged import is_jagged_class
+from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.snapshots import same_as
-from thunder_norm.wrapper_classes import flattened
-from thunder.core.interpreter import ProvenanceRecord, WrappedValue, unwrap, wrap_attribute
+from thunder_norm.tracing.torch_functions.tensor_attributes import place_of_attribute
+from thunder_norm.wrapper_classes import flattened, is_wrapper
+from thunder.core.interpreter import ProvenanceRecord, WrappedValue, unwrap, wrap, wrap_attribute
+from thunder.core.jit_ext import get_jit_ctx
 
 DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+# Of these data that are equal and of one type are the same.
+_COMPARED = (bool, int, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 _ABSENT = object()
+_OF_SIZES = "_sym_"  # the names of those in which torch keeps sizes that a class says itself
 _MOST_LEVELS = 8  # of data in data: what goes deeper may hold itself
 
 
@@ -29,24 +36,104 @@ def take_over(acquisition: Acquisition, fake: torch.Tensor, real: torch.Tensor, 
     That may be the class itself, whose ``__tensor_flatten__`` leaves it out: operations read it all the same.  The trace serves inputs that
     have the same, whatever is not in the context.
     """
-    known, told = own_of(fake), None
-    for name, value in own_of(real).items():
+    own, known = own_of(real), own_of(fake)
+    parts = flattened(real)[0]
+    given, simple = {}, {}
+    for name, value in own.items():
         what = contents(value)
         if what is None:
+            if name in parts:
+                _take_over_of_part(acquisition, known.get(name), value, history, name)
+            elif _holds_tensors(value) and (name not in known or contents(known[name]) is not None):
+                note_own(history, name, value)
+                if history is not None:
+                    given[name] = value, history
+            elif callable(value) and (name not in known or contents(known[name]) is not None):
+                object.__setattr__(fake, name, value)
+                note_own(history, name, value)
             continue
         if contents(known.get(name, _ABSENT)) != what:
             object.__setattr__(fake, name, value if isinstance(value, DATA) else copy.deepcopy(value))
+        if isinstance(value, _COMPARED):
+            simple[name] = value
+        else:
             note_data(history, name, value)
-            continue
-        told = set(_parts(flattened(real)[1])) if told is None else told
-        if what not in told:
-            note_data(history, name, value)
-    for name in known.keys() - own_of(real).keys():
+    for name in known.keys() - own.keys():
         object.__delattr__(fake, name)
-        if history is not None:
-            guards.note_at(history, "has", name, False)
-    if not is_jagged_class(type(fake)):
-        acquisition.wrappers.before[id(fake)] = own_of(fake)
+    if is_jagged_class(type(fake)):
+        return
+    if history is not None:
+        guards.note_at(history, "own state", "attributes", _have(len(own), simple))
+    acquisition.wrappers.before[id(fake)] = own_of(fake)
+    if given:
+        acquisition.wrappers.beside[id(fake)] = given
+
+
+def _have(number: int, expected: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+    """Whether a wrapper has so many attributes, and these among them: a further one would go before what its class says."""
+    values, kinds = list(expected.values()), list(map(type, expected.values()))
+
+    def have(own: dict[str, Any]) -> bool:
+        if len(own) != number and sum(not name.startswith(_OF_SIZES) for name in own) != number:
+            return False
+        found = [own.get(name) for name in expected]
+        return found == values and list(map(type, found)) == kinds
+
+    return have
+
+
+def _take_over_of_part(acquisition: Acquisition, fake: Any, real: Any, history: ProvenanceRecord | None, name: str) -> None:
+    """The same for a wrapper inside of one."""
+    if isinstance(fake, torch.Tensor) and is_wrapper(real) and history is not None:
+        history = place_of_attribute(history, name)
+        acquisition.wrappers.parts[id(fake)] = real, history
+        take_over(acquisition, fake, real, history)
+
+
+def give_tensors(acquisition: Acquisition, given: Any) -> list[Any]:
+    """Give the fakes among what an operation is given the tensors that somebody has set on their inputs: the program has these too, then."""
+    return [v for p in tree_leaves(given) if isinstance(p, SubclassProxy) for v in _give_tensors(acquisition, p.fake)]
+
+
+def _give_tensors(acquisition: Acquisition, fake: torch.Tensor) -> Iterator[Any]:
+    beside = acquisition.wrappers.beside.get(id(fake), {})
+    for name, (value, history) in list(beside.items()):
+        if not isinstance(value, list | dict):  # which the program may write into
+            del beside[name]
+        if name in acquisition.wrappers.attributes.get(id(fake), ()):
+            continue  # the program has set another
+        wrapped = acquisition.wrappers.taken.get((id(fake), name))
+        if wrapped is None:
+            wrapped = acquisition.wrappers.taken[id(fake), name] = wrap(value, provenance=place_of_attribute(history, name))
+        held = _with_proxies(wrapped)
+        now = acquisition.to_fake(held)
+        object.__setattr__(fake, name, now)
+        acquisition.wrappers.before[id(fake)][name] = now
+        yield held
+    if not beside:
+        acquisition.wrappers.beside.pop(id(fake), None)
+    for part in flattened(fake)[0].values():
+        if is_wrapper(part):
+            yield from _give_tensors(acquisition, part)
+
+
+def _with_proxies(wrapped: WrappedValue) -> Any:
+    """What is wrapped, with proxies for its tensors; a list or a dict stays what the program writes into."""
+    value = wrapped.value
+    if isinstance(value, torch.Tensor):
+        get_jit_ctx().proxify(wrapped)
+        return wrapped.value
+    if not isinstance(value, list | tuple | dict):
+        return value
+    wrapped.track_items()
+    if isinstance(value, dict):
+        return {key: _with_proxies(v) for key, v in wrapped.item_wrappers.items()}
+    items = [_with_proxies(v) for v in wrapped.item_wrappers]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(v, torch.Tensor) for v in tree_leaves(value))
 
 
 def contents(value: Any, levels: int = _MOST_LEVELS) -> Any:
@@ -78,23 +165,14 @@ def _is_plain_object(value: Any) -> bool:
     return type(own) is dict and not isinstance(value, type | torch.Tensor | torch.nn.Module) and not callable(value)
 
 
-def _parts(value: Any, levels: int = _MOST_LEVELS) -> Iterator[Any]:
-    """The description of a context, and of all that is in it."""
-    yield contents(value)
-    if isinstance(value, DATA) or not levels:
-        return
-    if isinstance(value, tuple | list | set | frozenset):
-        held: list[Any] = list(value)
-    elif isinstance(value, dict):
-        held = list(value.values())
-    else:
-        held = list(vars(value).values()) if _is_plain_object(value) else []
-    for v in held:
-        yield from _parts(v, levels - 1)
-
-
 def _has_contents(what: Any, value: Any) -> bool:
     return contents(value) == what
+
+
+def note_own(history: ProvenanceRecord | None, name: str, value: Any) -> None:
+    """Have later calls find in an attribute what holds tensors alike, or the same function."""
+    if history is not None:
+        guards.note_at(history, "own attribute", name, same_as(value))
 
 
 def note_data(history: ProvenanceRecord | None, name: str, value: Any) -> None:
@@ -112,13 +190,21 @@ def data_of(x: torch.Tensor) -> dict[str, Any]:
 def own_of(x: torch.Tensor) -> dict[str, Any]:
     """All attributes of a wrapper, but those in which torch keeps sizes that a class says itself."""
     own = {} if is_jagged_class(type(x)) else getattr(x, "__dict__", {})
-    return {name: value for name, value in own.items() if not name.startswith("_sym_")}
+    return {name: value for name, value in own.items() if not name.startswith(_OF_SIZES)}
 
 
 def of_user(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> WrappedValue | None:
     """An object or tensor of an input, which its class does not put it together with; None if there is none."""
     found = _found(acquisition, obj, unwrap(name))
-    return None if found is _ABSENT else wrap_attribute(found, obj, name)
+    if found is _ABSENT:
+        return None
+    place = id(obj.value.fake), unwrap(name)
+    if place not in acquisition.wrappers.taken:
+        part = acquisition.wrappers.parts.get(place[0])
+        acquisition.wrappers.taken[place] = (
+            wrap_attribute(found, obj, name) if part is None else wrap(found, provenance=place_of_attribute(part[1], place[1]))
+        )
+    return acquisition.wrappers.taken[place]
 
 
 def is_there(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> bool:
@@ -128,25 +214,36 @@ def is_there(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) ->
 
 def _found(acquisition: Acquisition, obj: WrappedValue, attribute: str) -> Any:
     """It, or that there is none; what is asked is noted."""
-    fake, history = obj.value.fake, obj.value.history
-    real = acquisition.fakes.real_input(obj.value)
+    fake = obj.value.fake
+    real, history = acquisition.wrappers.parts.get(id(fake)) or (acquisition.fakes.real_input(obj.value), obj.value.history)
     if real is None or attribute in acquisition.wrappers.attributes.get(id(fake), ()):
         return _ABSENT
     before = acquisition.wrappers.before.get(id(fake), {})
     if attribute in before and isinstance(before[attribute], DATA):
         note_data(history, attribute, before[attribute])
-    if hasattr(type(fake), attribute) or is_jagged_class(type(fake)):
+    if is_jagged_class(type(fake)) or _goes_first(type(fake), attribute):
         return _ABSENT
-    found = getattr(real, "__dict__", {}).get(attribute, _ABSENT)
-    if attribute in vars(fake) and (found is vars(fake)[attribute] or isinstance(found, DATA) or contents(found) is None):
-        return _ABSENT  # what a class is put together with is the same for both, or a tensor
-    if attribute in vars(fake):
-        object.__setattr__(fake, attribute, found)  # what the program puts into it, operations find there
-        if _is_plain_object(found):
-            acquisition.wrappers.handed_out[id(vars(found))] = (found, attribute)
+    found, own = own_of(real).get(attribute, _ABSENT), vars(fake).get(attribute, _ABSENT)
+    if own is not _ABSENT:
+        is_changed = own is not before.get(attribute, _ABSENT)  # by an operation
+        if is_changed or found is own or isinstance(found, DATA) or attribute in flattened(real)[0]:
+            return _ABSENT
+        if contents(found) is not None:
+            object.__setattr__(fake, attribute, found)  # what the program puts into it, operations find there
+            before[attribute] = found
+            if _is_plain_object(found):
+                acquisition.wrappers.handed_out[id(vars(found))] = (found, attribute)
+    elif found is _ABSENT and hasattr(type(fake), attribute):
+        return _ABSENT
     if history is not None:
         guards.note_at(history, "has", attribute, found is not _ABSENT)
     return found
+
+
+def _goes_first(cls: type, attribute: str) -> bool:
+    """Whether what a class has under a name goes before what the instance holds."""
+    found = next((vars(base)[attribute] for base in cls.__mro__ if attribute in vars(base)), None)
+    return hasattr(type(found), "__set__")
 
 
 def check_left_alone(acquisition: Acquisition, ctx: Any) -> None:

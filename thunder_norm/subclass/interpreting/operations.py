@@ -19,7 +19,7 @@ from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.acquiring.effects import SameValues
 from thunder_norm.subclass.acquiring.fallback import is_kept
-from thunder_norm.subclass.backward import flags
+from thunder_norm.subclass.backward import flags, users_attributes
 from thunder_norm.subclass.classes import jagged_operations
 from thunder_norm.subclass.classes.protocol import is_of_wrappers
 from thunder_norm.subclass.classes.proxy import SubclassProxy
@@ -255,7 +255,8 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
         return iter(_call(acquisition, torch.Tensor.unbind, args, kwargs))
     if flags.is_set(acquisition, fn, args, kwargs):
         return args[0]
-    if not isinstance(fn, type) and acquisition.meets_gradient(args, kwargs):
+    beside = users_attributes.give_tensors(acquisition, (args, kwargs)) if acquisition.wrappers.beside else []
+    if not isinstance(fn, type) and acquisition.meets_gradient((*args, beside), kwargs):
         acquisition.follow_held([v for v in tree_leaves((args, kwargs)) if isinstance(v, SubclassProxy)])
         acquisition.differentiate()
     acquisition.note_writing(fn, args)

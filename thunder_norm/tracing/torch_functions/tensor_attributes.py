@@ -227,17 +227,22 @@ def held_by_given(proxy: TensorProxy, name: str, found: Any) -> WrappedValue:
     assert proxy.history is not None
     known: dict[tuple[str, str], WrappedValue] = vars(jit_ext.get_jit_ctx()).setdefault(_OF_GIVEN, {})
     if (proxy.name, name) not in known:
-        member = member_of_module(proxy.history)
-        holder = proxy.history if member is None else place_in_module(member)
-        # of what it knows for a tensor's Thunder finds no attributes in a call
-        holder = ProvenanceRecord(
-            holder.inst, inputs=holder.inputs, output_idx=holder.output_idx, output_key=holder.output_key, value=holder.value
-        )
-        attribute = ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=name)
-        record = ProvenanceRecord(PseudoInst.LOAD_ATTR, inputs=[holder, attribute])
+        record = place_of_attribute(proxy.history, name)
         known[proxy.name, name] = thunders.wrap(found, provenance=record)
         guards.note_at(record, "is none", None, False)
     return known[proxy.name, name]
+
+
+def place_of_attribute(history: ProvenanceRecord, name: str) -> ProvenanceRecord:
+    """Where an attribute of a tensor is, that itself is at a place."""
+    member = member_of_module(history)
+    holder = history if member is None else place_in_module(member)
+    # of what it knows for a tensor's Thunder finds no attributes in a call
+    holder = ProvenanceRecord(
+        holder.inst, inputs=holder.inputs, output_idx=holder.output_idx, output_key=holder.output_key, value=holder.value
+    )
+    attribute = ProvenanceRecord(PseudoInst.CONSTANT, inputs=[], value=name)
+    return ProvenanceRecord(PseudoInst.LOAD_ATTR, inputs=[holder, attribute])
 
 
 _OF_GIVEN = "_thunder_norm_attributes_of_given"  # of an acquisition; by the name of the input, and that of the attribute
