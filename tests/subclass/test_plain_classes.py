@@ -7,6 +7,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant, causal_lower_righ
 from torchvision import tv_tensors
 
 from tests.seeds import seeded
+from tests.subclass import vector_kinds
 from tests.subclasses import assert_same
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
@@ -118,3 +119,14 @@ def test_another_causal_bias_is_another_trace():
     q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
     for bias in (causal_lower_right(4, 6), causal_upper_left(4, 6), causal_lower_right(4, 6), torch.zeros(4, 6)):
         torch.testing.assert_close(jf(q, k, bias), F.scaled_dot_product_attention(q, k, k, bias))
+
+
+@pytest.mark.parametrize("kind", [vector_kinds.POINT, vector_kinds.DIRECTION])
+@pytest.mark.parametrize("program", [lambda x: x.other(), lambda x: x.other().other().other()])
+def test_objects_that_methods_of_an_input_name_stay_what_they_are(program, kind):
+    jitted = thunder.jit(program, transforms=[SubclassTransform()])
+    for _ in range(2):
+        x = vector_kinds.Vector(torch.ones(3), kind)
+        want, got = program(x), jitted(x)
+        assert type(got) is vector_kinds.Vector and got.kind is want.kind
+        assert torch.equal(got.as_subclass(torch.Tensor), want.as_subclass(torch.Tensor))

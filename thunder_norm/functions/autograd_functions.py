@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
@@ -27,6 +28,7 @@ from thunder_norm.subclass.recording.record import Recorded, recording
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.torch_functions import known_classes
+from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 from thunder_norm.trees import flat_tensors
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -198,9 +200,13 @@ class FunctionCall(RanFunction):
     def _run(self) -> Any:
         values = [self.fakes[v.name] if isinstance(v, TensorProxy) else self._as_given(v) for v in self.leaves]
         args, kwargs = tree_unflatten(values, self.spec)
-        if self.inside is not None:
-            return self.inside.apply(self.cls, args, kwargs, [self.fakes.get(p.name, p) for p in self.inside.proxies])
-        return self.cls.apply(*args, **kwargs)
+        try:
+            if self.inside is not None:
+                return self.inside.apply(self.cls, args, kwargs, [self.fakes.get(p.name, p) for p in self.inside.proxies])
+            return self.cls.apply(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as e:
+            what = f"what {e.func} returns in the forward of {self.cls.__name__}"
+            raise data_dependent(what, why="torch runs the function as a whole, for all values of its tensors") from e
 
     def _as_given(self, value: Any) -> Any:
         """What torch is given for what is no tensor: a container is the program's own where nothing in it is another thing for torch."""

@@ -40,12 +40,12 @@ class MadeObjects:
 
     Args:
         known: identities of what was there before the trace.
-        of_function: those reachable from the jitted function itself, which are the same in each call.
+        is_of_arguments: whether a value of these comes with the arguments: what code holds is the same in each call.
     """
 
-    def __init__(self, known: Container[int], of_function: Callable[[], Container[int]]):
+    def __init__(self, known: Container[int], is_of_arguments: Callable[[Any], bool]):
         self.known = known
-        self._of_function = of_function
+        self._is_of_arguments = is_of_arguments
         self._proxies: dict[int, tuple[Any, AnyProxy]] = {}  # the object is kept: an id stays its object's
         self._tables: dict[bool, AnyProxy] = {}  # what holds all that is made in a call, by whether it is without norms
         self._shared: set[int] = set()  # the identities of containers that stand at several places
@@ -133,7 +133,7 @@ class MadeObjects:
         wrapped = self._arguments.get(id(value))
         if wrapped is not None:
             return wrapped.value if isinstance(wrapped.value, Proxy) else AnyProxy(value, history=wrapped.provenance)
-        is_of_call = isinstance(value, torch.Tensor) or id(value) not in self._of_function()
+        is_of_call = isinstance(value, torch.Tensor) or self._is_of_arguments(value)
         if id(value) in self.known and is_of_call and not isinstance(value, tuple):
             raise NotMakeableError(value)
         return None

@@ -191,7 +191,7 @@ class SideEffects:
         self.fn = fn
         self.arguments = (args, kwargs)
         self.before = Reachable((fn, args, kwargs))
-        self.made = MadeObjects(set(self.before.known), lambda: self._of_function)
+        self.made = MadeObjects(set(self.before.known), self._is_of_argument)
         self.acquisition: Acquisition | None = None  # once the program has been acquired
         self._looks: list[Look] = []
         self._read: dict[tuple, tuple[Place, bool, bool]] = {}  # by whose they are: what code that is not interpreted may read

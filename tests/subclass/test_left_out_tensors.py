@@ -1,4 +1,4 @@
-"""Attributes that wrappers have besides what their classes put them together with: the program and operations find each call's own."""
+"""Attributes that a class leaves out of what it flattens, or has a default for: tensors, numbers, functions, of wrappers inside others too."""
 
 from collections.abc import Callable
 from typing import Any
