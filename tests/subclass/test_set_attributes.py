@@ -309,14 +309,19 @@ def of_nested_tensors(x):
     return y
 
 
+class Tagged(torch.Tensor):
+    """A class without a dispatch of its own."""
+
+
 def _described(value: Any, seen: dict[int, int], held: list[Any]) -> Any:
     """All that can be seen of a value, wrappers by their attributes; an object at two places is said to be one."""
     if isinstance(value, torch.Tensor | list | dict | Settings):
         if id(value) in seen:
             return seen[id(value)]
         seen[id(value)] = len(seen)
-    if type(value) in (torch.Tensor, nn.Parameter):
-        return value.detach(), value.requires_grad
+    if type(value) in (torch.Tensor, nn.Parameter, Tagged):
+        plain = value.as_subclass(torch.Tensor).detach()
+        return type(value).__name__, plain, value.requires_grad, _described(dict(vars(value)), seen, held)
     if isinstance(value, torch.Tensor) and value.is_nested:
         return value.values().detach(), value.offsets(), [vars(value).get(n) for n in ("tag", "note")]
     if isinstance(value, torch.Tensor):
@@ -473,3 +478,92 @@ def test_attributes_that_cannot_be_set_are_refused(name: str):
     function, make = REFUSED[name]
     with pytest.raises(UnsupportedOpError, match=r"attribute '\w+' of a \w+ is set(.|\n)*test_set_attributes.py"):
         function(make())
+
+
+@dataclass
+class Box:
+    held: Any = None
+
+
+def writes_into_what_it_holds(x):
+    x.by_name["z"] = x * 2
+    x.labels.append("b")
+    x.labels.append(x * 3)
+    return x + 1
+
+
+def hands_on_what_an_input_holds(x):
+    y = x + 1
+    y.by_name = x.by_name
+    y.by_name["z"] = 1
+    y.labels = x.labels
+    y.labels.append("b")
+    return y
+
+
+def hands_on_twice(x):
+    y = x + 1
+    y.held = {"in": x.by_name, "labels": [x.labels]}
+    x.by_name["z"] = y * 2
+    z = y * 2
+    z.held = y.held
+    z.held["in"]["k"] = y * 3
+    return y, z
+
+
+def writes_into_what_it_has_set(x):
+    y = x + 1
+    y.held = {"k": 1}
+    y.held["z"] = x * 3
+    y.list = [1]
+    y.list.append(4)
+    y.list.append(x * 2)
+    return y
+
+
+def gives_an_input_what_it_holds(x):
+    x.other = x.by_name
+    x.other["z"] = x * 2
+    x.more = {"q": x.by_name}
+    x.more["q"]["w"] = 3
+    return x + 1
+
+
+def in_a_box(x):
+    box = Box(x.by_name)
+    box.held["z"] = 1
+    return box.held
+
+
+def a_tensor_in_it(x):
+    y = x + 1
+    y.by_name = x.by_name
+    y.by_name["k"].add_(1)
+    return y
+
+
+_HOLDING = {"plain": lambda: torch.zeros(2), "a class": lambda: torch.zeros(2).as_subclass(Tagged), "a wrapper": lambda: two(2)}
+
+
+@pytest.mark.parametrize("kind", _HOLDING)
+@pytest.mark.parametrize(
+    "function",
+    [
+        writes_into_what_it_holds,
+        hands_on_what_an_input_holds,
+        hands_on_twice,
+        writes_into_what_it_has_set,
+        gives_an_input_what_it_holds,
+        in_a_box,
+        a_tensor_in_it,
+    ],
+)
+def test_objects_in_attributes_are_the_ones_that_a_program_writes_into(function: Callable, kind: str):
+    def make() -> tuple:
+        x = _HOLDING[kind]()
+        x.by_name, x.labels = {"a": 1, "k": torch.ones(2)}, ["a"]
+        return (x,)
+
+    jitted, want = jit(function), outcome(function, make, ())
+    for _ in range(2):
+        assert_same(outcome(jitted, make, ()), want)

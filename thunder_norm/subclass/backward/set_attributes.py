@@ -61,7 +61,8 @@ def put(acquisition: Acquisition, proxy: SubclassProxy, name: str, *value: Wrapp
         UnsupportedOpError: what is inside would not be a wrapper of its shape.
     """
     fake = proxy.fake
-    take_proxies(*value)
+    if value and isinstance(value[0].value, torch.Tensor):  # a list or a dict with some stays what the program writes into
+        take_proxies(*value)
     new = _on_fake(acquisition, value[0]) if value else _GONE
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
         held, structure = _read(fake, name), _structure(fake)

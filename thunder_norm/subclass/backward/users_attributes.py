@@ -195,16 +195,28 @@ def own_of(x: torch.Tensor) -> dict[str, Any]:
 
 def of_user(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> WrappedValue | None:
     """An object or tensor of an input, which its class does not put it together with; None if there is none."""
-    found = _found(acquisition, obj, unwrap(name))
-    if found is _ABSENT:
-        return None
-    place = id(obj.value.fake), unwrap(name)
+    fake, attribute = obj.value.fake, unwrap(name)
+    if attribute in acquisition.wrappers.attributes.get(id(fake), ()):
+        return _set_by_program(acquisition, fake, attribute)
+    place = id(fake), attribute
     if place not in acquisition.wrappers.taken:
-        part = acquisition.wrappers.parts.get(place[0])
+        found = _found(acquisition, obj, attribute)
+        if found is _ABSENT:
+            return None
+        _, history = acquisition.wrappers.parts.get(id(fake), (None, obj.value.history))
         acquisition.wrappers.taken[place] = (
-            wrap_attribute(found, obj, name) if part is None else wrap(found, provenance=place_of_attribute(part[1], place[1]))
+            wrap_attribute(found, obj, name)
+            if history is None
+            else wrap(found, provenance=place_of_attribute(history, attribute))
         )
     return acquisition.wrappers.taken[place]
+
+
+def _set_by_program(acquisition: Acquisition, fake: torch.Tensor, attribute: str) -> WrappedValue | None:
+    """The object that the program has set, which it may write into; None where it is a tensor or data, or operations have set another."""
+    new, wrapped = acquisition.wrappers.attributes[id(fake)][attribute]
+    is_object = wrapped is not None and not isinstance(new, (torch.Tensor, *DATA))
+    return wrapped if is_object and vars(fake).get(attribute, _ABSENT) is new else None
 
 
 def is_there(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> bool:

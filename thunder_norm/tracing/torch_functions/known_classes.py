@@ -209,7 +209,7 @@ def returned(proxy: TensorProxy, epilogue: TraceCtx) -> TensorProxy:
 
 def handed_out(value: Any, epilogue: TraceCtx) -> Any:
     """A value that an epilogue hands out, in which tensors are of their classes, and in the objects that it makes for it."""
-    if type(value) is TensorProxy or not _known().classes:
+    if not _known().classes:
         return returned(value, epilogue) if type(value) is TensorProxy else value
     restore_kept(epilogue)
     return tree_map(lambda p: returned(p, epilogue) if type(p) is TensorProxy else p, value)

@@ -329,7 +329,8 @@ _SET = "_thunder_norm_set_attributes"
 
 def _set_users(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
     """Called for an attribute that torch has not."""
-    take_proxies(value)
+    if isinstance(value.value, torch.Tensor):  # a list or a dict with some stays what the program writes into
+        take_proxies(value)
     of_tensor = _of(obj)
     of_tensor.values[name.value] = value
     if of_tensor.real is None:
