@@ -144,3 +144,26 @@ def test_a_tensor_of_a_dict_in_another_is_the_one_that_is_there() -> None:
     torch.testing.assert_close(jf(X), X)
     HELD["w"] = torch.full((3, 4), 2.0)
     torch.testing.assert_close(jf(X), 2 * X)
+
+
+class AnswersNothing:
+    """As libraries do that hand calls on to another one: whatever it is asked for raises an error of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"there is no {name}")
+
+
+_NOTHING = AnswersNothing()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + 1 if (1, _NOTHING) in [(2, _NOTHING)] else x * 3,
+        lambda x: x + 1 if {(1, _NOTHING): 1}.get((1, _NOTHING)) else x * 3,
+        lambda x: sorted([(2, _NOTHING), (1, _NOTHING)])[0][0] * x,
+    ],
+)
+def test_objects_that_answer_nothing_stand_in_what_is_compared(function: Callable):
+    x = torch.ones(2)
+    assert torch.equal(thunder.jit(function, transforms=[SubclassTransform()])(x), function(x))
