@@ -51,7 +51,7 @@ def propagate(bsym: BoundSymbol, active: set[str]) -> None:
         return
     for sub in bsym.subsymbols:
         propagate(sub, active)
-    if active.isdisjoint(p.name for p in bsym.flat_proxy_args):
+    if active.isdisjoint([p.name for p in bsym.flat_proxy_args]):
         return
     decided = set() if _has_own_gradient(bsym) else _decided_inside(bsym)
     decided |= _constant_results(bsym)
@@ -134,7 +134,7 @@ def _decided_inside(bsym: BoundSymbol) -> set[str]:
     for sub in bsym.subsymbols:
         names = {p.name for p in sub.flat_proxy_outs}
         made |= names
-        if not reached.isdisjoint(p.name for p in sub.flat_proxy_args):
+        if not reached.isdisjoint([p.name for p in sub.flat_proxy_args]):
             reached |= names
     return made & reached if _is_torchs(bsym) else made
 
