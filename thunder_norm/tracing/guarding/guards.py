@@ -303,7 +303,7 @@ def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: 
 
 def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
     """Note where one object stands at two places: the program would look at only one of them."""
-    found = _original_wrap(value, provenance=provenance)
+    found = thunders_wrap(value, provenance=provenance)
     if found is value or found.provenance is provenance:
         return found
     guards, path = _current.get(), path_of(provenance)
@@ -605,7 +605,7 @@ def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path, bool]]:
 
 
 _original_wrap_callback = jit_ext._general_jit_wrap_callback
-_original_wrap = thunders.wrap
+thunders_wrap = thunders.wrap
 _original_run_function = thunders._setup_frame_and_run_python_function
 
 REPLACEMENTS = Replacements(
