@@ -75,7 +75,7 @@ def _flat_outs(bsym: BoundSymbol) -> list[Any]:
 
 
 def _proxies(values: list[Any]) -> tuple[Proxy, ...]:
-    return tuple([x for x in values if isinstance(x, Proxy)])
+    return tuple([x for x in values if type(x) is TensorProxy or isinstance(x, Proxy)])
 
 
 _NAMED = "_thunder_norm_named"
@@ -221,7 +221,7 @@ def dce(trace: TraceCtx, needed_proxies: set[Variable] | None = None) -> TraceCt
             _remove_noop_subsymbols(bsym)
             kept.append(bsym)
             found += bsym.flat_proxy_args
-            needed.update(p.name for p in bsym.flat_proxy_args)
+            needed.update([p.name for p in bsym.flat_proxy_args])
     if needed_proxies is not None:
         needed_proxies.update(variableify(p) for p in (*found, *flatten(trace.output)[0]) if isinstance(p, Proxy))
     new = from_trace(trace)
@@ -260,9 +260,12 @@ def _producers(bsyms: Iterable[BoundSymbol]) -> dict[str, BoundSymbol]:
     for bsym in bsyms:
         if bsym.sym.id in _MAKES_NOTHING:
             continue
+        given: list[str] | None = None
         for p in bsym.flat_proxy_outs:
-            if p.name not in found and all(p.name != a.name for a in bsym.flat_proxy_args):
-                found[p.name] = bsym
+            if p.name not in found:
+                given = [a.name for a in bsym.flat_proxy_args] if given is None else given
+                if p.name not in given:
+                    found[p.name] = bsym
     return found
 
 

@@ -199,6 +199,25 @@ def _load_fast(inst: Any, /, stack: InterpreterStack, co: Any, frame: Any, **sta
     return None
 
 
+_original_store_fast = _handlers["STORE_FAST"]
+
+
+def _load_const(inst: Any, /, stack: InterpreterStack, co: Any, **state: Any) -> None:
+    value = co.co_consts[inst.arg]
+    if type(value) not in _SCALARS:
+        return stack.append(thunders.wrap_const(value))
+    stack.output_idx += 1
+    return stack._stack.append(_scalar(value))
+
+
+def _store_fast(inst: Any, /, stack: InterpreterStack, co: Any, frame: Any, **state: Any) -> Any:
+    value = stack._stack[-1]
+    if not isinstance(value, WrappedValue) or isinstance(value.value, Proxy):
+        return _original_store_fast(inst, stack=stack, co=co, frame=frame, **state)
+    frame.localsplus[inst.arg] = stack._stack.pop()
+    return None
+
+
 class _CurrentInstruction:
     """While it is entered, what is pushed comes from the instruction."""
 
@@ -240,6 +259,8 @@ REPLACEMENTS = (
     Replacement(InterpreterStack, "append", _append, "append of what has no items"),
     Replacement(InterpreterCompileCtx, "callback", _callback, "callback, which looks by an enum's hash"),
     Replacement(jit_ext, "_maybe_update_proxy_name", _update_name, "the same of what is no proxy"),
+    Replacement(_handlers, "LOAD_CONST", _load_const, "_load_const_handler, whose callback hands on what it is given"),
+    Replacement(_handlers, "STORE_FAST", _store_fast, "_store_fast_handler of what is no proxy, and gets no name"),
     *(
         Replacement(_handlers, name, _load_fast, "_load_fast_check_handler, where there is nothing to check or to name")
         for name in ("LOAD_FAST", "LOAD_FAST_CHECK")
