@@ -141,12 +141,17 @@ def _decided_inside(bsym: BoundSymbol) -> set[str]:
 
 def has_no_history(bsym: BoundSymbol) -> bool:
     """Whether what an operation returns depends differentiably on nothing: ``x.detach()``, ``torch.zeros_like(x)``, ``x.new_zeros(3)``."""
-    name = bsym.sym.name
+    symbol_id = bsym.sym.id
+    return _has_none_by_name(bsym.sym.name, symbol_id if type(symbol_id) is str else "")
+
+
+@functools.lru_cache(maxsize=8192)
+def _has_none_by_name(name: str, symbol_id: str) -> bool:
     makes_new = name.endswith("_like") or name.startswith("new_")
     return (
         name in ("detach", "Tensor_detach")
-        or (makes_new and str(bsym.sym.id).startswith(("torch.", "Tensor.")))
-        or (isinstance(bsym.sym.id, str) and bsym.sym.id in _constant())
+        or (makes_new and symbol_id.startswith(("torch.", "Tensor.")))
+        or symbol_id in _constant()
     )
 
 

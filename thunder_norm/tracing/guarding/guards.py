@@ -415,7 +415,7 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[s
             guards.surroundings.note_reference(args[1].value)  # of a WeakKeyDictionary
         given, named = tuple(a.value for a in args), {k: v.value for k, v in kwargs.items()}
         guards.surroundings.note_call(fn, given, named, lambda: not is_guarded(args[0]))
-        if any(isinstance(a.value, ITERATORS) and is_guarded(a) for a in args):
+        if any([isinstance(a.value, ITERATORS) and is_guarded(a) for a in args]):
             guards.surroundings.note_iterator(fn)
     name = getattr(fn, "__name__", None)
     asked = _ASKED.get(name, ())
@@ -428,7 +428,7 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[s
     run_unseen.note_given(fn, args, kwargs)
     for a in args:
         run_unseen.note_methods(type(a.value), ("__torch_function__",))
-    if any(stored.is_container(type(a.value)) for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
+    if any([stored.is_container(type(a.value)) for a in args]) and not (_looks_into_nothing(fn) or is_known(fn)):
         look_whole(args)
 
 

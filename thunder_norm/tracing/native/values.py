@@ -186,6 +186,24 @@ def _callback(self: InterpreterCompileCtx, id: Any) -> Any:
         return found
 
 
+_TENSOR = jit_ext.EXT_FLAG_IS_TENSOR_PROXY
+# By id: an enum's hash and value are functions of Python
+_OF_INPUTS = frozenset(id(inst) for inst in PseudoInst if inst.value in jit_ext._input_provenance_inst)
+_original_should_register = jit_ext.should_register_for_prologue
+
+
+def _should_register(pr: ProvenanceRecord, _toplevel: bool = True) -> bool:
+    inst = pr.inst
+    if type(inst) is not PseudoInst or inst is _CONSTANT:
+        return _original_should_register(pr, _toplevel)
+    if pr.ext_flag & _TENSOR or id(inst) not in _OF_INPUTS or not pr.inputs and _toplevel:
+        return False
+    for record in pr.inputs:
+        if not _should_register(record, False):
+            return False
+    return True
+
+
 _handlers = thunders._default_opcode_handler_map
 _original_load_fast = _handlers["LOAD_FAST"]
 
@@ -258,6 +276,7 @@ REPLACEMENTS = (
     *(Replacement(module, "unwrap", _unwrap, "unwrap, which calls a method of the wrapper") for module in (thunders, jit_ext)),
     Replacement(InterpreterStack, "append", _append, "append of what has no items"),
     Replacement(InterpreterCompileCtx, "callback", _callback, "callback, which looks by an enum's hash"),
+    Replacement(jit_ext, "should_register_for_prologue", _should_register, "the same of what is no constant"),
     Replacement(jit_ext, "_maybe_update_proxy_name", _update_name, "the same of what is no proxy"),
     Replacement(_handlers, "LOAD_CONST", _load_const, "_load_const_handler, whose callback hands on what it is given"),
     Replacement(_handlers, "STORE_FAST", _store_fast, "_store_fast_handler of what is no proxy, and gets no name"),
