@@ -13,12 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from thunder_norm.tracing import native
 from thunder_norm.tracing.guarding.value_kinds import ValueKinds
-from thunder_norm.tracing.native import bound_symbols, flattening, passes, proxies, symbols
+from thunder_norm.tracing.native import bound_symbols, elementwise, flattening, passes, proxies, symbols
+from thunder_norm.tracing.tags import has_any_tag
 import thunder
 import thunder.torch as ltorch
 from thunder.common import CompileData
-from thunder.core import devices, dtypes, prims, pytree
+from thunder.core import devices, dtypes, interpreter, jit_ext, prims, pytree, utils
 from thunder.core.compile_data import compile_data_and_stats
 from thunder.core.proxies import (
     AnyProxy,
@@ -29,8 +31,9 @@ from thunder.core.proxies import (
     NumberProxy,
     StringProxy,
     TensorProxy,
+    variableify,
 )
-from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.symbol import BoundSymbol, BoundSymbolTag, Symbol, has_tags
 from thunder.core.trace import TraceCtx, tracectx
 
 
@@ -308,3 +311,116 @@ def test_calls_of_symbols_write_what_thunders_write():
             found.append(trace)
         assert found[0] == found[1]
     assert num_written == 2 * 2 * 8  # the last three programs are none
+
+
+# What an operation may be given; of each native answer the same is asked of Thunder's own.
+_SHAPES = ((2, 3), (3,), (1, 3), ())
+_KINDS = (
+    dtypes.float32,
+    dtypes.float64,
+    dtypes.float16,
+    dtypes.bfloat16,
+    dtypes.complex64,
+    dtypes.int64,
+    dtypes.uint8,
+    dtypes.bool8,
+)
+_QUESTIONS = {
+    "maybe_convert_to_dtype": lambda ask, a, b: ask(a, b.dtype if isinstance(b, TensorProxy) else type(b)),
+    "maybe_broadcast": lambda ask, a, b: ask(a, b),
+    "elementwise_type_promotion": lambda ask, a, b: [
+        ask(a, b, type_promotion_kind=kind) for kind in utils.ELEMENTWISE_TYPE_PROMOTION_KIND
+    ],
+    "check_same_dtype": lambda ask, a, b: ask(a, b),
+    "check_same_shape": lambda ask, a, b: (ask(a, b), ask(a, b, treat_cpu_scalar_tensors_as_numbers=False)),
+    "check_same_device": lambda ask, a, b: ask(a, b),
+    "are_same_dtypes": lambda ask, a, b: (ask(a, b), ask(a, b, weak_and_strong_are_equivalent=False)),
+    "to_strong_dtype": lambda ask, a, b: ask(b.dtype if isinstance(b, TensorProxy) else type(b)),
+}
+
+
+def _said(ask, question, *operands):
+    """What is said, tensors by what is known of them; or which error is raised."""
+    try:
+        said = question(ask, *operands)
+    except Exception as e:  # noqa: BLE001 - whatever it is, it must be the same
+        return type(e), str(e)
+    known = [
+        (v.shape, v.dtype, v.device, any(v is o for o in operands)) if isinstance(v, TensorProxy) else v
+        for v in pytree.tree_flatten((said,))[0]
+    ]
+    return known, str(pytree.tree_flatten((said,))[1])
+
+
+@pytest.mark.parametrize("name", _QUESTIONS)
+def test_operands_agree_where_thunder_says_so(name):
+    replacement = next(r for r in (*elementwise.REPLACEMENTS, *proxies.REPLACEMENTS) if r.name == name)
+    cpu, meta = devices.Device("cpu"), devices.Device("meta")
+    with tracectx(TraceCtx()):
+        tensors = [
+            TensorProxy(shape=shape, device=device, dtype=kind, requires_grad=False)
+            for shape, device, kind in (
+                *((shape, cpu, kind) for shape in _SHAPES for kind in (dtypes.float32, dtypes.int64)),
+                *(((2, 3), cpu, kind) for kind in _KINDS),
+                ((2, 3), meta, dtypes.float32),
+            )
+        ]
+        for a, b in itertools.product([*tensors, True, 2, 2.5, 1j], repeat=2):
+            native, thunders = (_said(ask, _QUESTIONS[name], a, b) for ask in (replacement.native, replacement.original))
+            assert native == thunders, (a, b)
+
+
+def _composite(x, y):
+    return ltorch.mul(ltorch.softmax(ltorch.add(x, y), 0), x)
+
+
+def test_names_are_swapped_as_thunder_swaps_them_whatever_the_map_held_before():
+    with tracectx(trace := TraceCtx()), compile_data_and_stats(CompileData(fn=None, disable_preprocessing=True), None):
+        x, y, z = (TensorProxy(name, shape=(3,), device=devices.Device("cpu"), dtype=dtypes.float32) for name in "xyz")
+        _composite(x, y)
+        inner = [p for b in trace.bound_symbols for s in b.subsymbols for p in s.flat_proxy_outs]
+        maps: dict = {}
+        native, original = bound_symbols._from_bsym_swap_proxies, bound_symbols._original_swap
+        for swapped in (x, y, z, *inner):
+            maps.clear()  # as long as the one before, with another in it
+            maps[variableify(swapped)] = z
+            for bsym, flags in itertools.product(trace.bound_symbols, itertools.product((False, True), repeat=3)):
+                assert str(native(bsym, maps, *flags)) == str(original(bsym, maps, *flags)), (swapped, flags)
+    bound_symbols.forget_names()
+
+
+def test_an_operation_has_the_tags_that_thunder_gathers():
+    with tracectx(trace := TraceCtx()), compile_data_and_stats(CompileData(fn=None, disable_preprocessing=True), None):
+        x = TensorProxy("x", shape=(3,), device=devices.Device("cpu"), dtype=dtypes.float32)
+        _composite(x, x)
+        ltorch.dropout(x, 0.5)
+        ltorch.copy_(x, ltorch.add(x, 1))
+        trace.bound_symbols[0].subsymbols[0].tags.add(BoundSymbolTag.BACKWARD)
+        for bsym in trace.bound_symbols:
+            for tags in map(set, itertools.combinations((*prims.OpTags, BoundSymbolTag.BACKWARD), 2)):
+                assert has_any_tag(bsym, tags) is has_tags(bsym, tags)
+
+
+@pytest.mark.parametrize("value", ["word", "", 2, 2.5, True, None, (), (1,), [1], {"a": 1}, len, int, 1j, torch.float32])
+def test_a_constant_has_the_wrapper_that_thunder_makes(value):
+    def described(wrapped):
+        of_value = {name: v for name, v in vars(wrapped).items() if name not in ("nothing", "original_value", "provenance")}
+        assert wrapped.original_value is wrapped.nothing
+        return of_value, vars(wrapped.provenance)
+
+    kinds = (torch.Tensor, int, float, str, type(None))
+    options = {"with_provenance_tracking": True, "uncacheable_classes": kinds, "callbacks": jit_ext.general_jit_callbacks}
+    compiling = interpreter.InterpreterCompileCtx(opcode_interpreter=None, fn_lookaside=None, **options)
+    with (
+        interpreter.interpretercompilectx(compiling),
+        interpreter.interpreterruntimectx(interpreter.InterpreterRuntimeCtx(debug_log=None, record_history=False)),
+        jit_ext.jit_ctx(SimpleNamespace(show_progress_if_verbose=lambda: None, _constraints=[])),
+    ):
+        thunders = described(interpreter.wrap_const(value))
+    with (
+        interpreter.interpretercompilectx(compiling),
+        interpreter.interpreterruntimectx(interpreter.InterpreterRuntimeCtx(debug_log=None, record_history=False)),
+        jit_ext.jit_ctx(SimpleNamespace(show_progress_if_verbose=lambda: None, _constraints=[])),
+        native.interpreter(),
+    ):
+        assert described(interpreter.wrap_const(value)) == thunders

@@ -13,12 +13,13 @@ from thunder_norm.functions.writes.functionalization import is_of_written_view
 from thunder_norm.subclass.acquiring.fallback import made_for
 from thunder_norm.subclass.acquiring.sized import Sized
 from thunder_norm.tracing.shared_memory.views import RETURNING_SELF, may_share_by_name
+from thunder_norm.tracing.tags import has_any_tag
 from thunder_norm.tracing.torch_functions import random_numbers
 from thunder.core import devices, dtypes
 from thunder.core.prims import OpTags
 from thunder.core.proxies import TensorProxy
 from thunder.core.pytree import tree_flatten, tree_unflatten
-from thunder.core.symbol import BoundSymbol, Symbol, has_tags
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.distributed import prims as dist_prims
 from thunder.executors.torchex import ex as torch_ex
 
@@ -36,6 +37,7 @@ _NEVER = frozenset(
 ) | (random_numbers.NAMES - {"dropout"})
 _OF_INTEGERS = ("bitwise_", "aten_bitwise_")  # torch refuses others, inductor does not
 _OF_FLOATS = ("hypot", "aten_hypot_", "nextafter", "aten_nextafter_")  # torch has no kernel for others, inductor computes them
+_CHANGING = frozenset({OpTags.DONT_DCE, OpTags.IN_PLACE})
 _TAGS = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.DEVICE_SYNC_OP, OpTags.CTX_MANAGER_ENTER_EXIT_OP}
 
 # What executors call those of Thunder's prims that give a view; of others `views` knows the name.
@@ -107,7 +109,7 @@ def may_be_in_region(bsym: BoundSymbol) -> bool:
     is_opaque = symbol.executor.name == _RUN_BY_TORCH_FUNC and not is_of_written_view(symbol)
     if (is_opaque and not name.startswith(_GRADIENT)) or _has_sizes_that_are_values(symbol):
         return False
-    if name in _NEVER or name in _COLLECTIVES or _draws_or_updates(bsym) or _is_never_of_aten(name) or has_tags(bsym, _TAGS):
+    if name in _NEVER or name in _COLLECTIVES or _draws_or_updates(bsym) or _is_never_of_aten(name) or has_any_tag(bsym, _TAGS):
         return False
     are_inexact = [dtypes.is_inexact_dtype(p.dtype) for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
     # `i ^ 2.5` takes integers alone, and is floating
@@ -234,9 +236,7 @@ def is_constant(bsym: BoundSymbol) -> bool:
 @_once
 def changes_memory(bsym: BoundSymbol) -> bool:
     """Whether an operation has to stay in its place among all that come before it: others may see what it does."""
-    return not has_tags(bsym, {OpTags.RANDOM_OP}) and (
-        has_tags(bsym, {OpTags.DONT_DCE, OpTags.IN_PLACE}) or bsym.sym.name == "copy_"
-    )
+    return not has_any_tag(bsym, random_numbers.RANDOM) and (has_any_tag(bsym, _CHANGING) or bsym.sym.name == "copy_")
 
 
 def target_of(bsym: BoundSymbol) -> Any:

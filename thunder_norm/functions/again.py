@@ -23,12 +23,13 @@ from thunder_norm.subclass.backward.differentiation import has_tape
 from thunder_norm.subclass.recording.trace import keep_only
 from thunder_norm.tracing.calls.differentiated import Gradients, Run, makes_pullbacks
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.tags import has_any_tag
 from thunder_norm.tracing.torch_functions import random_numbers
 from thunder_norm.tracing.torch_functions.random_numbers import count_draws, draws_numbers
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy, variableify
 from thunder.core.pytree import tree_flatten
-from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 
 
@@ -167,9 +168,9 @@ def _refused(bsym: BoundSymbol, why: str) -> TransformError:
 
 
 def _has_effect(bsym: BoundSymbol) -> bool:
-    if has_tags(bsym, {prims.OpTags.RANDOM_OP}):
+    if has_any_tag(bsym, {prims.OpTags.RANDOM_OP}):
         return False
-    return has_tags(bsym, {prims.OpTags.DONT_DCE}) or any(map(_has_effect, bsym.subsymbols))
+    return has_any_tag(bsym, {prims.OpTags.DONT_DCE}) or any(map(_has_effect, bsym.subsymbols))
 
 
 def _no_function(*args: Any) -> Any:

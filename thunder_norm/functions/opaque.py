@@ -124,7 +124,7 @@ def symbol_for(operation: Operation, rule: VjpRule | None = None) -> Symbol:
 
 def views_of(bsym: BoundSymbol) -> dict[str, str]:
     """The results of an operation that share memory with an argument in torch, and the names of both."""
-    tensors = flat_proxies((bsym.args, bsym.kwargs))
+    tensors = flat_proxies((*bsym.args, *bsym.kwargs.values()))
     if not tensors:  # entering and leaving autocast among them: it is not to be tried out
         return {}
     own = _operations.get(bsym.sym.id)

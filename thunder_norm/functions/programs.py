@@ -14,12 +14,14 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import TransformError, TransformLevelError, with_details
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.native.flattening import leaves_of
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.tags import has_any_tag
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder.core import dtypes, prims
 from thunder.core.proxies import NumberProxy, Proxy, ProxyTag, TensorProxy, Variable, numberproxy, variableify
 from thunder.core.pytree import tree_flatten, tree_map
-from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
 # -- tensors and operations ---------------------------------------------------------------------------------------------
@@ -27,7 +29,8 @@ from thunder.core.trace import TraceCtx, get_tracectx
 
 def flat_proxies(tree: Any) -> tuple[TensorProxy, ...]:
     """The tensor proxies in a tree, in order."""
-    return tuple(v for v in tree_leaves(tree) if isinstance(v, TensorProxy))
+    leaves = leaves_of(tree) if type(tree) is tuple or type(tree) is list else None
+    return tuple([v for v in (tree_leaves(tree) if leaves is None else leaves) if isinstance(v, TensorProxy)])
 
 
 def is_differentiable(value: Any) -> bool:
@@ -180,7 +183,7 @@ def without_dead_code(bsyms: Sequence[BoundSymbol], needed: set[str]) -> list[Bo
     kept = []
     for b in reversed(bsyms):
         is_used = any(p.name in needed for p in b.flat_proxy_outs)
-        if is_used or has_tags(b, {prims.OpTags.DONT_DCE}) or draws_numbers(b):
+        if is_used or has_any_tag(b, {prims.OpTags.DONT_DCE}) or draws_numbers(b):
             needed.update(p.name for p in b.flat_proxy_args)
             kept.append(b)
     return kept[::-1]

@@ -33,12 +33,13 @@ from thunder_norm.subclass.acquiring.fallback import fallback_executor
 from thunder_norm.tracing.locations import at_line_of, location_of
 from thunder_norm.tracing.recording import gradients_recorded, scope
 from thunder_norm.tracing.shared_memory.writes import copies_in
+from thunder_norm.tracing.tags import has_any_tag
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_flatten
-from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
 _IGNORED = (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.DEL, prims.PrimIDs.COMMENT)
@@ -294,7 +295,7 @@ def rule_of(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
     if (
         is_opaque(bsym)
         or is_whole(bsym)
-        or (bsym.sym.executor is fallback_executor and not has_tags(bsym, {prims.OpTags.RANDOM_OP}))
+        or (bsym.sym.executor is fallback_executor and not has_any_tag(bsym, {prims.OpTags.RANDOM_OP}))
     ):
         return torch_vjp_rule(bsym, active)  # Thunder's rule asks torch's autograd, which cannot be transformed further
     found = thunders_rule(bsym)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 from thunder_norm.functions.torch_calls import try_out, views_in_cpp
 from thunder.core import devices, dtypes
@@ -99,13 +98,19 @@ def _key(function: Callable, args: tuple, kwargs: dict) -> Hashable | None:
     """What the answer depends on; None where it cannot be told: a function that is not torch's may know more than its arguments."""
     if not isinstance(function, _BUILT_IN) and (getattr(function, "__module__", None) or "").partition(".")[0] != "torch":
         return None
-    leaves, spec = tree_flatten((args, kwargs))
-    told: list[Hashable] = [function, spec]
-    for leaf in leaves:
-        if isinstance(leaf, TensorProxy) and all(type(size) is int for size in leaf.shape):
-            told.append((tuple(leaf.shape), leaf.dtype, leaf.device))
-        elif type(leaf) in _PLAIN or isinstance(leaf, _NAMED):
-            told.append((type(leaf), leaf))
-        else:
-            return None
-    return tuple(told)
+    told = _told((args, kwargs))
+    return None if told is None else (function, told)
+
+
+def _told(value: Any) -> Hashable | None:
+    """What is known of an argument, or of what is in a tuple, list or dict."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        inside = [_told(v) for v in value]
+        return None if None in inside else (kind, *inside)
+    if kind is dict:
+        inside = [_told(v) for v in value.values()]
+        return None if None in inside else (kind, *value, *inside)
+    if isinstance(value, TensorProxy) and all([type(size) is int for size in value.shape]):
+        return tuple(value.shape), value.dtype, value.device
+    return (kind, value) if kind in _PLAIN or isinstance(value, _NAMED) else None

@@ -51,7 +51,7 @@ def propagate(bsym: BoundSymbol, active: set[str]) -> None:
         return
     for sub in bsym.subsymbols:
         propagate(sub, active)
-    if active.isdisjoint(p.name for p in bsym.flat_proxy_args):
+    if active.isdisjoint([p.name for p in bsym.flat_proxy_args]):
         return
     decided = set() if _has_own_gradient(bsym) else _decided_inside(bsym)
     decided |= _constant_results(bsym)
@@ -134,19 +134,24 @@ def _decided_inside(bsym: BoundSymbol) -> set[str]:
     for sub in bsym.subsymbols:
         names = {p.name for p in sub.flat_proxy_outs}
         made |= names
-        if not reached.isdisjoint(p.name for p in sub.flat_proxy_args):
+        if not reached.isdisjoint([p.name for p in sub.flat_proxy_args]):
             reached |= names
     return made & reached if _is_torchs(bsym) else made
 
 
 def has_no_history(bsym: BoundSymbol) -> bool:
     """Whether what an operation returns depends differentiably on nothing: ``x.detach()``, ``torch.zeros_like(x)``, ``x.new_zeros(3)``."""
-    name = bsym.sym.name
+    symbol_id = bsym.sym.id
+    return _has_none_by_name(bsym.sym.name, symbol_id if type(symbol_id) is str else "")
+
+
+@functools.lru_cache(maxsize=8192)
+def _has_none_by_name(name: str, symbol_id: str) -> bool:
     makes_new = name.endswith("_like") or name.startswith("new_")
     return (
         name in ("detach", "Tensor_detach")
-        or (makes_new and str(bsym.sym.id).startswith(("torch.", "Tensor.")))
-        or (isinstance(bsym.sym.id, str) and bsym.sym.id in _constant())
+        or (makes_new and symbol_id.startswith(("torch.", "Tensor.")))
+        or symbol_id in _constant()
     )
 
 

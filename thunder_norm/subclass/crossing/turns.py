@@ -15,11 +15,12 @@ import torch
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.fallback import fallback_executor
+from thunder_norm.tracing.tags import has_any_tag
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder.core import dtypes, prims
 from thunder.core.proxies import TensorProxy
 from thunder.core.pytree import tree_flatten
-from thunder.core.symbol import BoundSymbol, Symbol, has_tags
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, tracectx
 from thunder.core.transforms import register_grad
 
@@ -73,7 +74,7 @@ def _unused_draws(trace: TraceCtx) -> list[BoundSymbol]:
         is_for_nobody = not is_used and draws_numbers(bsym) and any(isinstance(p, TensorProxy) for p in bsym.flat_proxy_outs)
         if is_for_nobody:
             found.append(bsym)
-        if is_used or is_for_nobody or has_tags(bsym, {prims.OpTags.DONT_DCE}):
+        if is_used or is_for_nobody or has_any_tag(bsym, {prims.OpTags.DONT_DCE}):
             needed.update(_computed_with(bsym))
     return found[::-1]
 

@@ -45,8 +45,8 @@ from thunder_norm.tracing.torch_functions import known_classes, tensor_methods, 
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import WrappedValue, do_raise, wrap_const
-from thunder.core.jit_ext import JitCtx, get_jit_ctx
-from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.jit_ext import JitCtx, _jit_ctx, get_jit_ctx
+from thunder.core.proxies import NumberProxy, ProxyTag, TensorProxy
 from thunder.core.trace import TraceCtx, get_tracectx
 from thunder.extend import FusionExecutor
 
@@ -193,11 +193,16 @@ class Interpreting(Watching):
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """See `Participant`."""
         acquisition = _acquisition_of(self)
+        reads_no_tensor = fn is getattr and _reads_no_tensor(
+            acquisition, args
+        )  # half of all calls, and nothing below says anything
+        if reads_no_tensor and not isinstance(args[0].value, NumberProxy):
+            return lookaside_for(fn, *args, **kwargs)
         if (of_number := item_numbers.lookaside(acquisition, fn, args, kwargs)) is not None:
             return of_number
         if fn is tensor_methods.is_followed:
             return lambda tensor: wrap_const(acquisition.autograd.requires_grad(tensor.value))
-        if fn is getattr and _reads_no_tensor(acquisition, args):  # half of all calls, of which nothing below has anything to say
+        if reads_no_tensor:
             return lookaside_for(fn, *args, **kwargs)
         if acquisition.lengths.is_on:
             plain_lengths.note(acquisition, fn, args, kwargs)
@@ -247,8 +252,9 @@ class Interpreting(Watching):
 
 def _reads_no_tensor(acquisition: Acquisition, args: tuple[WrappedValue, ...]) -> bool:
     """Whether an attribute is read of something else than a tensor, in a program without wrappers that has begun."""
-    is_plain = not acquisition.watches and acquisition.phase is not Phase.WAITING and not selections.are_in_use()
-    return is_plain and len(args) > 0 and not isinstance(args[0].value, TensorProxy)
+    if not args or isinstance(args[0].value, TensorProxy) or acquisition.phase is Phase.WAITING:
+        return False
+    return not acquisition.watches and not selections.are_in_use()
 
 
 def _sized(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
@@ -269,7 +275,7 @@ def current_acquisition() -> Acquisition | None:
 
 
 def _acquisition_of(transform: Interpreting) -> Acquisition:
-    ctx = get_jit_ctx()
+    ctx = _jit_ctx.get()
     found = getattr(ctx, ACQUISITION, None)
     if found is None:
         found = transform.new_acquisition()

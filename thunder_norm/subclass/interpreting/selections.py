@@ -92,12 +92,12 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: Mapping[str, W
 
 def are_in_use() -> bool:
     """Whether anything in the acquisition at hand is what a mask has selected."""
-    return bool(_known())
+    return bool(getattr(_current(), _ATTRIBUTE, None))
 
 
 def _known() -> dict[str, _Selection]:
     """The selections of the acquisition at hand, by the names of what stands for them."""
-    ctx = get_jit_ctx()
+    ctx = _current()
     found = getattr(ctx, _ATTRIBUTE, None)
     if found is None:
         found = {}
@@ -106,6 +106,7 @@ def _known() -> dict[str, _Selection]:
 
 
 _ATTRIBUTE = "_thunder_norm_selections"
+_current = _jit_ctx.get
 
 
 def _names(known: Mapping[str, _Selection], args: Sequence[WrappedValue], kwargs: Mapping[str, WrappedValue]) -> list[str]:

@@ -23,6 +23,7 @@ from thunder_norm.random_states import remembered
 from thunder_norm.tracing.calls import buffers
 from thunder_norm.tracing.member_dicts import has_written
 from thunder_norm.tracing.shared_memory.writes import targets, writes
+from thunder_norm.tracing.tags import has_any_tag
 from thunder_norm.tracing.torch_functions.known_values import REPLACED
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder_norm.user_code import user_line_of
@@ -31,7 +32,7 @@ from thunder.core.compile_data import get_compile_data
 from thunder.core.jit_ext import JitCtx
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
 KEEPS = "keep_for_the_program"  # what an epilogue's function is called that writes into objects
@@ -182,7 +183,7 @@ def _targets(bsym: BoundSymbol) -> list[TensorProxy]:
 def _has_effect(bsym: BoundSymbol) -> bool:
     if bsym.sym.name.startswith((_CHECKS, "after_effects")) or bsym.sym.id in _AS_THEY_ARE or bsym.sym.module is None:
         return False
-    return has_tags(bsym, {prims.OpTags.DONT_DCE}) and bool(bsym.flat_proxy_args) and not bsym.sym.is_prim
+    return has_any_tag(bsym, {prims.OpTags.DONT_DCE}) and bool(bsym.flat_proxy_args) and not bsym.sym.is_prim
 
 
 class _Watched:

@@ -303,7 +303,7 @@ def _run_function(compilectx: Any, runtimectx: Any, fn: WrappedValue, /, *args: 
 
 def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
     """Note where one object stands at two places: the program would look at only one of them."""
-    found = _original_wrap(value, provenance=provenance)
+    found = thunders_wrap(value, provenance=provenance)
     if found is value or found.provenance is provenance:
         return found
     guards, path = _current.get(), path_of(provenance)
@@ -415,7 +415,7 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[s
             guards.surroundings.note_reference(args[1].value)  # of a WeakKeyDictionary
         given, named = tuple(a.value for a in args), {k: v.value for k, v in kwargs.items()}
         guards.surroundings.note_call(fn, given, named, lambda: not is_guarded(args[0]))
-        if any(isinstance(a.value, ITERATORS) and is_guarded(a) for a in args):
+        if any([isinstance(a.value, ITERATORS) and is_guarded(a) for a in args]):
             guards.surroundings.note_iterator(fn)
     name = getattr(fn, "__name__", None)
     asked = _ASKED.get(name, ())
@@ -428,7 +428,7 @@ def _note_opaque(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[s
     run_unseen.note_given(fn, args, kwargs)
     for a in args:
         run_unseen.note_methods(type(a.value), ("__torch_function__",))
-    if any(stored.is_container(type(a.value)) for a in args) and not (_looks_into_nothing(fn) or is_known(fn)):
+    if any([stored.is_container(type(a.value)) for a in args]) and not (_looks_into_nothing(fn) or is_known(fn)):
         look_whole(args)
 
 
@@ -605,7 +605,7 @@ def _still_meeting(guards: Guards, ways: Ways) -> list[tuple[Path, Path, bool]]:
 
 
 _original_wrap_callback = jit_ext._general_jit_wrap_callback
-_original_wrap = thunders.wrap
+thunders_wrap = thunders.wrap
 _original_run_function = thunders._setup_frame_and_run_python_function
 
 REPLACEMENTS = Replacements(

@@ -132,6 +132,7 @@ class Decided:
         self.modules: dict[Path, None] = {}
         self._dicts: dict[Path, None] = {}
         self._empty: dict[Path, None] = {}
+        self._are_modules: dict[Path, bool] = {}
         self.of_classes: dict[tuple[type, str], Any] = {}
 
     def takes(self, path: Path, kind: str, expected: Any) -> bool:
@@ -159,6 +160,12 @@ class Decided:
 
     def _is_module(self, path: Path) -> bool:
         """Whether a way goes from module to module, from the jitted one on."""
+        found = self._are_modules.get(path)
+        if found is None:
+            found = self._are_modules[path] = self._goes_by_modules(path)
+        return found
+
+    def _goes_by_modules(self, path: Path) -> bool:
         if path[0][0] != "fn" or not is_plain_module(self._ways.end(path)):
             return False
         if len(path) == 1:

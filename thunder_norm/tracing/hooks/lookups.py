@@ -18,6 +18,8 @@ thunders_lookaside = jit_ext.general_jit_lookaside
 
 def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     """What is called instead of `fn` on plain tensors where we have a part: ours, or Thunder's, with the results that torch has."""
+    if fn is getattr and (found := _getattr_for(args)) is not None:
+        return found
     own = _of_user(fn) or lookasides.of_thunder_norm(fn) or torch_semantics.lookaside(fn, args) or lookasides.of_others(fn)
     if own is None and lookasides.is_pythons(fn):
         return default_lookaside(fn, *args, **kwargs)
@@ -26,6 +28,16 @@ def lookaside_for(fn: Callable, /, *args: Any, **kwargs: Any) -> Any:
     if own is None and found is not None and type(fn) is types.BuiltinFunctionType:
         return opaque_functions.with_tensors_alone(fn, found)
     return found
+
+
+def _getattr_for(args: tuple[Any, ...]) -> Callable | None:
+    """The same for `getattr`, more than half of all that is called: no table of ours has it.  None where an executor has another."""
+    found = jit_ext._general_jit_lookaside_map[getattr]
+    mended = None if hasattr(found, _IS_OF_USER) else torch_semantics.lookaside(getattr, args)
+    if mended is not None:
+        return mended
+    ctx = jit_ext._jit_ctx.get()
+    return None if getattr in ctx._executor_lookasides or getattr in ctx.ad_hoc_executor._lookasides else found
 
 
 def _named_for_thunder(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 
-from thunder_norm.tracing.native import builtins, calls, constraints, elements, frames, passes, values
+from thunder_norm.tracing.native import bound_symbols, builtins, calls, constraints, elements, frames, passes, values
 from thunder_norm.tracing.replacement import Replacements
 
 REPLACEMENTS = Replacements(
@@ -58,6 +58,7 @@ def compiler() -> Iterator[None]:
             yield
     finally:
         passes.forget_signatures()  # they keep their functions alive
+        bound_symbols.forget_names()
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, KeysView, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -75,9 +75,10 @@ def _flat_outs(bsym: BoundSymbol) -> list[Any]:
 
 
 def _proxies(values: list[Any]) -> tuple[Proxy, ...]:
-    return tuple([x for x in values if isinstance(x, Proxy)])
+    return tuple([x for x in values if type(x) is TensorProxy or isinstance(x, Proxy)])
 
 
+_NAMED = "_thunder_norm_named"
 _FIND: dict[str, Callable[[BoundSymbol], Any]] = {name: v.func for name, v in _PROPERTIES.items()} | {
     "flat_args": _flat_args,
     "flat_outs": _flat_outs,
@@ -88,12 +89,55 @@ _FIND: dict[str, Callable[[BoundSymbol], Any]] = {name: v.func for name, v in _P
 }
 
 
-def _is_touched(bsym: BoundSymbol, swapped: KeysView[Variable]) -> bool:
-    """Whether anything that the symbol or its subsymbols name is among these."""
-    if not swapped.isdisjoint(bsym.flat_variableified_proxy_args) or not swapped.isdisjoint(bsym.flat_variableified_proxy_outs):
-        return True
-    for inner in bsym.subsymbols:
-        if _is_touched(inner, swapped):
+class _Swapped(NamedTuple):
+    """The names that a map swaps, and by what it is seen that the map has no more of them since: dicts are in order."""
+
+    swap_map: Any
+    count: int
+    last: Any
+    names: set[str]
+
+
+_swapped_before = _Swapped(None, 0, None, set())  # the same map swaps names of one operation after the other
+
+
+def forget_names() -> None:
+    """Let go of what was swapped last."""
+    global _swapped_before
+    _swapped_before = _Swapped(None, 0, None, set())
+
+
+def _names_in(swap_map: dict[Variable, Proxy]) -> set[str]:
+    """The names that a map swaps: to look for a variable in the map itself takes two functions of Python's."""
+    global _swapped_before
+    known, count, last = _swapped_before, len(swap_map), next(reversed(swap_map))
+    if known.swap_map is not swap_map or known.count != count or known.last is not last:
+        known = _swapped_before = _Swapped(swap_map, count, last, {variable.proxy.name for variable in swap_map})
+    return known.names
+
+
+def _named(bsym: BoundSymbol) -> tuple[list[str], list[str]] | None:
+    """The names of all proxies that it takes and gives itself; None if there are collections among them."""
+    found = bsym.__dict__.get(_NAMED)
+    if found is not None:
+        return found
+    given, made = bsym.flat_proxy_args, bsym.flat_proxy_outs
+    if not _COLLECTIONS.isdisjoint(map(type, given)) or not _COLLECTIONS.isdisjoint(map(type, made)):
+        return None
+    found = bsym.__dict__[_NAMED] = [p.name for p in given], [p.name for p in made]
+    return found
+
+
+_COLLECTIONS = frozenset({CollectionProxy, *CollectionProxy.__subclasses__()})
+
+
+def _is_any_touched(bsyms: Sequence[BoundSymbol], names: set[str]) -> bool:
+    """Whether anything that one of the symbols or its subsymbols names is among these."""
+    for bsym in bsyms:
+        named = _named(bsym)
+        if named is None or not names.isdisjoint(named[0]) or not names.isdisjoint(named[1]):
+            return True
+        if bsym.subsymbols and _is_any_touched(bsym.subsymbols, names):
             return True
     return False
 
@@ -107,15 +151,16 @@ def _from_bsym_swap_proxies(
 ) -> BoundSymbol:
     if not swap_map:
         return self
-    if any(isinstance(p, CollectionProxy) for p in (*self.flat_proxy_args, *self.flat_proxy_outs)):
+    named = _named(self)
+    if named is None:
         return _original_swap(self, swap_map, skip_inputs, skip_output, skip_subsymbols)
+    names = _names_in(swap_map)
     changes: dict[str, Any] = {}
-    swapped = swap_map.keys()
-    if not skip_inputs and not swapped.isdisjoint(self.flat_variableified_proxy_args):
-        changes["args"], changes["kwargs"] = _swapped(self.args, swap_map), _swapped(self.kwargs, swap_map)
-    if not skip_output and not swapped.isdisjoint(self.flat_variableified_proxy_outs):
-        changes["output"] = _swapped(self.output, swap_map)
-    if skip_subsymbols or not any(_is_touched(s, swapped) for s in self.subsymbols):
+    if not skip_inputs and not names.isdisjoint(named[0]):
+        changes["args"], changes["kwargs"] = _swapped(self.args, swap_map, names), _swapped(self.kwargs, swap_map, names)
+    if not skip_output and not names.isdisjoint(named[1]):
+        changes["output"] = _swapped(self.output, swap_map, names)
+    if skip_subsymbols or not self.subsymbols or not _is_any_touched(self.subsymbols, names):
         new = self.from_bsym(**changes)
         new.subsymbols = list(self.subsymbols)
         return new
@@ -128,18 +173,18 @@ _LEAVES = frozenset({int, float, bool, str, complex, type(None), torch.dtype, to
 _LEAVES |= {dtypes.bool_, dtypes.signedinteger, dtypes.unsignedinteger, dtypes.floating, dtypes.complexfloating}
 
 
-def _swapped(tree: Any, swap_map: dict[Variable, Proxy]) -> Any:
+def _swapped(tree: Any, swap_map: dict[Variable, Proxy], names: set[str]) -> Any:
     if isinstance(tree, Proxy):
-        return _last(tree, swap_map)
+        return _last(tree, swap_map) if tree.name in names else tree
     kind = type(tree)
     if kind in _LEAVES:
         return tree
     if kind is tuple:
-        return tuple([_swapped(x, swap_map) for x in tree])
+        return tuple([_swapped(x, swap_map, names) for x in tree])
     if kind is list:
-        return [_swapped(x, swap_map) for x in tree]
+        return [_swapped(x, swap_map, names) for x in tree]
     if kind is dict:
-        return {key: _swapped(x, swap_map) for key, x in tree.items()}
+        return {key: _swapped(x, swap_map, names) for key, x in tree.items()}
     leaves, spec = flatten_with_dataclass((tree,))  # in a tuple: alone, what it knows no leaf of would be an error
     return tree_unflatten([_last(x, swap_map) if isinstance(x, Proxy) else x for x in leaves], spec)[0]
 
@@ -176,7 +221,7 @@ def dce(trace: TraceCtx, needed_proxies: set[Variable] | None = None) -> TraceCt
             _remove_noop_subsymbols(bsym)
             kept.append(bsym)
             found += bsym.flat_proxy_args
-            needed.update(p.name for p in bsym.flat_proxy_args)
+            needed.update([p.name for p in bsym.flat_proxy_args])
     if needed_proxies is not None:
         needed_proxies.update(variableify(p) for p in (*found, *flatten(trace.output)[0]) if isinstance(p, Proxy))
     new = from_trace(trace)
@@ -215,9 +260,12 @@ def _producers(bsyms: Iterable[BoundSymbol]) -> dict[str, BoundSymbol]:
     for bsym in bsyms:
         if bsym.sym.id in _MAKES_NOTHING:
             continue
+        given: list[str] | None = None
         for p in bsym.flat_proxy_outs:
-            if p.name not in found and all(p.name != a.name for a in bsym.flat_proxy_args):
-                found[p.name] = bsym
+            if p.name not in found:
+                given = [a.name for a in bsym.flat_proxy_args] if given is None else given
+                if p.name not in given:
+                    found[p.name] = bsym
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-from thunder_norm.tracing.native import bound_symbols, claims, flattening, printing, proxies, symbols
+from thunder_norm.tracing.native import bound_symbols, claims, elementwise, flattening, printing, proxies, symbols
 from thunder_norm.tracing.replacement import Replacement, Replacements
 import thunder.torch
 from thunder.core import codeutils, prims, symbol, transform_common, transforms, utils, vjp_utils
@@ -104,6 +104,7 @@ REPLACEMENTS = Replacements(
         *claims.REPLACEMENTS,
         *printing.REPLACEMENTS,
         *proxies.REPLACEMENTS,
+        *elementwise.REPLACEMENTS,
         *symbols.REPLACEMENTS,
     )
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 from thunder_norm.tracing.replacement import Replacement
-from thunder.core import baseutils, dtypes, proxies
+from thunder.core import baseutils, compile_data, dtypes, proxies, utils
 from thunder.core.devices import Device
-from thunder.core.proxies import DistParallelType, TensorProxy
+from thunder.core.options import CACHE_OPTIONS
+from thunder.core.proxies import DistParallelType, Proxy, TensorProxy
 
 _original_properties = proxies._infer_tensor_properties
 _original_replace = TensorProxy.replace
@@ -27,7 +29,7 @@ _OF_DTYPES: dict[int, tuple[dtypes.dtype, bool, dtypes.dtype]] = {}
 def _of_dtype(dtype: dtypes.dtype) -> tuple[dtypes.dtype, bool, dtypes.dtype]:
     found = _OF_DTYPES.get(id(dtype))
     if found is None:
-        found = _OF_DTYPES[id(dtype)] = dtype, dtypes.is_inexact_dtype(dtype), dtypes.to_strong_dtype(dtype)
+        found = _OF_DTYPES[id(dtype)] = dtype, dtypes.is_inexact_dtype(dtype), _original_to_strong(dtype)
     return found
 
 
@@ -98,6 +100,49 @@ def _replace(self: TensorProxy, **changes: Any) -> TensorProxy:
     )
 
 
+_SYMBOLIC = CACHE_OPTIONS.SYMBOLIC_VALUES
+_original_shape: Any = TensorProxy.shape
+_original_hash = dtypes.dtype.__hash__
+_original_are_same = dtypes.are_same_dtypes
+_original_to_strong = dtypes.to_strong_dtype
+_compile_data = compile_data._compile_data.get
+_HASH = "_thunder_norm_hash"  # of a dtype
+
+
+def _shape(self: TensorProxy) -> Any:
+    compiled = _compile_data()[0]
+    if compiled is None or compiled.cache_option is not _SYMBOLIC:
+        return self._shape
+    return _original_shape.fget(self)
+
+
+def _hash(self: dtypes.dtype) -> int:
+    try:
+        return self.__dict__[_HASH]
+    except KeyError:
+        found = self.__dict__[_HASH] = _original_hash(self)
+        return found
+
+
+def strong_dtype(dtype: dtypes.dtype) -> dtypes.dtype:
+    """The dtype of a tensor that has dimensions."""
+    return _of_dtype(dtype)[2]
+
+
+def _are_same(a: Any, b: Any, *, weak_and_strong_are_equivalent: bool = True) -> bool:
+    if not weak_and_strong_are_equivalent:
+        return _original_are_same(a, b, weak_and_strong_are_equivalent=False)
+    a = a._dtype if type(a) is TensorProxy else a
+    b = b._dtype if type(b) is TensorProxy else b
+    if not isinstance(a, dtypes.dtype) or not isinstance(b, dtypes.dtype):
+        return _original_are_same(a, b)
+    return _of_dtype(a)[2] is _of_dtype(b)[2]
+
+
+def _to_strong(dtype: Any) -> Any:
+    return _of_dtype(dtype)[2] if isinstance(dtype, dtypes.dtype) else _original_to_strong(dtype)
+
+
 def _check_type(x: Any, types: Any) -> None:
     if not isinstance(x, types):
         _original_check_type(x, types)
@@ -106,5 +151,10 @@ def _check_type(x: Any, types: Any) -> None:
 REPLACEMENTS = (
     Replacement(proxies, "_infer_tensor_properties", _properties, "the same, which checks what it is given by closures"),
     Replacement(TensorProxy, "replace", _replace, "TensorProxy.replace, which infers everything twice"),
+    Replacement(TensorProxy, "shape", property(_shape), "the same, which asks by five functions whether sizes are symbolic"),
+    Replacement(Proxy, "name", property(operator.attrgetter("_name")), "the same, a function of Python"),
+    Replacement(dtypes.dtype, "__hash__", _hash, "the same, which writes the hashed text each time"),
+    *(Replacement(m, "are_same_dtypes", _are_same, "the same, of dtypes and of tensors") for m in (dtypes, utils)),
+    Replacement(dtypes, "to_strong_dtype", _to_strong, "the same, of dtypes"),
     Replacement(baseutils, "check_type", _check_type, "check_type, which makes a message for what is right too"),
 )

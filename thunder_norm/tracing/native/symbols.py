@@ -8,20 +8,22 @@ from typing import Any
 from thunder_norm.tracing.inferred import Inferred
 from thunder_norm.tracing.native.flattening import leaves_of
 from thunder_norm.tracing.replacement import Replacement
+from thunder.core import compile_data
 from thunder.core import symbol as thunders
-from thunder.core.compile_data import get_compile_data
+from thunder.core import trace as traces
 from thunder.core.prims import OpTags
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.core.trace import TraceCtx, get_tracectx
+from thunder.core.trace import TraceCtx
 
+_current_trace, _compile_data = traces._tracectx.get, compile_data._compile_data.get
 _original_call = Symbol.__call__
 _original_bind = Symbol.bind
 
 
 def _call(self: Symbol, *args: Any, **kwargs: Any) -> Any:
     """Thunder's own where there is more to it: autocast, proxies of other classes than tensors."""
-    trace, compiled, meta = get_tracectx(), get_compile_data(), self.meta
+    trace, compiled, meta = _current_trace(None), _compile_data()[0], self.meta
     if type(trace) is not TraceCtx or trace._complete or compiled is None or meta is None or compiled.autocast_stack.stack:
         return _original_call(self, *args, **kwargs)
     scopes = trace.scopes
@@ -91,7 +93,7 @@ def _copy_if_given(x: Any, given: list[Proxy]) -> Any:
 def _bound(self: Symbol, *args: Any, output: Any, subsymbols: list[BoundSymbol], **kwargs: Any) -> BoundSymbol:
     """``Symbol.bind`` in a trace: the constructor of a bound symbol has a default for each of its fields."""
     args, kwargs = self.normalize(*args, **kwargs)
-    trace: Any = get_tracectx()
+    trace: Any = _current_trace(None)
     made = object.__new__(BoundSymbol)
     made.__dict__.update(
         sym=self,

@@ -105,9 +105,7 @@ def _number_for(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None
 
     Thunder takes it for an operation on tensors, and what it says of random ones for the number.
     """
-    if not any(_is_of_tensors(v) for a in args for v in _parts(a)):
-        return None
-    if look_up(_NUMBERED, fn) is None:
+    if look_up(_NUMBERED, fn) is None or not any(_is_of_tensors(v) for a in args for v in _parts(a)):
         return None
     return operator.index if fn in _OF_INTEGERS or fn in _BY_NUMBER else complex if fn.__module__ == "cmath" else float
 
@@ -140,7 +138,8 @@ def _asked_for(fn: Callable) -> str | None:
     if name.startswith("__") and name not in _OF_TENSORS:
         return None
     is_torchs = look_up(_torch_to_thunder_function_map, fn) is not None
-    return "__index__" if is_torchs or any(getattr(owner, name, None) is fn for owner in (torch.Tensor, TensorProxy)) else None
+    is_torchs = is_torchs or getattr(torch.Tensor, name, None) is fn or getattr(TensorProxy, name, None) is fn
+    return "__index__" if is_torchs else None
 
 
 def _own(kind: type, name: str) -> FunctionType | None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from thunder_norm.tracing.shared_memory.views import makes_view
+from thunder_norm.tracing.tags import has_any_tag
 from thunder.core import prims
 from thunder.core.proxies import TensorProxy, Variable
-from thunder.core.symbol import BoundSymbol, BoundSymbolTag, has_tags
+from thunder.core.symbol import BoundSymbol, BoundSymbolTag
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, tracectx
 from thunder.core.update_aliases import _is_inplace_op, replace_args_with_alias_map
 
@@ -56,7 +57,7 @@ class _Updates:
             return (bsym.from_bsym_swap_proxies(self.now, skip_output=writes or makes_view(bsym)),)
         self._meet(used)
         update = self._update(i, memories)
-        if has_tags(bsym, {BoundSymbolTag.BACKWARD}):
+        if has_any_tag(bsym, {BoundSymbolTag.BACKWARD}):
             update.tags.add(BoundSymbolTag.BACKWARD)
         new = bsym.from_bsym_swap_proxies(self.now)
         made = _tensors(bsym.flat_proxy_outs)

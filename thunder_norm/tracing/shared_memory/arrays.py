@@ -49,7 +49,7 @@ _MAKERS: dict[Any, bool] = {  # and whether they always share the memory of an a
 }
 
 
-_LOOK_AT_NO_ITEM = (isinstance, type, hasattr, callable, id)
+_LOOK_AT_NO_ITEM = frozenset(map(id, (isinstance, type, hasattr, callable, id)))
 
 
 @dataclass
@@ -156,10 +156,12 @@ def following(found: Callable | None, fn: Callable, args: tuple[WrappedValue, ..
         is_made = fn is not torch.tensor and not guards.is_guarded(args[0])
         return functools.partial(_noted, found) if found is not None and is_made else found
     is_interpreted = found is None and isinstance(fn, FunctionType | MethodType)
-    if not is_interpreted and not any(fn is other for other in _LOOK_AT_NO_ITEM):
-        for value in (getattr(fn, "__self__", None), *(a.value for a in args)):
+    if not is_interpreted and id(fn) not in _LOOK_AT_NO_ITEM:
+        for value in (getattr(fn, "__self__", None), *[a.value for a in args]):
             for part in value if type(value) in (list, tuple) else (value,):
-                _note_used(arrays, part.value if isinstance(part, WrappedValue) else part)
+                array = part.value if isinstance(part, WrappedValue) else part
+                if isinstance(array, np.ndarray):
+                    _note_used(arrays, array)
     return found
 
 
@@ -176,11 +178,10 @@ def _note_shared(array: np.ndarray, tensor: TensorProxy, *, is_given: bool) -> N
         arrays.shared.append(_Shared(array, array.tobytes(), tensor, location_of_user(), is_given))
 
 
-def _note_used(arrays: _Arrays, value: Any) -> None:
-    if isinstance(value, np.ndarray):
-        arrays.used[id(value)] = value
-        for shared in arrays.shared:
-            shared.is_used = shared.is_used or np.may_share_memory(value, shared.array)
+def _note_used(arrays: _Arrays, array: np.ndarray) -> None:
+    arrays.used[id(array)] = array
+    for shared in arrays.shared:
+        shared.is_used = shared.is_used or np.may_share_memory(array, shared.array)
 
 
 def check(trace: TraceCtx) -> None:

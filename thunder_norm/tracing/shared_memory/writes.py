@@ -21,7 +21,11 @@ def copies_in(bsym: BoundSymbol) -> list[BoundSymbol]:
     """The copies into tensors that an operation consists of: ``copy_(value, target)``."""
     if bsym.sym.id is prims.PrimIDs.COPY_:
         return [bsym]
-    return [copy for sub in bsym.subsymbols for copy in copies_in(sub)]
+    found: list[BoundSymbol] = []
+    for sub in bsym.subsymbols:
+        if sub.subsymbols or sub.sym.id is prims.PrimIDs.COPY_:
+            found += copies_in(sub)
+    return found
 
 
 def is_recorded(copy: BoundSymbol) -> bool:
@@ -52,7 +56,12 @@ def targets(bsym: BoundSymbol) -> list[TensorProxy]:
 
 def writes(bsym: BoundSymbol) -> bool:
     """Whether an operation, or one that it consists of, writes into a tensor."""
-    return bsym.sym.id is prims.PrimIDs.UPDATE_ALIASES or bool(targets(bsym)) or any(map(writes, bsym.subsymbols))
+    if bsym.sym.id is prims.PrimIDs.UPDATE_ALIASES or targets(bsym):
+        return True
+    for sub in bsym.subsymbols:
+        if writes(sub):
+            return True
+    return False
 
 
 def _is_in_place_by_name(bsym: BoundSymbol) -> bool:

@@ -106,8 +106,9 @@ def note_call() -> None:
 
     In a region, or a function that is transformed, they are in another scope than that of the trace.
     """
-    if is_on_somewhere():
-        setattr(get_compile_data(), _SCOPES, len(get_tracectx().scopes))
+    cd = get_compile_data()
+    if cd is not None and not cd.autocast_stack.is_empty():
+        setattr(cd, _SCOPES, len(get_tracectx().scopes))
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     """What to call instead of `fn`, if it makes a tensor, of a sequence say, as Thunder does not; None for all others."""
     if fn is torch.Tensor._make_subclass and args and issubclass(args[0].value, torch.nn.Parameter):
         return _refuse_parameter
-    of_class = tensor_classes.making(fn, args, functools.partial(_of_class, torch.Tensor))
+    of_class = tensor_classes.making(fn, args, _of_any_class)
     if of_class is not None:
         return of_class
     if fn is torch.Tensor.new and args and type(args[0].value) is TensorProxy:
@@ -179,6 +179,9 @@ def _of_class(cls: Any, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     What torch says of numbers, which it takes otherwise than ``torch.tensor`` does, is asked of the class itself.
     """
     return _made(cls, _like(cls), None if cls is torch.Tensor else cls.dtype, *args, **kwargs)
+
+
+_of_any_class = functools.partial(_of_class, torch.Tensor)
 
 
 def _new(x: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:

@@ -20,11 +20,13 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.torch_functions.tensor_classes import own_operator
+from thunder.core import jit_ext
 from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 
+_current = jit_ext._jit_ctx.get
 _ENTERED = "_thunder_norm_function_modes"  # of an acquisition: those that the program is in, innermost last
 
 _OFF = "_thunder_norm_function_modes_off"  # of an acquisition: in how many contexts the program is that turn them off
@@ -45,7 +47,8 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     if fn is GetSetDescriptorType.__get__ and len(args) > 1 and isinstance(args[1].value, TensorProxy):
         name = wrap_const(args[0].value.__name__)
         return lambda _, obj, *__: _interpret_call(getattr, obj, name)  # what a mode was told, and calls
-    if not _entered() or vars(get_jit_ctx()).get(_OFF):
+    state = vars(_current())
+    if not state.get(_ENTERED) or state.get(_OFF):
         return None
     if fn is getattr:
         getter = getter_told(*args[:2]) if len(args) > 1 else None

@@ -15,13 +15,14 @@ import torch
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.shared_memory.memory import Memory
 from thunder_norm.tracing.shared_memory.writes import targets
+from thunder_norm.tracing.tags import has_any_tag
 from thunder.core import devices, prims
 from thunder.core.codeutils import SigInfo
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, do_raise, wrap
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_map
-from thunder.core.symbol import BoundSymbol, has_tags
+from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 from thunder.executors import pythonex, torchex
 from thunder.executors.passes import transform_for_execution
@@ -172,7 +173,7 @@ def _is_of_numbers(bsym: BoundSymbol) -> bool:
     """Whether an operation makes the same of the same each time: of what torch runs, which may be random, what is known to."""
     is_small = all(math.prod(o.shape) <= _MAX_NUMEL for o in bsym.flat_proxy_outs if isinstance(o, TensorProxy))
     is_prim = isinstance(bsym.sym.id, prims.PrimIDs) and bsym.sym.id.name not in _OTHER_EACH_TIME
-    return is_small and (is_prim or bsym.sym.name in _OF_TORCH | _OF_ONE_STEP) and not has_tags(bsym, {prims.OpTags.RANDOM_OP})
+    return is_small and (is_prim or bsym.sym.name in _OF_TORCH | _OF_ONE_STEP) and not has_any_tag(bsym, {prims.OpTags.RANDOM_OP})
 
 
 # steps that Thunder leaves to torch

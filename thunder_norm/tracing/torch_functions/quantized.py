@@ -12,12 +12,12 @@ from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 from thunder.core.interpreter import WrappedValue, do_raise
 
-_QUANTIZE = (torch.quantize_per_tensor, torch.quantize_per_tensor_dynamic, torch.quantize_per_channel)
+_QUANTIZE = frozenset(map(id, (torch.quantize_per_tensor, torch.quantize_per_tensor_dynamic, torch.quantize_per_channel)))
 
 
 def lookaside(fn: Any) -> Callable | None:
     """What to call instead of `fn`, if it makes a quantized tensor; None for all others."""
-    return functools.partial(_refuse, fn.__name__) if any(fn is one for one in _QUANTIZE) else None
+    return functools.partial(_refuse, fn.__name__) if id(fn) in _QUANTIZE else None
 
 
 def _refuse(name: str, *_: WrappedValue, **__: WrappedValue) -> Any:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
+from thunder_norm.tracing.tags import has_any_tag
 from thunder.core import prims
 from thunder.core.proxies import ProxyTag
-from thunder.core.symbol import BoundSymbol, BoundSymbolTag, has_tags
+from thunder.core.symbol import BoundSymbol, BoundSymbolTag
 from thunder.core.trace import TraceCtx
 
 States = tuple[torch.Tensor, list[torch.Tensor]]
@@ -21,20 +22,21 @@ NAMES = frozenset(
     "fractional_max_pool3d gumbel_softmax multinomial native_dropout normal poisson rand rand_like randint randint_like randn "
     "randn_like randperm rrelu".split()
 )
+RANDOM = frozenset({prims.OpTags.RANDOM_OP})
 _UNTAGGED = NAMES - {"dropout", "rrelu"}  # those of torch.nn.functional draw where a part of them does
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})  # draw where they have dropout between layers
 
 
 def draws_numbers(bsym: BoundSymbol) -> bool:
     """Whether an operation draws random numbers, or may."""
-    return draws(bsym) or any(draws_numbers(s) for s in bsym.subsymbols)
+    return draws(bsym) or any(map(draws_numbers, bsym.subsymbols))
 
 
 def draws(bsym: BoundSymbol) -> bool:
     """Whether an operation draws random numbers itself, whatever it consists of: Thunder's normal and integer ones have no tag."""
     if bsym.sym.name in RECURRENT:
         return _drops_between_layers(bsym)
-    return has_tags(bsym, {prims.OpTags.RANDOM_OP}) or bsym.sym.name in _UNTAGGED or bsym.sym.id == "torch.dropout"
+    return has_any_tag(bsym, RANDOM) or bsym.sym.name in _UNTAGGED or bsym.sym.id == "torch.dropout"
 
 
 def _drops_between_layers(bsym: BoundSymbol) -> bool:

@@ -33,20 +33,23 @@ from thunder.torch import _torch_to_thunder_function_map
 
 _STORE = "_store_subscr_handler"  # what Thunder calls for ``given[1][given[0]] = given[2]``
 _CONDITIONS = {torch.where: 0, torch.Tensor.where: 1}  # and where each has its condition
+_MAY_HOLD_NUMBERS = (slice, tuple, list, np.generic)
 _METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
     """What to call instead of `fn`, if it is an operation on tensors that is given such an argument; None for all others."""
     given = (*args, *kwargs.values())
-    if any(map(_is_dtype, given)) and (_is_operation(fn, given) or getattr(torch, getattr(fn, "__name__", ""), None) is fn):
+    if any([type(v.value) is type and _is_dtype(v) for v in given]) and (
+        _is_operation(fn, given) or getattr(torch, getattr(fn, "__name__", ""), None) is fn
+    ):
         return lambda *args, **kwargs: _interpret_call(
             fn, *map(_as_torchs, args), **{k: _as_torchs(v) for k, v in kwargs.items()}
         )
     place: Any = look_up(_CONDITIONS, fn)
     if place is not None and _is_of_bytes(args[place] if place < len(args) else kwargs.get("condition")):
         return functools.partial(_where, fn, place)
-    if not any(map(holds_number, given)):
+    if not any([isinstance(v.value, _MAY_HOLD_NUMBERS) and holds_number(v) for v in given]):
         return None
     if isinstance(fn, _METHODS) and isinstance(args[0].value, np.generic):
         is_with_tensor = fn.__name__.startswith("__") and len(args) == 2 and isinstance(args[1].value, TensorProxy)
