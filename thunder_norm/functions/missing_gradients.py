@@ -21,6 +21,7 @@ from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
 from thunder_norm.functions.rules.dropouts import draws_noise
 from thunder_norm.functions.rules.indexing import has_mask
+from thunder_norm.functions.rules.several_indices import are_several
 from thunder_norm.subclass.acquiring import fallback
 from thunder_norm.subclass.backward.differentiation import has_tape
 from thunder_norm.subclass.recording.trace import OperationId
@@ -310,6 +311,8 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
         # Thunder takes no entries by a mask, and keeps first dimensions of length 1
         _, index, value = bsym.args
         return isinstance(value, TensorProxy) and (has_mask(index) or value.shape[:1] == (1,))
+    if bsym.sym.id == ltorch.getitem.id and are_several(bsym.args[1]):  # of places that are out of range it is another entry's
+        return True
     if bsym.sym.id is prims.PrimIDs.POW:
         exponent = bsym.args[1]
         return isinstance(exponent, TensorProxy) or pyval(exponent) == 0
