@@ -117,7 +117,9 @@ _FILLED: dict[str, Callable] = {
     "bfloat16, expanded": lambda x: x * torch.full((1,), 0.1, dtype=torch.bfloat16).expand(3),
     "float32": lambda x: x * torch.full((3,), 0.1),
     "a number as a tensor": lambda x: x * torch.tensor(0.1, dtype=torch.float16),
-    "a sum that rounds": lambda x: x * (torch.full((3,), 256.0, dtype=torch.bfloat16) + torch.full((3,), 1.0, dtype=torch.bfloat16)),
+    "a sum that rounds": lambda x: (
+        x * (torch.full((3,), 256.0, dtype=torch.bfloat16) + torch.full((3,), 1.0, dtype=torch.bfloat16))
+    ),
     "a product that overflows": lambda x: x * (torch.full((3,), 1e30) * torch.full((3,), 1e30) / torch.full((3,), 1e35)),
     "uint8 of -1": lambda x: x + torch.full((3,), -1, dtype=torch.uint8),
     "uint8 of 300": lambda x: x + torch.full((3,), 300, dtype=torch.uint8),
