@@ -237,7 +237,7 @@ def _held(value: Any, dtype: dtypes.dtype) -> Number | None:
         return None
 
 
-def _is_neutral(operation: Ids, number: Number | None, other: TensorProxy) -> bool:
+def _is_neutral(operation: prims.PrimIDs, number: Number | None, other: TensorProxy) -> bool:
     """Whether a number beside a tensor is the one that changes nothing: of zeros it keeps the sign."""
     if operation is Ids.MUL or number != 0 or not dtypes.is_inexact_dtype(other.dtype):
         return number == (1 if operation is Ids.MUL else 0)
