@@ -21,6 +21,7 @@ from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
 from thunder_norm.functions.rules.dropouts import draws_noise
 from thunder_norm.functions.rules.indexing import has_mask
+from thunder_norm.functions.rules.reductions import takes_one_of_equals
 from thunder_norm.functions.rules.several_indices import are_several
 from thunder_norm.subclass.acquiring import fallback
 from thunder_norm.subclass.backward.differentiation import has_tape
@@ -299,8 +300,8 @@ _NO_OPERATIONS = frozenset(
 def _has_another_gradient(bsym: BoundSymbol) -> bool:
     """Whether Thunder's gradient is not torch's.
 
-    It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds,
-    and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.  A ``max_pool1d`` becomes a product with
+    It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0), where exponentials overflow, and of a sign that infinity is
+    multiplied by, 0 where clamp meets its bounds and for the minimum of NaN, shared among the entries that are ``x.max(dim)``, and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.  A ``max_pool1d`` becomes a product with
     zeros and ones, where infinite padding is NaN; that of ``zeta`` is one number too few, an error, and that of ``linear`` asks how many rows
     a matrix without columns has.  With that of ``nll_loss`` the loss itself
     is another: of labels that are out of range.
@@ -311,6 +312,8 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
         # Thunder takes no entries by a mask, and keeps first dimensions of length 1
         _, index, value = bsym.args
         return isinstance(value, TensorProxy) and (has_mask(index) or value.shape[:1] == (1,))
+    if takes_one_of_equals(bsym):
+        return True
     if bsym.sym.id == ltorch.getitem.id and are_several(bsym.args[1]):  # of places that are out of range it is another entry's
         return True
     if bsym.sym.id is prims.PrimIDs.POW:
@@ -329,6 +332,8 @@ _WITH_ANOTHER_GRADIENT = frozenset(
         prims.PrimIDs.PROD,
         prims.PrimIDs.ATAN2,
         prims.PrimIDs.INDEX_PUT,
+        prims.PrimIDs.MINIMUM,
+        prims.PrimIDs.SIGN,
         prims.PrimIDs.ZETA,
         clamp.id,
         ltorch.max_pool1d.id,
