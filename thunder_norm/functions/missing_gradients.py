@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.functions import kernels
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
-from thunder_norm.functions.registry import decomposed
+from thunder_norm.functions.registry import decomposed, decompositions
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
 from thunder_norm.functions.rules.dropouts import draws_noise
@@ -353,13 +353,13 @@ def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
 
     Of the latter it does for tensors given by name (``pos_weight``) or in a list (``hstack``, which then has no gradient, silently), for
     None among the results (attention without its weights), and for integers without dimensions among them (``cholesky_ex``).  Of what draws
-    random numbers (``dropout2d``) it has torch draw others.
+    random numbers (``dropout2d``) it has torch draw others; of what we take apart torch's needs values (``index_fill`` by a tensor).
     """
     if _asks_for_what_may_be_unused(bsym):
         return True
     if not is_opaque(bsym):
         return False
-    if draws_numbers(bsym):
+    if draws_numbers(bsym) or decompositions.find(bsym.sym) is not None:
         return True
     in_lists = [a for a in bsym.args if isinstance(a, Sequence) and not isinstance(a, str)]
     if any(map(is_differentiable, flat_proxies((in_lists, bsym.kwargs)))):
