@@ -15,7 +15,7 @@ from thunder_norm.functions.registry import batching_rules, decompositions, regi
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 import thunder.torch as ltorch
 from thunder import clang
-from thunder.core import dtypes, prims
+from thunder.core import prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.pytree import tree_map
 from thunder.core.symbol import BoundSymbol, Symbol
@@ -354,8 +354,7 @@ def _max(a: TensorProxy, dim: Any = None, keepdim: bool = False) -> Any:
     """The entry at the index, for a maximum along a dimension."""
     if not isinstance(dim, int | NumberProxy) or a.ndim == 0:
         return NotImplemented
-    counted = ltorch.to(a, dtype=dtypes.uint8) if dtypes.is_boolean_dtype(a.dtype) else a  # of bools torch looks for none
-    index = ltorch.argmax(counted, dim, True)
+    index = ltorch.argmax(a, dim, True)
     found = ltorch.gather(a, dim, index), index
     return found if keepdim else tuple(ltorch.squeeze(t, dim) for t in found)
 
