@@ -359,3 +359,9 @@ def test_functions_of_floating_tensors_alone_refuse_integers_as_in_torch(f):
     with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
         jitted(x)
     assert_close(jitted(x.double()), f(x.double()))
+
+
+def test_whether_any_of_bytes_is_true_is_a_byte():
+    f = lambda x: ((x * 2).any() + 200, (x + 1).any(0), torch.any(x * 2, 1) * 3)  # noqa: E731 - called below
+    x = torch.tensor([[0, 2], [0, 0]], dtype=torch.uint8)
+    assert_close(thunder.jit(f, transforms=[NormTransform()], **INDUCTOR)(x), f(x))

@@ -676,3 +676,49 @@ def test_a_forward_whose_sizes_depend_on_values_is_refused(requires_grad: bool):
     x = torch.tensor([-1.0, 2.0], requires_grad=requires_grad)
     with pytest.raises(DataDependentError, match="in the forward of Doubled"):
         thunder.jit(lambda x: Doubled.apply(x), transforms=[SubclassTransform()])(x)
+
+
+def _leaving_out(x, a, b):
+    return sum(g * n for g, n in ((a, 2), (b, 3)) if g is not None) * x
+
+
+def _with_zeros(x, a, b):
+    return _leaving_out(x, *(torch.zeros_like(x) if g is None else g for g in (a, b)))
+
+
+def _other(x, a, b):
+    return a * 7 if b is None else _leaving_out(x, a, b)
+
+
+@pytest.mark.parametrize("is_used_inside", [False, True])
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("backward", [_leaving_out, _with_zeros, _other])
+def test_gradients_that_are_missing_are_zeros_or_refused(backward, used, is_used_inside):
+    """A backward is given None for what nobody differentiates, and one may do something else then than for zeros."""
+
+    class Two(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(x)
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(ctx, a, b):
+            return backward(*ctx.saved_tensors, a, b)
+
+    def f(x):
+        results = Two.apply(x)
+        return sum(results[i].sin() for i in used) if is_used_inside else tuple(results[i] for i in used)
+
+    def gradient(f, x):
+        found = f(x)
+        return torch.autograd.grad(sum(t.sum() for t in (found if isinstance(found, tuple) else (found,))), x)[0]
+
+    x = torch.tensor([0.5, -2.0], requires_grad=True)
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    if backward is _other:
+        with pytest.raises(UnsupportedOpError, match="another function for missing gradients"):
+            gradient(jitted, x)
+    else:
+        torch.testing.assert_close(gradient(jitted, x), gradient(f, x))

@@ -125,6 +125,27 @@ def test_a_call_that_torch_does_not_take_either_raises():
         grad(lambda x: (x @ torch.ones(4, dtype=x.dtype)).sum())(VECTOR)
 
 
+_REFUSED: dict[str, tuple[Callable, torch.Tensor]] = {
+    "integers divided in place": (lambda x: x.clone().div_(2), torch.tensor([1, 2])),
+    "numbers added to bools in place": (lambda x: x.clone().add_(1), torch.tensor([True, False])),
+    "fractions times integers in place": (lambda x: x.clone().mul_(0.5), torch.tensor([1, 2])),
+    "integers in addcdiv": (lambda x: torch.addcdiv(x, x, x + 1), torch.tensor([1, 2])),
+    "the length of integers": (lambda x: F.normalize(x, dim=0), torch.tensor([1, 2])),
+}
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_what_torch_refuses_of_integers_is_refused(name: str):
+    """Thunder computes it."""
+    f, x = _REFUSED[name]
+    with pytest.raises((RuntimeError, NotImplementedError)) as torchs:
+        torch.func.vmap(f)(x[None])
+    for ours in (lambda: vmap(f)(x[None]), lambda: grad(lambda w: w * f(x).sum())(torch.ones(()))):
+        with pytest.raises(torchs.type) as found:
+            ours()
+        assert str(found.value) == str(torchs.value)
+
+
 @pytest.mark.parametrize("transforms", [(), (SubclassTransform,), (NormTransform,)])
 def test_jit_inside_a_transformed_function_is_the_function(transforms: tuple):
     def inside(x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm.transforms import NormTransform, SubclassTransform, grad, jacrev, jvp, vjp, vmap
+from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform, grad, jacrev, jvp, vjp, vmap
 import thunder
 
 
@@ -40,6 +40,43 @@ ACTIVATIONS = [
     lambda x: F.hardtanh(x) + F.relu6(6 * x) + F.hardswish(3 * x) + F.hardsigmoid(3 * x),
     lambda x: F.threshold(x, 1, 0) + F.relu(x - 1) + F.leaky_relu(x + 1) + F.softshrink(x, 1.0) + F.hardshrink(x, 1.0),
 ]
+
+
+EXTREMA = [
+    lambda x: x.max(0)[0] * torch.maximum(x, torch.ones(())),
+    lambda x: torch.max(x, -1, keepdim=True).values * x.sign(),
+    lambda x: x.min(0)[0] * torch.minimum(torch.ones(()), x),
+    lambda x: x.max(0).values.sin() + x.max(dim=0).indices * x,
+]
+
+
+@pytest.mark.parametrize("extremum", EXTREMA)
+@pytest.mark.parametrize(
+    "rest", [[0.5, 1.0], [1.0, 2.0, 2.0], [torch.inf, -torch.inf, torch.inf], [2.0, torch.nan, 2.0, torch.nan]], ids=str
+)
+def test_derivatives_of_extrema_are_those_of_the_entries_that_torch_takes(extremum: Callable, rest: list):
+    """Along a dimension the first of equal entries; Thunder divides it among them."""
+    x = torch.tensor([1.0, *rest, 0.0])
+    expected = torch.func.grad(lambda x: extremum(x).sum())(x)
+    for gradient in (
+        grad(lambda x: extremum(x).sum()),
+        lambda x: vmap(grad(lambda x: extremum(x).sum()))(x[None])[0],
+        _compiled(extremum, [SubclassTransform()]),
+        _compiled(extremum, [CheckpointTransform()]),
+        lambda x: thunder.jit(lambda x: torch.autograd.grad(extremum(x).sum(), x)[0], transforms=[NormTransform()])(
+            x.clone().requires_grad_()
+        ),
+    ):
+        torch.testing.assert_close(gradient(x), expected, equal_nan=True)
+    if x.isfinite().all():  # torch multiplies the tangent of a sign, which is none, by infinity
+        wanted = torch.func.jvp(extremum, (x,), (torch.arange(len(x)).float(),))
+        torch.testing.assert_close(jvp(extremum, (x,), (torch.arange(len(x)).float(),)), wanted)
+
+
+def test_the_largest_of_bools_along_a_dimension_in_a_batch():
+    x = torch.tensor([[False, True, True], [False, False, False]])
+    ours, torchs = (tuple(t(lambda x: tuple(x.max(0)))(x)) for t in (vmap, torch.func.vmap))
+    torch.testing.assert_close(ours, torchs)
 
 
 @pytest.mark.parametrize("clamped", [*CLAMPED, *POWERS, *ACTIVATIONS])

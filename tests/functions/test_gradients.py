@@ -333,3 +333,18 @@ def test_a_gradient_is_no_tensor_that_was_given(inside):
     torch.testing.assert_close(found, gradients(w, x))
     memory = {t.untyped_storage().data_ptr() for t in (w, x)}
     assert all(g.untyped_storage().data_ptr() not in memory for g in found)
+
+
+_FILLED_BY_TENSORS: dict[str, Callable] = {
+    "an entry": lambda x, i: x.index_fill(0, i, x[0]),
+    "a sum": lambda x, i: torch.index_fill(x.detach(), 0, i, x.sum()),
+    "in place": lambda x, i: (x * 2).index_fill_(0, i, x[1]),
+}
+
+
+@pytest.mark.parametrize("name", _FILLED_BY_TENSORS)
+def test_places_filled_by_a_tensor_that_is_differentiated(name: str) -> None:
+    """Torch's own derivative of it looks for places that are named twice."""
+    f, x, i = _FILLED_BY_TENSORS[name], float64(3).requires_grad_(), torch.tensor([2, 0, 2])
+    found, wanted = (torch.autograd.grad(g(x, i).sin().sum(), x)[0] for g in (thunder.jit(f, transforms=[T.NormTransform()]), f))
+    torch.testing.assert_close(found, wanted)

@@ -110,3 +110,43 @@ def test_nothing_is_computed_twice() -> None:
     f(X)
     names = [b.sym.name for b in thunder.last_traces(f)[0].bound_symbols]
     assert names.count("sin") <= 1 and names.count("cos") <= 1
+
+
+_FILLED: dict[str, Callable] = {
+    "float16": lambda x: x * torch.full((3,), 0.1, dtype=torch.float16),
+    "bfloat16, expanded": lambda x: x * torch.full((1,), 0.1, dtype=torch.bfloat16).expand(3),
+    "float32": lambda x: x * torch.full((3,), 0.1),
+    "a number as a tensor": lambda x: x * torch.tensor(0.1, dtype=torch.float16),
+    "a sum that rounds": lambda x: (
+        x * (torch.full((3,), 256.0, dtype=torch.bfloat16) + torch.full((3,), 1.0, dtype=torch.bfloat16))
+    ),
+    "a product that overflows": lambda x: x * (torch.full((3,), 1e30) * torch.full((3,), 1e30) / torch.full((3,), 1e35)),
+    "uint8 of -1": lambda x: x + torch.full((3,), -1, dtype=torch.uint8),
+    "uint8 of 300": lambda x: x + torch.full((3,), 300, dtype=torch.uint8),
+    "float16 of 1e5": lambda x: x + torch.full((3,), 1e5, dtype=torch.float16),
+    "minus zero and 0": lambda x: 1 / (x + 0),
+    "0 and minus zero": lambda x: 1 / (0.0 + x),
+    "minus zero and zeros": lambda x: 1 / (x + torch.zeros(3)),
+    "minus zero and minus 0": lambda x: 1 / (x + -0.0),
+    "minus zero less 0": lambda x: 1 / (x - 0.0),
+    "minus zero less minus 0": lambda x: 1 / (x - -0.0),
+}
+
+
+@pytest.mark.parametrize("name", _FILLED)
+def test_numbers_in_place_of_tensors_are_those_that_the_tensors_hold(name: str) -> None:
+    """Rounded, wrapped or refused as the dtype has it, and 0 changes the sign of a zero as it does in torch."""
+    f, x = _FILLED[name], torch.tensor([1.0, -0.0, 2.0], dtype=torch.float64)
+    pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "jvp": (lambda: T.jvp(f, (x,), (torch.ones_like(x),)), lambda: torch.func.jvp(f, (x,), (torch.ones_like(x),))),
+        "vjp": (lambda: T.vjp(f, x)[0], lambda: f(x)),
+        "vmap": (lambda: T.vmap(f)(x[None]), lambda: torch.func.vmap(f)(x[None])),
+    }
+    for ours, torchs in pairs.values():
+        try:
+            wanted = torchs()
+        except RuntimeError as e:
+            with pytest.raises(RuntimeError, match=str(e)):
+                ours()
+        else:
+            torch.testing.assert_close(ours(), wanted, rtol=1e-14, atol=0, equal_nan=True)

@@ -199,6 +199,25 @@ def test_what_torch_has_put_off_of_what_is_computed_is_refused(ask):
         jit(lambda x: x * (2 if ask(x) else 3))(torch.randn(3, dtype=torch.complex64))
 
 
+@pytest.mark.parametrize("ask", [lambda x: x.is_inference(), lambda x: torch.is_inference(x), lambda x: (x * 2).is_inference()])
+def test_what_was_made_in_inference_mode_is_known_of_inputs(ask):
+    """Of what is computed while there was no such mode, too; of other tensors it was always false."""
+
+    def inside(x):
+        with torch.inference_mode():
+            return ask(x * 2)
+
+    with torch.inference_mode():
+        made = torch.ones(2)
+    jf = jit(ask)
+    for given in (torch.ones(2), made, torch.ones(2)):
+        assert jf(given) is ask(given)
+    with pytest.raises(UnsupportedOpError, match=r"is_inference\(\) of a tensor that is no input"):
+        jit(inside)(torch.ones(2))
+    with torch.inference_mode(), pytest.raises(UnsupportedOpError, match=r"is_inference\(\) of a tensor that is no input"):
+        jit(lambda x: ask(x * 2))(torch.ones(2))
+
+
 @pytest.mark.parametrize("is_enabled", [True, False])
 @pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("make", [lambda x: x * 2, lambda x: x.detach() * 2, lambda x: x > 0, lambda x: x])

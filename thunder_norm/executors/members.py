@@ -38,6 +38,7 @@ _NEVER = frozenset(
 _OF_INTEGERS = ("bitwise_", "aten_bitwise_")  # torch refuses others, inductor does not
 _OF_FLOATS = ("hypot", "aten_hypot_", "nextafter", "aten_nextafter_")  # torch has no kernel for others, inductor computes them
 _CHANGING = frozenset({OpTags.DONT_DCE, OpTags.IN_PLACE})
+_ANY = ("any", "aten_any_")  # of bytes inductor returns bools
 _TAGS = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.DEVICE_SYNC_OP, OpTags.CTX_MANAGER_ENTER_EXIT_OP}
 
 # What executors call those of Thunder's prims that give a view; of others `views` knows the name.
@@ -117,6 +118,8 @@ def may_be_in_region(bsym: BoundSymbol) -> bool:
     if (name.startswith(_OF_INTEGERS) and (makes_inexact or any(are_inexact))) or (
         name.startswith(_OF_FLOATS) and not any(are_inexact)
     ):
+        return False
+    if name.startswith(_ANY) and any(p.dtype is dtypes.uint8 for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)):
         return False
     outs = [p for p in bsym.flat_outs if p is not None]
     if not outs or any(type(p) is not TensorProxy for p in (*outs, *bsym.flat_proxy_args)):

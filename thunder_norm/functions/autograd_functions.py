@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
-from thunder_norm.functions import classed_fakes, functions_in_backward
+from thunder_norm.functions import classed_fakes, functions_in_backward, missing_cotangents
 from thunder_norm.functions.functions_in_backward import RanFunction, check_plain, like
 from thunder_norm.functions.interpreted import active_level
 from thunder_norm.model_state.reachable import Reachable
@@ -24,7 +24,7 @@ from thunder_norm.subclass.backward.refused_backward import Refuse, untraceable_
 from thunder_norm.subclass.interpreting.held_tensors import held_by
 from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.subclass.interpreting.operations import AUTOGRAD_APPLY, on_proxies
-from thunder_norm.subclass.recording.record import Recorded, recording
+from thunder_norm.subclass.recording.record import Recorded, Recorder, recording
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.torch_functions import known_classes
@@ -139,7 +139,11 @@ class FunctionCall(RanFunction):
         self.backward: list[Recorded] = []
         self.gradients: list[torch.Tensor | None] = [None] * len(self.inputs)
         with self._standing_in(), recording(self.acquisition) as recorder, torch.set_grad_enabled(is_grad_enabled()):
-            with self._watched(is_backward=False), classed_fakes.followed(_asks_classes()):
+            with (
+                self._watched(is_backward=False),
+                classed_fakes.followed(_asks_classes()),
+                missing_cotangents.noting() as are_made,
+            ):
                 self.result = self._run()
             self.forward, recorder.log = recorder.log, []
             self.outputs = list({id(t): t for t in flat_tensors(self.result)}.values())
@@ -148,7 +152,7 @@ class FunctionCall(RanFunction):
                 self.cotangents = [like(t) for t in self.outputs]
             try:
                 with self._watched(is_backward=True), functions_in_backward.recorded(recorder):
-                    self._go_backward()
+                    self._go_backward(recorder, False in are_made)
                 self.backward = recorder.log
             except Exception as e:  # noqa: BLE001 - the forward is right whatever the backward says
                 self._refuse_backward(untraceable_backward(cls.__name__, None, e))
@@ -254,12 +258,17 @@ class FunctionCall(RanFunction):
         is_given = any(owner is v for v in self.leaves)
         return isinstance(owner, list | dict) and (is_given or id(owner) not in side_effects.known_before())
 
-    def _go_backward(self) -> None:
+    def _go_backward(self, recorder: Recorder, may_be_missing: bool) -> None:
         pairs = [(t, c) for t, c in zip(self.outputs, self.cotangents, strict=True) if t.requires_grad]
         sources = [t for t in self.inputs if t.requires_grad]
         if not pairs or not sources:
             return
-        found = torch.autograd.grad([t for t, _ in pairs], sources, [c for _, c in pairs], allow_unused=True)
+        may_be_missing = may_be_missing and len(pairs) > 1
+        found = torch.autograd.grad(
+            [t for t, _ in pairs], sources, [c for _, c in pairs], allow_unused=True, retain_graph=may_be_missing
+        )
+        if may_be_missing:
+            missing_cotangents.check(self.cls, pairs, sources, recorder)
         check_plain(self.cls, found, "has as a gradient")
         of = {id(t): g for t, g in zip(sources, found, strict=True)}
         self.gradients = [of.get(id(t)) for t in self.inputs]

@@ -22,7 +22,7 @@ from thunder_norm.functions.interpreted import active_level, wrapped
 from thunder_norm.functions.opaque import Operation, opaque_executor, symbol_for
 from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.functions.torch_calls import Forward, Trial, position_of, try_out
-from thunder_norm.subclass.interpreting import operations, plain, selections, sequences
+from thunder_norm.subclass.interpreting import agreement, operations, plain, selections, sequences
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
@@ -113,9 +113,11 @@ def _is_torchs_own(fn: Callable) -> bool:
 
 
 def _first(found: Callable, operation: Callable) -> Callable:
-    """`found`, and torch where it raises."""
+    """`found`, and torch where it raises; what torch refuses is refused."""
 
     def attempt(*args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        if (refused := agreement.refused_integers(operation, args, kwargs)) is not None:
+            return do_raise(refused)
         trace = get_jit_ctx().computation_trace
         scopes, written = list(trace.scopes), len(trace.peek_scope())
         result = found(*args, **kwargs)

@@ -16,11 +16,13 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.functions import kernels
 from thunder_norm.functions.opaque import is_opaque
 from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
-from thunder_norm.functions.registry import decomposed
+from thunder_norm.functions.registry import decomposed, decompositions
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
 from thunder_norm.functions.rules.dropouts import draws_noise
 from thunder_norm.functions.rules.indexing import has_mask
+from thunder_norm.functions.rules.reductions import takes_one_of_equals
+from thunder_norm.functions.rules.several_indices import are_several
 from thunder_norm.subclass.acquiring import fallback
 from thunder_norm.subclass.backward.differentiation import has_tape
 from thunder_norm.subclass.recording.trace import OperationId
@@ -298,8 +300,8 @@ _NO_OPERATIONS = frozenset(
 def _has_another_gradient(bsym: BoundSymbol) -> bool:
     """Whether Thunder's gradient is not torch's.
 
-    It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0) and where exponentials overflow, 0 where clamp meets its bounds,
-    and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.  A ``max_pool1d`` becomes a product with
+    It is NaN for products with a zero, 0 to the power of 0, atan2(0, 0), where exponentials overflow, and of a sign that infinity is
+    multiplied by, 0 where clamp meets its bounds and for the minimum of NaN, shared among the entries that are ``x.max(dim)``, and left out for the values of ``index_put``, and for what is rounded, where torch has zeros.  A ``max_pool1d`` becomes a product with
     zeros and ones, where infinite padding is NaN; that of ``zeta`` is one number too few, an error, and that of ``linear`` asks how many rows
     a matrix without columns has.  With that of ``nll_loss`` the loss itself
     is another: of labels that are out of range.
@@ -310,6 +312,10 @@ def _has_another_gradient(bsym: BoundSymbol) -> bool:
         # Thunder takes no entries by a mask, and keeps first dimensions of length 1
         _, index, value = bsym.args
         return isinstance(value, TensorProxy) and (has_mask(index) or value.shape[:1] == (1,))
+    if takes_one_of_equals(bsym):
+        return True
+    if bsym.sym.id == ltorch.getitem.id and are_several(bsym.args[1]):  # of places that are out of range it is another entry's
+        return True
     if bsym.sym.id is prims.PrimIDs.POW:
         exponent = bsym.args[1]
         return isinstance(exponent, TensorProxy) or pyval(exponent) == 0
@@ -326,6 +332,8 @@ _WITH_ANOTHER_GRADIENT = frozenset(
         prims.PrimIDs.PROD,
         prims.PrimIDs.ATAN2,
         prims.PrimIDs.INDEX_PUT,
+        prims.PrimIDs.MINIMUM,
+        prims.PrimIDs.SIGN,
         prims.PrimIDs.ZETA,
         clamp.id,
         ltorch.max_pool1d.id,
@@ -345,13 +353,13 @@ def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
 
     Of the latter it does for tensors given by name (``pos_weight``) or in a list (``hstack``, which then has no gradient, silently), for
     None among the results (attention without its weights), and for integers without dimensions among them (``cholesky_ex``).  Of what draws
-    random numbers (``dropout2d``) it has torch draw others.
+    random numbers (``dropout2d``) it has torch draw others; of what we take apart torch's needs values (``index_fill`` by a tensor).
     """
     if _asks_for_what_may_be_unused(bsym):
         return True
     if not is_opaque(bsym):
         return False
-    if draws_numbers(bsym):
+    if draws_numbers(bsym) or decompositions.find(bsym.sym) is not None:
         return True
     in_lists = [a for a in bsym.args if isinstance(a, Sequence) and not isinstance(a, str)]
     if any(map(is_differentiable, flat_proxies((in_lists, bsym.kwargs)))):

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from thunder_norm.functions.programs import anew, flat_program, is_differentiable, is_like, replayed, without_dead_code
 from thunder_norm.tracing.recording import print_without_module, scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws
+from thunder_norm.tracing.torch_functions.type_promotion import filling
 import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
@@ -133,15 +134,14 @@ class _Tidy:
         if not isinstance(out, TensorProxy):
             return None
         if b.sym.id is Ids.FULL:
-            value = b.args[1]
-            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+            return _held(b.args[1], out.dtype)
         if b.sym.id in _VIEWS_OF_UNIFORM and isinstance(b.args[0], TensorProxy):
-            return self.uniform.get(b.args[0].name)
+            return _held(self.uniform.get(b.args[0].name), out.dtype)
         operation = _ARITHMETIC.get(b.sym.id)
         numbers = [self._number(a) for a in b.args]
         if operation is not None and dtypes.is_float_dtype(out.dtype) and all(n is not None for n in numbers):
             try:
-                return operation(*numbers)
+                return _held(operation(*numbers), out.dtype)
             except ArithmeticError:
                 return None
         return None
@@ -155,11 +155,10 @@ class _Tidy:
         if b.sym.id in (Ids.BROADCAST_IN_DIM, Ids.RESHAPE, Ids.CONVERT_ELEMENT_TYPE, Ids.TRANSPOSE):
             return self._view(b)
         if b.sym.id in (Ids.MUL, Ids.ADD):
-            neutral = 1 if b.sym.id is Ids.MUL else 0
             for value, other in (b.args, b.args[::-1]):
-                if self._number(value) == neutral and isinstance(other, TensorProxy):
+                if isinstance(other, TensorProxy) and _is_neutral(b.sym.id, self._number(value), other):
                     return other
-        if b.sym.id is Ids.SUB and self._number(b.args[1]) == 0:
+        if b.sym.id is Ids.SUB and _is_neutral(Ids.SUB, self._number(b.args[1]), b.output):
             return b.args[0]
         if b.sym.id in (Ids.DIV, Ids.POW) and self._number(b.args[1]) == 1:
             return b.args[0]
@@ -226,6 +225,23 @@ class _Tidy:
         if a.ndim < 2 or tuple(rows.shape) != (*a.shape[:-1], 1, a.shape[-1]):
             return None
         return _recorded(b, ltorch.matmul, a, matrix)
+
+
+def _held(value: Any, dtype: dtypes.dtype) -> Number | None:
+    """The number that a tensor of a dtype holds, which is filled with a value; None where that is no number, or an error of torch's."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or dtypes.is_boolean_dtype(dtype):
+        return None
+    try:
+        return filling(value, dtype)
+    except RuntimeError:
+        return None
+
+
+def _is_neutral(operation: prims.PrimIDs, number: Number | None, other: TensorProxy) -> bool:
+    """Whether a number beside a tensor is the one that changes nothing: of zeros it keeps the sign."""
+    if operation is Ids.MUL or number != 0 or not dtypes.is_inexact_dtype(other.dtype):
+        return number == (1 if operation is Ids.MUL else 0)
+    return math.copysign(1, number) == (1 if operation is Ids.SUB else -1)
 
 
 def _as_unsqueeze(b: BoundSymbol) -> BoundSymbol | None:

@@ -52,6 +52,11 @@ class _OfMeta(
     """Made by a metaclass's own method, as Pyro's distributions are."""
 
 
+def _of_tee(a, b, c):
+    next(a)
+    return next(a) + sum(b) * len([*c]) + next(a)
+
+
 PROGRAMS = {
     "an object without hash": lambda x: _Equal(2)(x),
     "a metaclass": lambda x: _OfMeta(x, 1.0).log_prob(x * 2),
@@ -67,6 +72,12 @@ PROGRAMS = {
     "map and filter": lambda x: sum(map(lambda a: a * 2, [x, x])) + list(filter(lambda a: True, [x]))[0],
     "itemgetter": lambda x: operator.itemgetter(1)([1, x]) * 2,
     "accumulate": lambda x: list(itertools.islice(itertools.count(1), 3))[2] * x + list(itertools.accumulate([x, x * x]))[-1],
+    "tee": lambda x: _of_tee(*itertools.tee((x * n for n in range(3)), 3)),
+    "names that Thunder has": lambda x: [
+        d := dict(self=x, fn=x * 2, mapping=1),
+        d.update(self=x * 3, args=2),
+        d["self"] * len(d),
+    ][-1],
     "counter": lambda x: x * collections.Counter("aab")["a"] + collections.OrderedDict(a=x)["a"],
 }
 
@@ -87,6 +98,7 @@ OF_HELD = {
     "pairs": lambda x: (
         x * sum(a * b for a, b in itertools.pairwise(HELD)) + sum(a * b for a, b in itertools.combinations(HELD, 2))
     ),
+    "tee": lambda x: x * sum(a * b for a, b in zip(*itertools.tee(HELD), strict=True)),
     "cycle and groups": lambda x: (
         x * next(itertools.cycle(HELD)) + sum(sum(g) for _, g in itertools.groupby(HELD, key=lambda t: 0))
     ),

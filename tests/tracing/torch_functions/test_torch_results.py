@@ -119,6 +119,7 @@ def test_another_name_without_history():
 
 _WITH_FIELDS = (
     "x.max(1) | x.sort(0) | (x, [x.topk(2), 1]) | {'a': x.median(1), 'b': x} | x.aminmax() | torch.linalg.slogdet(x[:, :3])"
+    " | (x > 0).max(1) | torch.max(x > 0, dim=0, keepdim=True)"
 )
 
 

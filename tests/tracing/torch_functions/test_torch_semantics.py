@@ -444,6 +444,35 @@ def test_labels_that_are_out_of_range_are_refused_as_torch_does(run, label):
             jitted(x, labels)
 
 
+_PLACES = {
+    "two": (lambda x, i: x[torch.tensor([0, 1]), i], 2),
+    "apart": (lambda x, i: x[torch.tensor([0, 1]), :, i], 3),
+    "after an ellipsis": (lambda x, i: x[..., torch.tensor([[0], [1]]), i], 3),
+    "beside a list, a number and None": (lambda x, i: x[1, [0, 1], None, i], 3),
+}
+
+
+@pytest.mark.parametrize("places", [[3, -1], [-4, 2], [4, 0], [-5, 1]], ids=str)
+@pytest.mark.parametrize("name", _PLACES)
+def test_several_places_are_each_within_their_dimension_where_they_are_differentiated(name, places):
+    """Thunder counts them as one number: a place that is out of range is an entry of the next row there."""
+    f, ndim = _PLACES[name]
+    x, i = torch.randn([4] * ndim, dtype=torch.float64, requires_grad=True), torch.tensor(places)
+    runs = {
+        "jitted": lambda: torch.autograd.grad(thunder.jit(f, transforms=[SubclassTransform()])(x, i).pow(2).sum(), x)[0],
+        "grad": lambda: grad(lambda x, i: f(x, i).pow(2).sum())(x.detach(), i),
+        "vmap": lambda: vmap(grad(lambda x, i: f(x, i).pow(2).sum()), in_dims=(0, None))(x.detach()[None], i)[0],
+    }
+    is_within = all(-4 <= n < 4 for n in places)
+    wanted = torch.autograd.grad(f(x, i).pow(2).sum(), x)[0] if is_within else None
+    for run in runs.values():
+        if is_within:
+            torch.testing.assert_close(run(), wanted)
+        else:
+            with pytest.raises((IndexError, RuntimeError), match="out of (bounds|range)"):
+                run()
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_an_empty_batch_leaves_the_running_statistics_of_batch_norms(training):
     norm, x = torch.nn.BatchNorm1d(3).train(training), torch.empty(0, 3, 4, requires_grad=True)

@@ -14,4 +14,5 @@ from thunder_norm.functions.rules import (  # noqa: F401 - registers the rules
     linear,
     neural,
     reductions,
+    several_indices,
 )

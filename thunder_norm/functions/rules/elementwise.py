@@ -167,15 +167,16 @@ for _symbol, _rounded in ((prims.fmod, ltorch.trunc), (prims.remainder, ltorch.f
     )
 
 
-def _share(is_chosen: Callable, mine: Any, other: Any) -> TensorProxy:
-    return clang.where(clang.eq(mine, other), 0.5, clang.where(is_chosen(mine, other), 1.0, 0.0))
+def _share(is_left: Callable, t: TensorProxy, mine: Any, other: Any) -> TensorProxy:
+    """Of two, one of which is no number, both are chosen; of what is left nothing comes, be it infinite."""
+    return clang.where(clang.eq(mine, other), ltorch.mul(t, 0.5), clang.where(is_left(mine, other), 0.0, t))
 
 
-for _symbol, _is_chosen in ((prims.maximum, clang.gt), (prims.minimum, clang.lt)):
+for _symbol, _is_left in ((prims.maximum, clang.lt), (prims.minimum, clang.gt)):
     register_slopes(
         _symbol,
-        lambda t, y, a, b, _is_chosen=_is_chosen: ltorch.mul(t, _share(_is_chosen, a, b)),
-        lambda t, y, a, b, _is_chosen=_is_chosen: ltorch.mul(t, _share(_is_chosen, b, a)),
+        lambda t, y, a, b, _is_left=_is_left: _share(_is_left, t, a, b),
+        lambda t, y, a, b, _is_left=_is_left: _share(_is_left, t, b, a),
     )
 
 

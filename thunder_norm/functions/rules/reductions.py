@@ -11,14 +11,14 @@ from typing import Any
 from thunder_norm.functions.batching import shifted, with_batch
 from thunder_norm.functions.derivatives import conjugate, holomorphic, plus
 from thunder_norm.functions.programs import is_complex
-from thunder_norm.functions.registry import batching_rules, register_jvp, register_vjp
+from thunder_norm.functions.registry import batching_rules, decompositions, register_jvp, register_vjp
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 import thunder.torch as ltorch
 from thunder import clang
 from thunder.core import prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.pytree import tree_map
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import BoundSymbol, Symbol
 
 # -- what both directions compute -------------------------------------------------------------------------------------
 
@@ -336,3 +336,27 @@ def of_two(operation: Symbol) -> Callable:
         return NotImplemented if a.ndim == 1 else (operation(a, b, shifted(dim, a.ndim - 1), *args), 0)
 
     return rule
+
+
+# -- in other operations ----------------------------------------------------------------------------------------------
+
+
+def takes_one_of_equals(bsym: BoundSymbol) -> bool:
+    """Whether it is ``x.max(dim)``, whose gradient is that of the entry at the index which it returns; Thunder has one of `amax`."""
+    return bsym.sym.id == ltorch.torch_max.id and isinstance(_dim_of_max(*bsym.args, **bsym.kwargs), int | NumberProxy)
+
+
+def _dim_of_max(a: TensorProxy, dim: Any = None, keepdim: bool = False) -> Any:
+    return dim
+
+
+def _max(a: TensorProxy, dim: Any = None, keepdim: bool = False) -> Any:
+    """The entry at the index, for a maximum along a dimension."""
+    if not isinstance(dim, int | NumberProxy) or a.ndim == 0:
+        return NotImplemented
+    index = ltorch.argmax(a, dim, True)
+    found = ltorch.gather(a, dim, index), index
+    return found if keepdim else tuple(ltorch.squeeze(t, dim) for t in found)
+
+
+decompositions.add(ltorch.torch_max, _max)

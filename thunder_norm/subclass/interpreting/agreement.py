@@ -127,6 +127,18 @@ def of_numbers(torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[
     return found if isinstance(found, torch.Tensor) and found.ndim == 0 else None
 
 
+def refused_integers(torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Exception | None:
+    """What torch's function raises of integers and bools, which Thunder's takes where torch's does not (``i.div_(2)``, ``b += 1``).
+
+    Nobody asks how the tensors lie: of a function that is transformed that is not known.
+    """
+    given = _unwrapped(args), _unwrapped(kwargs)
+    if not any(isinstance(v, TensorProxy) and dtypes.is_exact_dtype(v.dtype) for v in tree_leaves(given)):
+        return None
+    found = _Call(torch_fn, *given, lambda _: None).outcome(FakeTensorMode(allow_non_fake_inputs=True))
+    return found if isinstance(found, Exception) else None
+
+
 @dataclass(frozen=True)
 class _Call:
     function: Callable

@@ -28,7 +28,7 @@ from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.guarding.layouts import guard_layout, guard_put_off
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder_norm.tracing.torch_functions import known_classes
+from thunder_norm.tracing.torch_functions import contexts, known_classes
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -87,7 +87,7 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
             return functools.partial(_asks_put_off, acquisition)
         asked = layout_of_plain if args[1].value in _LAYOUT else _how_stored if args[1].value in _STORED else None
         return functools.partial(asked, acquisition) if asked is not None and from_user() else None
-    if (fn is torch.is_conj or fn is torch.is_neg) and from_user():
+    if fn in (torch.is_conj, torch.is_neg, torch.is_inference) and from_user():
         return functools.partial(_is_put_off, acquisition, fn.__name__)
     if fn is torch.Tensor.requires_grad_:
         return functools.partial(_require_grad, acquisition)
@@ -350,7 +350,7 @@ def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: Wr
     return wrapped_result(make_opaque(answer), [obj.provenance, name.provenance])
 
 
-_PUT_OFF = ("is_conj", "is_neg")
+_PUT_OFF = ("is_conj", "is_neg", "is_inference")
 
 
 def _asks_put_off(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
@@ -359,12 +359,17 @@ def _asks_put_off(acquisition: Acquisition | None, obj: WrappedValue, name: Wrap
 
 
 def _is_put_off(acquisition: Acquisition | None, asked: str, obj: WrappedValue) -> Any:
-    """Called where a program asks whether torch has put off the conjugation of a plain tensor, or its sign: Thunder never does."""
+    """Called where a program asks whether torch has put off the conjugation of a plain tensor, or its sign, or what autograd knows of it.
+
+    Thunder never does, and has no tensors that were made in inference mode.
+    """
     real = _real(acquisition, obj)
     if real is not None:
         found = getattr(real, asked)()
         guard_put_off(obj.value, asked, found)
         return wrap_const(found)
+    if asked == "is_inference" and not contexts.has_met_inference():
+        return wrap_const(False)
     if asked == "is_conj" and not dtypes.is_complex_dtype(obj.value.dtype):
         return wrap_const(False)
     return do_raise(
@@ -372,7 +377,7 @@ def _is_put_off(acquisition: Acquisition | None, asked: str, obj: WrappedValue) 
             with_details(
                 f"{asked}() of a tensor that is no input",
                 at=location_of_user(),
-                why="torch puts off conjugations and signs, and Thunder does not",
+                why="torch puts off conjugations, signs and, in inference mode, histories; Thunder does not",
                 instead="ask for it outside of the jitted function",
             )
         )

@@ -32,7 +32,7 @@ _MISSING = object()
 # functions of C that take elements of lists: those that were there before the call have no proxy yet
 _TAKE_ELEMENTS = dict.fromkeys(
     (
-        *(itertools.chain, itertools.chain.from_iterable, itertools.islice, itertools.cycle, itertools.product, itertools.tee),
+        *(itertools.chain, itertools.chain.from_iterable, itertools.islice, itertools.cycle, itertools.product),
         *(itertools.combinations, itertools.permutations, itertools.combinations_with_replacement, itertools.groupby),
         *(
             itertools.compress,
@@ -213,6 +213,25 @@ def _zip_longest(*iterables: Iterable[Any], fillvalue: Any = None) -> Iterator[A
         if is_over:
             return
         yield tuple(values)
+
+
+@_written_out(itertools.tee)
+def _tee(iterable: Iterable[Any], n: int = 2, /) -> tuple[Iterator[Any], ...]:
+    if n < 0:
+        raise ValueError("n must be >= 0")
+    values, ahead = iter(iterable), [[] for _ in range(n)]
+
+    def each(own: list[Any]) -> Iterator[Any]:
+        while True:
+            if not own:
+                value = next(values, _MISSING)
+                if value is _MISSING:
+                    return
+                for others in ahead:
+                    others.append(value)
+            yield own.pop(0)
+
+    return tuple([each(own) for own in ahead])
 
 
 def _is_of_numbers(iterable: WrappedValue) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dis
 import functools
+import operator
 from collections import OrderedDict
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set, ValuesView
 from typing import Any
@@ -158,10 +159,19 @@ REPLACEMENTS = (
 
 
 @instead_of(dict.__init__)
+@instead_of(dict.update)
 @instead_of(OrderedDict.__init__)
-def _init(mapping: WrappedValue, *other: WrappedValue, **named: WrappedValue) -> Any:
-    """Thunder's drops errors of what it is given."""
-    return MutMappingWrapperMethods.update(mapping, *other, **named)
+@instead_of(OrderedDict.update)
+def _update(mapping: WrappedValue, /, *other: WrappedValue, **named: WrappedValue) -> Any:
+    """Thunder's drops errors of what a new dict is given, and takes no key ``self``."""
+    updated = MutMappingWrapperMethods.update(mapping, *other)
+    if updated is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return updated
+    for key, value in named.items():
+        set_item = thunders._interpret_call(operator.setitem, mapping, wrap_const(key), value)
+        if set_item is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+            return set_item
+    return wrap_const(None)
 
 
 def _with_keys(cls: type[dict], keys: Iterable, value: Any = None) -> dict:

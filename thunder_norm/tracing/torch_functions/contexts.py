@@ -21,6 +21,7 @@ from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue,
 from thunder.core.jit_ext import general_jit_lookaside as thunders_lookaside
 
 _INFERENCE = "_thunder_norm_inference_modes"  # of compile data: those that the program is in
+_HAS_MET_INFERENCE = "_thunder_norm_inference_met"  # of compile data: whether anything so far was made in one that is on
 
 
 @dataclass
@@ -37,6 +38,7 @@ def begin() -> None:
     is_enabled = torch.is_grad_enabled()
     around = [_InferenceMode(True, is_enabled, is_enabled)] if torch.is_inference_mode_enabled() else []
     setattr(get_compile_data(), _INFERENCE, around)
+    setattr(get_compile_data(), _HAS_MET_INFERENCE, bool(around))
 
 
 def check_left() -> None:
@@ -58,6 +60,13 @@ def check_left() -> None:
 
 def _entered() -> list[_InferenceMode]:
     return getattr(get_compile_data(), _INFERENCE)
+
+
+def has_met_inference() -> bool:
+    """Whether tensors may have been made in inference mode by now; calls in that mode are other ones for a program that asks it."""
+    if (met := guards.surroundings()) is not None:
+        met.note_call(torch.is_inference_mode_enabled, (), {}, lambda: False)
+    return getattr(get_compile_data(), _HAS_MET_INFERENCE)
 
 
 def _grad_mode() -> bool:
@@ -87,6 +96,8 @@ def _enter_inference_mode(mode: WrappedValue) -> Any:
     entered.append(_InferenceMode(False, before, not is_on))
     result = _interpret_call(torch._C._set_grad_enabled, wrap_const(not is_on))
     entered[-1].is_on = is_on
+    if is_on:
+        setattr(cd, _HAS_MET_INFERENCE, True)
     return result
 
 

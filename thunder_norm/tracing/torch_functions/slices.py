@@ -37,7 +37,7 @@ def within(tensor: TensorProxy, key: Any) -> Any:
         key = keys
     if not any(isinstance(k, slice) and (_is_negative(k.start) or _is_negative(k.stop)) for k in keys):
         return key
-    counts = [_num_dims(k) for k in keys]
+    counts = [num_dims(k) for k in keys]
     left = max(tensor.ndim - sum(counts), 0)
     dim, found = 0, []
     for k, count in zip(keys, counts, strict=True):
@@ -61,8 +61,8 @@ def _places(tensor: TensorProxy, keys: tuple[Any, ...], at: int, key: Any) -> tu
     if not _is_mask(key):
         return (key,)
     mask = np.asarray(key)
-    left = tensor.ndim - sum(map(_num_dims, keys))  # what ``...`` is for: there a list counts as one dimension
-    dim = sum(left if k is ... else np.ndim(k) if _is_mask(k) else _num_dims(k) for k in keys[:at])
+    left = tensor.ndim - sum(map(num_dims, keys))  # what ``...`` is for: there a list counts as one dimension
+    dim = sum(left if k is ... else np.ndim(k) if _is_mask(k) else num_dims(k) for k in keys[:at])
     if mask.shape != tuple(tensor.shape[dim : dim + mask.ndim]):
         wrong = next(i for i, n in enumerate(mask.shape) if tuple(tensor.shape[dim + i : dim + i + 1]) != (n,))
         raise IndexError(
@@ -83,7 +83,7 @@ def _is_negative(n: Any, length: int = 0) -> bool:
     return isinstance(value, int) and value < -length
 
 
-def _num_dims(key: Any) -> int:
+def num_dims(key: Any) -> int:
     """How many dimensions an index is for."""
     if key is None or key is ...:
         return 0

@@ -114,6 +114,16 @@ def _getitem(self: Any, key: Any) -> Any:
     return ltorch.clone(found) if slices.has_bool(key) else found
 
 
+@_instead_of(torch.max, torch.Tensor.max)
+def _max(input: Any, *args: Any, **options: Any) -> Any:
+    """Along a dimension Thunder's looks for the place of the largest of bools, which torch has no kernel for."""
+    is_of_bools = isinstance(input, TensorProxy) and dtypes.is_boolean_dtype(input.dtype)
+    found = ltorch.torch_max(ltorch.to(input, torch.uint8) if is_of_bools else input, *args, **options)
+    if not is_of_bools:
+        return found
+    return (ltorch.to(found[0], torch.bool), found[1]) if isinstance(found, tuple) else ltorch.to(found, torch.bool)
+
+
 @_instead_of(torch.Tensor.broadcast_to)
 def _broadcast_to(self: Any, *size: Any) -> Any:
     """Thunder knows the function alone."""
