@@ -73,6 +73,6 @@ def range_within(value: Any) -> Range | None:
 
 
 def range_of_constant(t: torch.Tensor) -> Range | None:
-    """Between which numbers the entries of a plain tensor are, if they are the program's own, and known by now."""
+    """Between which numbers the entries of a plain tensor are, if they are the program's own, or a buffer's, and known by now."""
     surroundings = current_environment()
-    return range_of_values(surroundings.values_of(t)) if surroundings.is_constant(t) else None
+    return range_of_values(surroundings.values_of(t)) if surroundings.counts_by_values(t) else None

@@ -111,6 +111,10 @@ class EagerEnvironment(LiftingEnvironment):
         """A constant with its values, if they are known."""
         return self.lifting.constants.value(t)
 
+    def counts_by_values(self, t: torch.Tensor) -> bool:
+        """A constant's values, and those of a buffer: a run sees no others, and where its norm is given they are not its own."""
+        return self.is_constant(t) or self.lifting.is_of_buffers(t) and t not in self.lifting.unknown and self.is_measured(t)
+
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         """Follow the values of constants, and given integers, through an operation."""
         super().follow(func, args, kwargs, result)
