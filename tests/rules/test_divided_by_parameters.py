@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, RMSTensor, build_norm_map, norm_report
-from thunder_norm.audit import Ball, search
+from thunder_norm.audit import Ball, Case, search
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
 from thunder_norm.modular import ModularNorm
 from thunder_norm.transforms import NormTransform
@@ -78,17 +78,32 @@ OF_A_FACTOR = {
 }
 
 
-@pytest.mark.parametrize("kind, dims", [(LinfTensor, ()), (RMSTensor, (-1,)), (RMSTensor, (-2,))])
-@pytest.mark.parametrize("name", OF_A_FACTOR)
-def test_what_vanishes_with_a_factor_is_bounded_over_it(name, kind, dims):
-    call = OF_A_FACTOR[name]
-    balls = [Ball("a", LinfTensor, (3, 1), norm_size=1.3), Ball("x", kind, (2, 3, 4), norm_size=2.0, elem_dims=dims or None)]
-    found = search(call, balls, restarts=4, steps=12, seed=seeded())
+FEW = {"restarts": 4, "steps": 12, "seed": seeded()}
+CASES = [
+    Case(
+        f"{name}, {kind.__name__} over {dims}",
+        call,
+        (Ball("a", LinfTensor, (3, 1), norm_size=1.3), Ball("x", kind, (2, 3, 4), norm_size=2.0, elem_dims=dims or None)),
+        0.0,
+        FEW,
+    )
+    for name, call in OF_A_FACTOR.items()
+    for kind, dims in ((LinfTensor, ()), (RMSTensor, (-1,)), (RMSTensor, (-2,)))
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_what_vanishes_with_a_factor_is_bounded_over_it(case):
+    found = search(case.call, case.balls, **FEW)
     assert found.is_sound and found.value > 0.1, found
-    a, x = (t.to(torch.float64) for t in (torch.full((3, 1), 1e-9), torch.randn(2, 3, 4)))  # near where it is 0 / 0
-    assert kind.of(call(a, x), *([dims] if dims else [])).norm_size <= call(
-        LinfTensor(1.0, backing=a), kind.of(x, *([dims] if dims else []))
-    ).norm_size * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", OF_A_FACTOR)
+def test_what_vanishes_with_a_factor_is_bounded_where_that_is_nearly_0(name):
+    call = OF_A_FACTOR[name]
+    a, x = torch.full((3, 1), 1e-9, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    bound = call(LinfTensor(1.0, backing=a), RMSTensor.of(x)).norm_size
+    assert RMSTensor.of(call(a, x)).norm_size <= bound * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(
