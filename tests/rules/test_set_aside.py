@@ -317,3 +317,17 @@ def test_results_are_let_go():
     gone = weakref.ref((a + 1.0).backing)
     y = (a + 1.0) * 2.0
     assert gone() is None and y.shape == (3,)
+
+
+def test_a_model_that_computes_its_gates_twice_has_targets():
+    class Gates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gates = nn.Linear(4, 8)
+
+        def forward(self, x):
+            return slstm(*self.gates(x).chunk(2, -1), torch.maximum)
+
+    torch.manual_seed(seeded(0))
+    norm = ModularNorm(Gates(), torch.randn(3, 4))
+    assert not norm.unreached and min(norm.targets.values()) > 1e-3  # by its norm an exponential of such gates is 1e6

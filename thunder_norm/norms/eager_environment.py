@@ -19,6 +19,7 @@ from thunder_norm.norms.lifts.inference import Candidate, Inferred, NormSpec, Us
 from thunder_norm.norms.lifts.parameters import canonical_dims
 from thunder_norm.norms.lifts.plain_operations import LiftingEnvironment
 from thunder_norm.norms.lifts.written_buffers import WrittenBuffers
+from thunder_norm.rules import _again
 from thunder_norm.trees import flat_tensors
 from thunder_norm.user_code import user_line
 
@@ -234,7 +235,7 @@ class EagerEnvironment(LiftingEnvironment):
             # an operation of sensitivity 1 hands on its argument's: a node of its own, to tell this result from the argument; one of
             # sensitivity 0 (a sign) begins anew
             moved = out.perturbation_size.clone()
-            out.perturbation_size = moved if moved.requires_grad else moved.requires_grad_()
+            _again.moves_by(out, moved if moved.requires_grad else moved.requires_grad_())
         rule, arguments = self._call or (None, ())
         # as it is now, whatever is written into it later
         now = type(out)._wrap(out.backing, out.norm_size, out.perturbation_size, out.elem_dims)

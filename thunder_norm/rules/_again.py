@@ -48,6 +48,14 @@ def made_as(t: torch.Tensor, claims: _Claims) -> _Value | None:
     return held[1] if all(a is b for a, b in zip(held[2], claims, strict=True)) else None
 
 
+def moves_by(x: NormedTensor, moved: torch.Tensor) -> None:
+    """Have a result of an operation another perturbation_size, which is the same number."""
+    held = _values.get(x.backing)
+    if held is not None and all(a is b for a, b in zip(held[2], (x.norm_size, x.perturbation_size), strict=True)):
+        _values[x.backing] = (*held[:2], (x.norm_size, moved))
+    x.perturbation_size = moved
+
+
 def _held_by(t: torch.Tensor) -> _Value:
     held, writes = _values.get(t), current_environment().writes_into(t)
     if held is None or held[0] != writes:
