@@ -151,6 +151,10 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
     # constants of one magnitude: its size is that of the largest product
     "stretched._product": [Sampled(lambda x: x * torch.tensor([2.0, -2.0, 2.0, -2.0], dtype=D))],
     "reductions.vector_norm": [Sampled(lambda x: x.norm(dim=-1), ((8,),))],
+    "distances._apart": [
+        Sampled(torch.cdist, ((3, 8), (2, 8)), sizes=((0.7, 1.1),), slots=(0, 1)),
+        Sampled(lambda x, y: torch.cdist(x, y).square(), ((3, 8), (2, 8)), sizes=((0.7, 1.1),), slots=(0, 1)),
+    ],
     "_least_moduli.smallest": [
         Sampled(lambda x, y: x / (y.norm(dim=-1, keepdim=True) + 1e-9), ((4,), (16,)), sizes=((1.0, 2.0), (0.5, 0.5))),
     ],

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.seeds import seeded
 from tests.within_norms import actual_norm
-from thunder_norm import LinfTensor, RMSTensor, build_norm_map, normed
+from thunder_norm import LinfTensor, RMSTensor, build_norm_map, norm_mode, normed
 from thunder_norm.audit import Ball, Case, norm
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import ModularNorm
@@ -126,6 +126,22 @@ def test_renorm_is_within_its_value_and_has_no_sensitivity(p, kind, dims):
         assert norm(type(out), out.backing, out.elem_dims) <= out.norm_size * (1 + 1e-9)
     with pytest.raises(NormMismatchError, match="jumps"):
         torch.renorm(kind(1.0, backing=torch.ones(3, 4), elem_dims=dims, perturbation_size=1.0), p, 0, 0.7)
+
+
+@pytest.mark.parametrize("width", [4, 8, 32])
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_typical_distances_are_those_of_independent_rows(power, width):
+    """And they move as far as Gaussian movements of both make them."""
+    draw = torch.Generator().manual_seed(seeded(0))
+    a, b, u, v = (scale * torch.randn(300, width, generator=draw, dtype=D) for scale in (0.7, 1.1, 1.0, 1.0))
+    with norm_mode("typical"):
+        x, y = (LinfTensor(n, backing=t, perturbation_size=1.0) for n, t in ((0.7, a), (1.1, b)))
+        found = torch.cdist(x, y) ** power
+    squares = (a[:, None] - b[None]).square().sum(-1)
+    assert found.norm_size.item() == pytest.approx(squares.pow(power).mean().sqrt().item(), rel=0.15)
+    moved = torch.func.jvp(lambda a, b: (a[:, None] - b[None]).square().sum(-1) ** (power / 2), (a, b), (u, v))[1]
+    size = moved.square().mean().sqrt().item()
+    assert size * 0.85 <= found.perturbation_size.item() <= size * 2  # both movements are added
 
 
 def test_renorm_attains_its_value():

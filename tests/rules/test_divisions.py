@@ -10,7 +10,11 @@ import torch
 from tests.seeds import seeded
 from thunder_norm import LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.audit import Ball, Case, norm, start
+from thunder_norm.core.context import norm_mode
+from thunder_norm.core.known_ranges import known_range
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.transforms import NormTransform
+import thunder
 
 R, INF = RMSTensor, LinfTensor
 D = torch.float64
@@ -104,6 +108,11 @@ STEPS = [
     ("frexp", lambda a: torch.frexp(a)[0], (x(2, 4),), 0.7),
     ("heaviside", lambda a: torch.heaviside(zeros_in(a) if not isinstance(a, NormedTensor) else a, divisors), (x(2, 4),), 0.5),
     ("angle", torch.angle, (x(2, 4),), 0.99),
+    ("above the integer below", lambda a: a - a.floor(), (x(2, 4, n=7.0),), 0.4),
+    ("below the next one", lambda a: (1 + a.floor()) - a, (x(2, 4, n=7.0),), 0.4),
+    ("below the integer above", lambda a: torch.rsub(a, a.ceil()), (x(2, 4, n=7.0),), 0.4),
+    ("from the nearest", lambda a: a.round() - a, (x(2, 4, n=7.0),), 0.4),
+    ("beyond the one towards 0", lambda a: torch.sub(a, torch.trunc(a)), (x(2, 4, n=7.0),), 0.4),
 ]  # fmt: skip
 
 
@@ -145,6 +154,45 @@ def test_steps_have_a_value_but_no_sensitivity(f, balls, attained):
     assert torch.isfinite(claim)
     if claim.requires_grad:
         assert torch.isfinite(torch.autograd.grad(claim, size, allow_unused=True)[0] or torch.zeros(()))
+
+
+CELLS = {
+    "floor, long": (lambda t: t - t.floor().long(), 0.0, 1.0),
+    "long of what is not negative": (lambda t: (s := t.square()) - s.to(torch.int64), 0.0, 1.0),
+    "int": (lambda t: t - t.int(), -1.0, 1.0),
+    "round, type": (lambda t: t.round().type(torch.int32) - t, -0.5, 0.5),
+    "corners": (lambda t: 1 - (t - t.floor().long()), 0.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("name", CELLS)
+def test_what_integers_leave_of_a_tensor_is_typically_no_larger_than_a_step(name, traced):
+    call, low, high = CELLS[name]
+    f = thunder.jit(call, transforms=[NormTransform(mode="typical")]) if traced else call
+    t = torch.randn(3, 50, generator=torch.Generator().manual_seed(seeded(0)), dtype=D) * 40
+    with norm_mode("typical"):
+        y = f(RMSTensor.of(t))
+    assert low <= y.backing.min() and y.backing.max() <= high
+    torch.testing.assert_close(y.backing, call(t))
+    assert y.norm_size <= max(-low, high)
+
+
+@pytest.mark.parametrize("write", [lambda t, i: i.add_(3), lambda t, i: t.mul_(-2), lambda t, i: t.neg_()])
+@pytest.mark.parametrize("cast", [lambda i: i, lambda i: i.long()])
+def test_what_was_written_into_is_not_what_was_rounded(write, cast):
+    with norm_mode("typical"):
+        t = RMSTensor.of(torch.linspace(-9, 9, 8, dtype=D)) + 0.25
+        i = cast(t.floor())
+        write(t, i)
+        left = t - i
+    found = known_range(left)
+    assert found.low <= left.backing.min() and left.backing.max() <= found.high
+
+
+def test_what_is_left_of_infinity_by_itself_is_no_number_and_has_no_bound():
+    t = RMSTensor.of(torch.tensor([1.5, math.inf]))
+    assert not (t - t.floor()).norm_size < math.inf
 
 
 def test_the_next_number_beyond_a_power_of_two():

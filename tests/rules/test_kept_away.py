@@ -55,7 +55,21 @@ PROGRAMS = {
     "a tensor in double precision": lambda x: torch.float_power(x.exp() * x.sigmoid(), x),
     "a number over it": lambda x: torch.true_divide(2.0, F.softplus(x)),
     "by squares": lambda x: 1 / (x.square().neg().exp()),
+    "gains of a filter": lambda x: gains(x, 3),
+    "a share of three": lambda x: x.exp() / (x.square() + (1e-4 + x.exp()) + x.sigmoid()),
+    "what a share leaves": lambda x: (1.5 - (s := F.softplus(x)) / (s + x.exp())).log(),
+    "of squares": lambda x: (1.1 - (s := x.square()) / (1 + s)).log(),
 }
+
+
+def gains(x: torch.Tensor, steps: int) -> torch.Tensor:
+    """A Kalman filter's, of one state: variances stay above 0 as each gain is at most 1."""
+    p, noise, r = torch.ones_like(x), x.exp(), F.softplus(x)
+    for _ in range(steps):
+        p = 0.8 * p + noise
+        gain = p / (p + r)
+        p = (1 - gain) * p
+    return gain
 
 
 CASES = [
@@ -88,6 +102,29 @@ def test_values_of_the_largest_entry_are_attained(name, value, sensitivity):
     at_ends = PROGRAMS[name](torch.tensor([2.0, -2.0], dtype=D)).abs().max().item()
     assert y.norm_size.item() == pytest.approx(value) == at_ends or name == "odds"
     assert sensitivity is None or y.perturbation_size.item() >= sensitivity * 0.99
+
+
+@pytest.mark.parametrize("kind", [LinfTensor, RMSTensor])
+def test_a_share_of_a_sum_is_at_most_1_and_moves_as_far_as_its_terms_over_the_least_of_it(kind):
+    def share(a, b):
+        p = 0.25 + a.square()
+        return p / (p + b.square())
+
+    balls = [Ball("a", kind, (2, 3), norm_size=3.0), Ball("b", kind, (2, 3), norm_size=3.0)]
+    found = search(share, balls, **FEW)
+    assert found.is_sound and found.value > 0.99, found
+    a, b = (LinfTensor(3.0, backing=torch.zeros(2, 3, dtype=D), perturbation_size=1.0) for _ in range(2))
+    moved = 2 * 3.0 / 0.25 + (2 * 3.0 + 2 * 3.0) / 0.25  # |dp| / c + |ds| / c, as its docstring says
+    assert share(a, b).perturbation_size.item() == pytest.approx(moved)
+
+
+def test_what_is_no_term_any_more_is_no_share():
+    x = LinfTensor(1.0, backing=torch.rand(4, dtype=D), perturbation_size=1.0)
+    p = x.square()
+    total = p + 0.5
+    p.neg_()
+    for other in (p / total, (2 * p) / total, x / total):
+        assert range_within(other).low < 0
 
 
 UNARY = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.within_norms import actual_norm
 from thunder_norm import LinfTensor, RMSTensor, norm_mode, norm_sensitivity, normed
 from thunder_norm.audit import Ball, Case, search
 from thunder_norm.modular import ModularNorm
+from thunder_norm.rules._facts import Source
 from thunder_norm.transforms import NormTransform
 import thunder
 
@@ -252,3 +254,80 @@ def test_all_dimensions_of_one_entry_are_taken_out():
         found = f(RMSTensor.of(x))
         assert actual_norm(found) <= found.norm_size < 100
         torch.testing.assert_close(found.backing, program(x))
+
+
+def slstm(f, i, larger):
+    """Two steps of an sLSTM's decay, each sum written twice."""
+    decay = m = torch.zeros_like(f)
+    for _ in range(2):
+        top = larger(F.logsigmoid(f) + m, i)
+        decay = torch.exp(F.logsigmoid(f) + m - top)
+        m = top
+    return decay
+
+
+TWICE = {
+    "maximum": lambda f, i: slstm(f, i, torch.maximum),
+    "max of two": lambda f, i: slstm(f, i, torch.max),
+    "by other operations": lambda f, i: torch.exp(2 * f.tanh() - i / 3 - torch.maximum(2 * f.tanh() - i / 3, f)),
+    "largest of a row": lambda f, i: (f * i - (f * i).amax(-1, keepdim=True)).exp(),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("kind", [RMSTensor, LinfTensor])
+@pytest.mark.parametrize("name", TWICE)
+def test_what_is_computed_twice_is_one_tensor(name, kind, traced):
+    call = thunder.jit(TWICE[name], transforms=[NormTransform()]) if traced else TWICE[name]
+    y = call(*(kind(3.0, backing=torch.randn(2, 4, dtype=D)) for _ in range(2)))
+    assert y.norm_size.item() == pytest.approx(1.0)
+    found = search(TWICE[name], [Ball("f", kind, (2, 4), norm_size=3.0), Ball("i", kind, (2, 4), norm_size=3.0)], **FEW)
+    assert found.is_sound and found.value > 0.99, found
+
+
+OTHERWISE = {
+    "written between": lambda a, b: ((s := a * 1.0) + b, s.neg_() + b),
+    "written into": lambda a, b: ((a + b).neg_(), a + b),
+    "a view is written into": lambda a, b: ((s := a + b), s[0].mul_(-2), a + b)[::2],
+    "other numbers": lambda a, b: (torch.add(a, b, alpha=2), torch.add(a, b, alpha=3)),
+    "a number and a truth": lambda a, b: (a * 1, a * True, a * 2)[1:],
+    "other order": lambda a, b: (a - b, b - a),
+    "in another type": lambda a, b: (a + b, in_autocast(a, b)),
+    "other claims": lambda a, b: (RMSTensor(9.0, backing=a.backing) + b, RMSTensor(8.0, backing=a.backing) + b),
+}
+
+
+def in_autocast(a, b):
+    with torch.autocast("cpu", torch.bfloat16):
+        return (a @ torch.eye(4)) + b
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_is_computed_otherwise_is_another(name):
+    a, b = (RMSTensor(3.0, backing=torch.randn(4, 4, generator=torch.Generator().manual_seed(seeded(s)))) * 1.0 for s in (0, 1))
+    first, second = OTHERWISE[name](a, b)
+    assert not torch.equal(first.backing, second.backing) or name == "other claims"
+    assert not Source.of(first).is_same(Source.of(second))
+    y = torch.exp(first - torch.maximum(second, b))
+    assert y.norm_size >= actual_norm(y)
+
+
+def test_results_are_let_go():
+    a = RMSTensor.of(torch.randn(3)) * 1.0
+    gone = weakref.ref((a + 1.0).backing)
+    y = (a + 1.0) * 2.0
+    assert gone() is None and y.shape == (3,)
+
+
+def test_a_model_that_computes_its_gates_twice_has_targets():
+    class Gates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gates = nn.Linear(4, 8)
+
+        def forward(self, x):
+            return slstm(*self.gates(x).chunk(2, -1), torch.maximum)
+
+    torch.manual_seed(seeded(0))
+    norm = ModularNorm(Gates(), torch.randn(3, 4))
+    assert not norm.unreached and min(norm.targets.values()) > 1e-3  # by its norm an exponential of such gates is 1e6

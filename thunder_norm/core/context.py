@@ -218,6 +218,10 @@ class Environment:
         """Whether the values of a plain tensor are those of the program, and not of a parameter whose norm alone counts."""
         return not isinstance(t, torch.nn.Parameter)
 
+    def counts_by_values(self, t: torch.Tensor) -> bool:
+        """Whether claims may look at the values of a plain tensor: a constant's, and those a buffer has in this run."""
+        return self.is_constant(t)
+
     def moves(self, t: torch.Tensor) -> bool:
         """Whether the norm of a plain tensor is not that of its values, or moves: a parameter's, or that of what was made from some."""
         return False

@@ -11,12 +11,13 @@ import torch
 from thunder_norm.core.context import current_environment, current_mode, lift
 from thunder_norm.core.conversions import factor
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
-from thunder_norm.core.nonfinite import of_floats
+from thunder_norm.core.nonfinite import of_floats, spoiled
 from thunder_norm.core.ranges import Range, range_of_values
 from thunder_norm.core.registry import NormedOp
 from thunder_norm.core.tensors import NormedTensor, has_norm, is_complex
 
 _ANY = Range()
+_LOSE_INFINITY = ("add", "sub", "rsub")  # what two terms leave of each other (x - floor x) is NaN where both are infinite
 
 
 def range_of(value: Any) -> Range | None:
@@ -51,7 +52,9 @@ def no_larger(op: NormedOp, result: Any, found: Range | None, dtype: torch.dtype
         return result
     largest = found.rounded(dtype).largest_modulus
     if largest < math.inf:
-        result.norm_size = result.norm_size.clamp(max=largest)
+        n = result.norm_size
+        capped = n.clamp(max=largest)
+        result.norm_size = spoiled(capped, n) if op.key in _LOSE_INFINITY else capped
     return result
 
 
@@ -73,6 +76,6 @@ def range_within(value: Any) -> Range | None:
 
 
 def range_of_constant(t: torch.Tensor) -> Range | None:
-    """Between which numbers the entries of a plain tensor are, if they are the program's own, and known by now."""
+    """Between which numbers the entries of a plain tensor are, if they are the program's own, or a buffer's, and known by now."""
     surroundings = current_environment()
-    return range_of_values(surroundings.values_of(t)) if surroundings.is_constant(t) else None
+    return range_of_values(surroundings.values_of(t)) if surroundings.counts_by_values(t) else None

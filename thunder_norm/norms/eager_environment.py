@@ -19,6 +19,7 @@ from thunder_norm.norms.lifts.inference import Candidate, Inferred, NormSpec, Us
 from thunder_norm.norms.lifts.parameters import canonical_dims
 from thunder_norm.norms.lifts.plain_operations import LiftingEnvironment
 from thunder_norm.norms.lifts.written_buffers import WrittenBuffers
+from thunder_norm.rules import _again
 from thunder_norm.trees import flat_tensors
 from thunder_norm.user_code import user_line
 
@@ -110,6 +111,10 @@ class EagerEnvironment(LiftingEnvironment):
     def values_of(self, t: torch.Tensor) -> torch.Tensor:
         """A constant with its values, if they are known."""
         return self.lifting.constants.value(t)
+
+    def counts_by_values(self, t: torch.Tensor) -> bool:
+        """A constant's values, and those of a buffer: a run sees no others, and where its norm is given they are not its own."""
+        return self.is_constant(t) or self.lifting.is_of_buffers(t) and t not in self.lifting.unknown and self.is_measured(t)
 
     def follow(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
         """Follow the values of constants, and given integers, through an operation."""
@@ -230,7 +235,7 @@ class EagerEnvironment(LiftingEnvironment):
             # an operation of sensitivity 1 hands on its argument's: a node of its own, to tell this result from the argument; one of
             # sensitivity 0 (a sign) begins anew
             moved = out.perturbation_size.clone()
-            out.perturbation_size = moved if moved.requires_grad else moved.requires_grad_()
+            _again.moves_by(out, moved if moved.requires_grad else moved.requires_grad_())
         rule, arguments = self._call or (None, ())
         # as it is now, whatever is written into it later
         now = type(out)._wrap(out.backing, out.norm_size, out.perturbation_size, out.elem_dims)

@@ -31,9 +31,9 @@ from thunder_norm.rules.quotients import powers_within
 from thunder_norm.rules.linear_algebra import matrix_functions
 from thunder_norm.rules.entrywise import domains, quantization, special, polynomials, steps
 from thunder_norm.rules.layout import strided, written_calls
-from thunder_norm.rules.known_ranges import partial_sums, ranges, ranges_of_activations, conditions
+from thunder_norm.rules.known_ranges import partial_sums, ranges, ranges_of_activations, conditions, fractions
 from thunder_norm.rules.weighted import weighted_sums, weighted_places, largest_of_groups, shares_of_groups, weighted_means
-from thunder_norm.rules.quotients import over_larger, range_bounds
+from thunder_norm.rules.quotients import over_factors, over_sums, over_larger, range_bounds
 from thunder_norm.rules.known_ranges import gamma_functions, symmetric_parts, straight_through
 from thunder_norm.rules.written_out import divided_by_exponentials
 from thunder_norm.rules.linear_algebra import determinants, reflections
@@ -101,6 +101,7 @@ __all__ = [
     "embedding",
     "factories",
     "fourier",
+    "fractions",
     "framed_maxima",
     "gains",
     "gamma_functions",
@@ -134,7 +135,9 @@ __all__ = [
     "movements_of_quotients",
     "normalization",
     "order_statistics",
+    "over_factors",
     "over_larger",
+    "over_sums",
     "own_lengths",
     "partial_sums",
     "conditions",

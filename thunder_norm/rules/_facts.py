@@ -26,6 +26,7 @@ from thunder_norm.core.perturbations import perturbation_of
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.errors import NormMismatchError
+from thunder_norm.rules import _again
 from thunder_norm.rules._shared import Constant
 from thunder_norm.scalars import times
 
@@ -60,14 +61,16 @@ class Source:
         return out
 
     def is_same(self, other: Source) -> bool:
-        """Whether both are the same values with the same claims."""
-        return (
-            self.kind is other.kind
-            and self.backing is other.backing
-            and self.norm_size is other.norm_size
-            and self.perturbation_size is other.perturbation_size
-            and self.elem_dims == other.elem_dims
-        )
+        """Whether both are the same values with the same claims, or were computed alike from such."""
+        if self.kind is not other.kind or self.elem_dims != other.elem_dims:
+            return False
+        is_one = self.backing is other.backing
+        if is_one and self.norm_size is other.norm_size and self.perturbation_size is other.perturbation_size:
+            return True
+        if is_one:
+            return False
+        made = _again.made_as(self.backing, (self.norm_size, self.perturbation_size))
+        return made is not None and made is _again.made_as(other.backing, (other.norm_size, other.perturbation_size))
 
     def tensor(self, scale: float = 1.0) -> Any:
         """It again, or a multiple of it, its norm that many times: without facts, its backing only for the shape unless a rule looks.

@@ -57,6 +57,17 @@ def absolute_moment(order: float) -> float:
     return 2 ** (order / 2) * math.gamma((order + 1) / 2) / math.sqrt(math.pi)
 
 
+def length_moment(order: float, count: float) -> float:
+    """``E (|z|^2 / N)^(order / 2)`` of N independent standard normals (chi-square): `absolute_moment` of one, 1 of infinitely many.
+
+    >>> round(length_moment(4, 1), 9), round(length_moment(4, 8), 9), length_moment(4, math.inf)
+    (3.0, 1.25, 1.0)
+    """
+    if count == math.inf:
+        return 1.0
+    return math.exp(math.lgamma((order + count) / 2) - math.lgamma(count / 2)) * (2 / count) ** (order / 2)
+
+
 @functools.cache
 def _tie_density(count: int) -> float:
     """Density, at 0, of the difference of the two largest of `count` standard normals: ``N (N - 1) int phi^2 Phi^(N - 2)``."""

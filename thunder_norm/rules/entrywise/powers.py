@@ -9,11 +9,12 @@ import torch
 
 from thunder_norm.core.context import current_mode, lift, run_real
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
+from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NORM_DTYPE
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._gaussian import absolute_moment
+from thunder_norm.rules._gaussian import length_moment
 from thunder_norm.rules._local import slope as local_slope
 from thunder_norm.rules._pointwise import Function, typical_pointwise
 from thunder_norm.rules._shared import like, refuse, rms, scaled
@@ -26,6 +27,7 @@ def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
 
     Value:       N^((p-1)/2) n^p            (attained: a spike)
     Sensitivity: p N^((p-1)/2) n^(p-1)      (attained: a spike, along itself)
+    Typical:     of Gaussians, or of lengths of as many as entries of one sign are known to be of
     Raises NormMismatchError for 0 < p < 1 and p < 0, whose slope or value is unbounded next to 0.
     """
     if exponent == 0:
@@ -36,7 +38,10 @@ def pow(input: RMSTensor, exponent: int | float) -> RMSTensor:
         return scaled(input, 1)
     n, gain = input.norm_size, float(input.numel_normed) ** ((exponent - 1) / 2)
     if current_mode() == "typical":
-        value, slope = math.sqrt(absolute_moment(2 * exponent)), exponent * math.sqrt(absolute_moment(2 * exponent - 2))
+        found = known_range(input)
+        count = found.averaged if found.low >= 0 or found.high <= 0 else 1.0
+        value, slope = (math.sqrt(length_moment(p, count)) for p in (2 * exponent, 2 * exponent - 2))
+        slope *= exponent
     else:
         value, slope = gain, exponent * gain
     return like(input, times(n.pow(exponent), value), sensitivity={"input": n.pow(exponent - 1) * slope})

@@ -155,6 +155,14 @@ _register(_length(1), (torch.var, torch.std))
 _register(_length(2), (torch.norm, torch.linalg.norm, torch.linalg.vector_norm))
 
 
+def _distance(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
+    """Between rows of so many entries."""
+    return _NOT_NEGATIVE.of_many(argument(args, kwargs, 0, "x1", "input").shape[-1])
+
+
+_register(_distance, (torch.cdist, torch.ops.aten._euclidean_dist.default, torch.ops.aten._cdist_forward.default))
+
+
 def _mean(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = of(argument(args, kwargs, 0, "input", "self"))
     return None if found is None else found.of_many(_count(args, kwargs, 1))

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import spoiled
@@ -22,7 +23,18 @@ from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._lengths import inverse_length, least_length
 from thunder_norm.rules._local import data
-from thunder_norm.rules._shared import Constant, as_kind, broadcast, like, negative, refuse, refuse_perturbation, scalar, spread
+from thunder_norm.rules._shared import (
+    Constant,
+    as_kind,
+    broadcast,
+    like,
+    negative,
+    refuse,
+    refuse_perturbation,
+    root_sum_squares,
+    scalar,
+    spread,
+)
 from thunder_norm.scalars import times
 
 
@@ -46,6 +58,9 @@ def _apart(a: NormedTensor, b: NormedTensor, dims: tuple[ed.Dims, ed.Dims], coun
     kind = LinfTensor if math.isinf(p) and p > 0 else RMSTensor
     (x, c), (y, c_other) = (as_kind(t, kind, () if kind is LinfTensor else d) for t, d in zip((a, b), dims, strict=True))
     length = 1.0 if kind is LinfTensor else _length(count, p)
+    if p == 2 and current_mode() == "typical":
+        value = times(root_sum_squares(x.norm_size, y.norm_size), length)
+        return _entries(value, **{names[0]: c, names[1]: c_other})
     return _entries(times(x.norm_size + y.norm_size, length), **{names[0]: c * length, names[1]: c_other * length})
 
 
@@ -56,6 +71,7 @@ def dist(input: RMSTensor, other: RMSTensor, p: float = 2) -> LinfTensor:
     Value:       sqrt(N) (n + m) for p >= 2, N^(1/p) (n + m) for 1 <= p <= 2, the largest entries' n + m for p = inf
                  (attained: constants of opposite sign; 2 < p < inf by one entry of each that holds all the energy)
     Sensitivity: the same factor to both
+    Typical:     sqrt(N) sqrt(n^2 + m^2) and 1 for p = 2: what is independent is at right angles, and one direction of N counts
     Raises NormMismatchError for p < 1.
     """
     everything = tuple(range(-input.ndim, 0)), tuple(range(-other.ndim, 0))

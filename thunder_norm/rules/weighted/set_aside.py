@@ -68,6 +68,14 @@ def _larger(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
 normed_op(torch.maximum).register_fact(_larger)
 
 
+def _larger_of_two(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    """``torch.max(a, b)`` is the larger of two as well."""
+    return _larger(args, kwargs, out) if isinstance(argument(args, kwargs, 1, "other"), torch.Tensor) else out._facts
+
+
+normed_op(torch.max).register_fact(_larger_of_two)
+
+
 def _put_in(op: Callable, args: tuple, ndim: int) -> int | None:
     """Where an operation puts in a dimension of size 1, if it does nothing else: a negative number."""
     at = args[1] if len(args) == 2 else None
