@@ -18,7 +18,6 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.core.vertices import LARGEST, Vertex, linear_map_of_fewer
 from thunder_norm.core.within import moved
-from thunder_norm.rules._facts import SoftmaxOf, fact
 from thunder_norm.rules.layers._attention_away import Moving, Remainder, Rows
 from thunder_norm.rules.layers._attention_between import Between
 from thunder_norm.rules.layers._attention_nearby import Moved, Nearby, weights_of
@@ -33,6 +32,7 @@ from thunder_norm.rules.movement.movements_nearby import (
     near,
     one_sample,
 )
+from thunder_norm.rules.written_out.attention_written_out import finite, scores_of
 
 Plain = Callable[[Any], Any]
 
@@ -61,10 +61,10 @@ def by_weights(call: Call, weights: NormedTensor, value: Any) -> Found:
 
     A score that is infinite, by a mask, stays so; it is a key that is not seen.
     """
-    found = fact(weights, SoftmaxOf)
-    if found is None or value.ndim < 2 or found.dim not in (-1, weights.ndim - 1) or found.x.backing.shape != weights.shape:
+    scores = scores_of(weights)
+    if scores is None or value.ndim < 2:
         return None
-    z, seen = _finite(found.x.moving())
+    z, seen = finite(scores.moving())
     made = Call((z, value), {}, call.given, call.results, lambda z, v: torch.softmax(z, -1) @ v)
     moving = one_sample(made, (z, value)) if moves(z) else None
     if moving is None or not any(x is z for x in moving):
@@ -72,16 +72,6 @@ def by_weights(call: Call, weights: NormedTensor, value: Any) -> Found:
     keys = torch.eye(z.shape[-1], dtype=torch.float64)
     movement = _of(made, moving, _Attention((z, keys, value), seen, False, 1.0, 1))
     return None if movement is None else [None if m is None else replace(m, of=(weights,)) for m in movement]
-
-
-def _finite(z: NormedTensor) -> tuple[NormedTensor, torch.Tensor | None]:
-    """Scores with 0 where they are minus infinity, and which are not, if some are."""
-    is_seen = z.backing.detach() > -math.inf
-    if bool(is_seen.all()):
-        return z, None
-    found = type(z)._wrap(torch.where(is_seen, z.backing.detach(), 0.0), z.norm_size, z.perturbation_size, z.elem_dims)
-    found._spread, found._away = z._spread, z._away
-    return found, is_seen
 
 
 def _of(call: Call, moving: Sequence[NormedTensor], at: _Attention) -> Found:

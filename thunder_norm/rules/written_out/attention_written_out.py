@@ -1,0 +1,100 @@
+"""Attention written out: weights that are a softmax, times values, near the data at hand."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.kinds import L1Tensor, RMSTensor
+from thunder_norm.core.local import distances, is_local, is_within
+from thunder_norm.core.perturbations import lesser
+from thunder_norm.core.registry import normed_op
+from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules._facts import SoftmaxOf, Source, fact, ruled
+from thunder_norm.rules._local import data
+from thunder_norm.rules._shared import Constant, refined, root
+from thunder_norm.rules.layers._attention_nearby import Moved, Nearby
+from thunder_norm.scalars import times
+
+
+def scores_of(weights: NormedTensor) -> Source | None:
+    """Scores that these are the softmax of, along the last dimension and each of them."""
+    found = fact(weights, SoftmaxOf)
+    if found is None or weights.ndim < 2 or found.dim not in (-1, weights.ndim - 1):
+        return None
+    return found.x if found.x.backing.shape == weights.shape else None
+
+
+def finite(z: NormedTensor) -> tuple[NormedTensor, torch.Tensor | None]:
+    """Scores with 0 where they are minus infinity, and which are not, if some are: by a mask, so that they stay so."""
+    is_seen = z.backing.detach() > -math.inf
+    if bool(is_seen.all()):
+        return z, None
+    found = type(z)._wrap(torch.where(is_seen, z.backing.detach(), 0.0), z.norm_size, z.perturbation_size, z.elem_dims)
+    found._spread, found._away = z._spread, z._away
+    return found, is_seen
+
+
+def _is_nearby(args: dict[str, Any], other: str) -> bool:
+    weights, v = args["input"], args[other]
+    z = scores_of(weights) if isinstance(v, RMSTensor) and v.ndim > 1 else None
+    if z is None or z.perturbation_size is None or z.backing.is_meta:
+        return False
+    return (is_local() or is_within()) and distances(finite(z.moving())[0], v) is not None
+
+
+def _weighted(op: Any, weights: L1Tensor, v: RMSTensor, other: str) -> NormedTensor:
+    made, z = ruled(op, (weights, v), {}), scores_of(weights)
+    assert made is not None and z is not None, "the rule's condition has been checked"
+    result, by_rule = made
+    scores, is_seen = finite(z.moving())
+    near = distances(scores, v)
+    batch = tuple(d for d in ed.nontrivial(v.shape, v.elem_dims) if d < -2)
+    kept = (*batch, *(d for d in ed.nontrivial(v.shape, v.elem_dims) if d == -1))
+    if near is None or by_rule is None or set(result.elem_dims) != set(kept):
+        return _moving(result, by_rule, other)
+    to_scores, to_values = _slopes(scores, is_seen, v, batch, kept, *near)
+    terms = ((scores.perturbation_size, to_scores), (v.perturbation_size, to_values))
+    moved = [times(n, c) for n, c in terms if n is not None]
+    return _moving(result, lesser(functools.reduce(torch.add, moved), by_rule), other)
+
+
+def _slopes(
+    z: RMSTensor, is_seen: torch.Tensor | None, v: RMSTensor, batch: ed.Dims, kept: ed.Dims, by_score: float, by_value: float
+) -> tuple[Constant, Constant]:
+    """Sensitivities to scores and to values, of scores and values that may be so far from the data."""
+    scores, width, tokens = data(z), v.shape[-1], z.shape[-1]
+    eye = torch.eye(tokens, dtype=scores.dtype, device=scores.device)
+    each = by_score * refined(z, ())
+    by = Moved(query=by_score * refined(z, (-1,)) * math.sqrt(tokens), value=by_value * refined(v, (-1,)) * math.sqrt(width))
+    moves = torch.full((1, 1), min(each, by.query), dtype=scores.dtype, device=scores.device)
+    here = Nearby.of(scores, eye, data(v), is_seen, False, 1.0, by, moves).slopes(batch)
+    # from RMS over a query's scores to that over the features of values, or to the largest one where the output is
+    by_feature = root(tokens) / (root(width) if -1 in kept else 1.0)
+    return here.query * (by_feature * refined(z, (*batch, -1))), here.value * refined(v, kept)
+
+
+def _moving(result: NormedTensor, moved: torch.Tensor | None, other: str) -> NormedTensor:
+    out = type(result)._wrap(None, result.norm_size, moved, result.elem_dims)  # type: ignore[arg-type]
+    out._sensitivity = {"input": 0, other: 0}
+    return out
+
+
+@normed_op(torch.matmul).register_norm(when=lambda args: _is_nearby(args, "other"))
+def matmul(input: L1Tensor, other: RMSTensor) -> NormedTensor:
+    """softmax(z) v at the data, or within a distance of it: attention of queries z to unit vectors as keys, ``z_ij = z_i . e_j``.
+
+    Value:       as ever
+    Sensitivity: to z the largest ``|Cov_p(v, e)|_2``, which has ``p_j (v_j - y)`` as columns; to v the weights (`Nearby.slopes`); or as ever, if that is less
+    """
+    return _weighted(torch.matmul, input, other, "other")
+
+
+@normed_op(torch.bmm).register_norm(when=lambda args: _is_nearby(args, "mat2"))
+def bmm(input: L1Tensor, mat2: RMSTensor) -> NormedTensor:
+    """The same, as of `matmul`."""
+    return _weighted(torch.bmm, input, mat2, "mat2")
