@@ -79,6 +79,7 @@ from thunder_norm.rules.movement import (
 
 __all__ = [
     "attention",
+    "attention_written_out",
     "binary",
     "binary_entropies",
     "casts",

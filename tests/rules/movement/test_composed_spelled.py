@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 
@@ -10,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
+from thunder_norm import L2Tensor, RMSTensor, norm_sensitivity, sensitivities, with_perturbation
+from thunder_norm.core.local import from_data
 
 F64 = torch.float64
 TOKENS, WIDTH, HEADS = 3, 8, 2
@@ -129,3 +131,86 @@ def test_what_several_rows_have_masked_otherwise_moves_in_those_that_have_it():
     with norm_sensitivity("within"):
         y = leaf.masked_fill(mask, 1e6) @ w
     assert sensitivities(y, leaf).item() == pytest.approx(3.0, rel=1e-6)  # of the third in the first row; the last has none
+
+
+# -- attention written out ------------------------------------------------------------------------------------------------
+
+SEEN = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 1], [0, 1, 1, 1]], dtype=torch.bool)
+ALIBI = -0.5 * (torch.arange(4)[:, None] - torch.arange(4)).abs().double()
+# How a program says what is not seen, and what attention in one operation is told.
+SPELLED = {
+    "no mask": (lambda s: s, None),
+    "filled": (lambda s: s.masked_fill(~SEEN, -1e9), SEEN),
+    "filled with the least number": (lambda s: s.masked_fill(~SEEN, torch.finfo(s.dtype).min), SEEN),
+    "filled with minus infinity": (lambda s: s.masked_fill(~SEEN, -math.inf), SEEN),
+    "chosen": (lambda s: torch.where(SEEN, s, -1e9), SEEN),
+    "a sum": (lambda s: s + (~SEEN).double() * -1e9, SEEN),
+    "a sum with minus infinity": (lambda s: s + torch.zeros(4, 4, dtype=s.dtype).masked_fill(~SEEN, -math.inf), SEEN),
+    "a bias": (lambda s: s + ALIBI, ALIBI),
+}
+WRITTEN = {
+    "softmax": lambda s, v: s.softmax(-1) @ v,
+    "exponentials": lambda s, v: ((e := (s - s.amax(-1, keepdim=True)).exp()) / e.sum(-1, keepdim=True)) @ v,
+    "einsum": lambda s, v: torch.einsum("...ij,...jd->...id", s.softmax(-1), v),
+    "bmm": lambda s, v: torch.bmm(s.flatten(0, 1).softmax(-1), v.flatten(0, 1)).unflatten(0, (1, 2)),
+}
+
+
+def _self_attention(seed, size, weighted=None, mask=None):
+    """Two heads of width 3, of tokens of 6 entries, written out or in one operation."""
+    generator = torch.Generator().manual_seed(seeded(seed))
+    w = torch.randn(3, 6, 6, generator=generator, dtype=torch.float64) / 6**0.5
+
+    def f(x):
+        q, k, v = ((x @ m).unflatten(-1, (2, 3)).transpose(-3, -2) for m in w)
+        if weighted is None:
+            y = F.scaled_dot_product_attention(q, k, v, mask)
+        else:
+            spelled, of_scores = weighted
+            y = spelled(of_scores(q @ k.mT / 3**0.5), v)
+        return y.transpose(-3, -2).flatten(-2)
+
+    return f, size * torch.randn(1, 4, 6, generator=generator, dtype=torch.float64)
+
+
+def _bound(f, x, sensitivity, radius, is_from_data=False):
+    with from_data() if is_from_data else contextlib.nullcontext(), norm_sensitivity(sensitivity):
+        x = with_perturbation(L2Tensor(L2Tensor.of(x, (-2, -1)).norm_size + radius, backing=x, elem_dims=(-2, -1)), radius)
+        y = f(x)
+    return sensitivities(y, x).item(), functools.partial(type(y).measure, elem_dims=y.elem_dims)
+
+
+def _searched(f, x, size, radius, is_from_data=False):
+    """The steepest Jacobian, or the longest move, that ascent finds within a distance, in a norm of results."""
+    generator, best = torch.Generator().manual_seed(seeded(7)), 0.0
+    for _ in range(2 if radius else 1):
+        d = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        u = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        for _ in range(15):
+            d = radius * d / d.norm()
+            d.requires_grad_()
+            u = (u / u.norm()).detach().requires_grad_()
+            moved = size(f(x + d) - f(x)) / radius if is_from_data else size(torch.func.jvp(f, (x + d,), (u,))[1])
+            by_d, by_u = torch.autograd.grad(moved, (d, u), allow_unused=True, materialize_grads=True)
+            best = max(best, moved.item())
+            d = (d + radius * by_d / by_d.norm().clamp(min=1e-30)).detach()
+            u = (0.1 * u + by_u / by_u.norm().clamp(min=1e-30)).detach()
+    return best
+
+
+@pytest.mark.parametrize(
+    ("written", "mask"), [*(("softmax", m) for m in SPELLED), *((w, "filled") for w in WRITTEN if w != "softmax")]
+)
+def test_attention_that_is_written_out_is_bounded_as_attention(written, mask):
+    of_scores, as_mask = SPELLED[mask]
+    for sensitivity, radius, is_from_data, factor in (
+        ("local", 0.0, False, 4.0),
+        ("within", 0.2, False, 1.6),
+        ("within", 0.2, True, 1.6),
+    ):
+        f, x = _self_attention(1, 2.0, (WRITTEN[written], of_scores))
+        in_one, _ = _self_attention(1, 2.0, None, as_mask)
+        torch.testing.assert_close(f(x), in_one(x))
+        found, size = _bound(f, x, sensitivity, radius, is_from_data)
+        assert _searched(f, x, size, radius, is_from_data) <= found * (1 + 1e-9)
+        assert found <= factor * _bound(in_one, x, sensitivity, radius, is_from_data)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from thunder_norm.rules._facts import SoftmaxOf, Source, fact, ruled
 from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import Constant, refined, root
 from thunder_norm.rules.layers._attention_nearby import Moved, Nearby
+from thunder_norm.rules.linear_algebra.einsum import equation_labels
 from thunder_norm.scalars import times
 
 
@@ -39,16 +41,27 @@ def finite(z: NormedTensor) -> tuple[NormedTensor, torch.Tensor | None]:
     return found, is_seen
 
 
-def _is_nearby(args: dict[str, Any], other: str) -> bool:
-    weights, v = args["input"], args[other]
+def weights_and_values(equation: str, operands: Sequence[Any]) -> tuple[Any, Any] | None:
+    """The two operands of an einsum, in the order in which it is their matrix product, if it is one."""
+    if len(operands) != 2:
+        return None
+    terms, out = equation_labels(equation, *(t.ndim for t in operands))
+    for first in (0, 1):
+        a, b = terms[first], terms[1 - first]
+        if min(len(a), len(b)) > 1 and a[-1] == b[-2] and out == [*a[:-1], b[-1]] and a[:-2] == b[:-2] and a[-1] not in out:
+            return operands[first], operands[1 - first]
+    return None
+
+
+def _is_nearby(weights: Any, v: Any) -> bool:
     z = scores_of(weights) if isinstance(v, RMSTensor) and v.ndim > 1 else None
     if z is None or z.perturbation_size is None or z.backing.is_meta:
         return False
     return (is_local() or is_within()) and distances(finite(z.moving())[0], v) is not None
 
 
-def _weighted(op: Any, weights: L1Tensor, v: RMSTensor, other: str) -> NormedTensor:
-    made, z = ruled(op, (weights, v), {}), scores_of(weights)
+def _weighted(op: Any, args: tuple, weights: Any, v: Any, names: tuple[str, str]) -> NormedTensor:
+    made, z = ruled(op, args, {}), scores_of(weights)
     assert made is not None and z is not None, "the rule's condition has been checked"
     result, by_rule = made
     scores, is_seen = finite(z.moving())
@@ -56,11 +69,11 @@ def _weighted(op: Any, weights: L1Tensor, v: RMSTensor, other: str) -> NormedTen
     batch = tuple(d for d in ed.nontrivial(v.shape, v.elem_dims) if d < -2)
     kept = (*batch, *(d for d in ed.nontrivial(v.shape, v.elem_dims) if d == -1))
     if near is None or by_rule is None or set(result.elem_dims) != set(kept):
-        return _moving(result, by_rule, other)
+        return _moving(result, by_rule, names)
     to_scores, to_values = _slopes(scores, is_seen, v, batch, kept, *near)
     terms = ((scores.perturbation_size, to_scores), (v.perturbation_size, to_values))
     moved = [times(n, c) for n, c in terms if n is not None]
-    return _moving(result, lesser(functools.reduce(torch.add, moved), by_rule), other)
+    return _moving(result, lesser(functools.reduce(torch.add, moved), by_rule), names)
 
 
 def _slopes(
@@ -78,23 +91,36 @@ def _slopes(
     return here.query * (by_feature * refined(z, (*batch, -1))), here.value * refined(v, kept)
 
 
-def _moving(result: NormedTensor, moved: torch.Tensor | None, other: str) -> NormedTensor:
+def _moving(result: NormedTensor, moved: torch.Tensor | None, names: tuple[str, str]) -> NormedTensor:
     out = type(result)._wrap(None, result.norm_size, moved, result.elem_dims)  # type: ignore[arg-type]
-    out._sensitivity = {"input": 0, other: 0}
+    out._sensitivity = dict.fromkeys(names, 0)
     return out
 
 
-@normed_op(torch.matmul).register_norm(when=lambda args: _is_nearby(args, "other"))
+@normed_op(torch.matmul).register_norm(when=lambda args: _is_nearby(args["input"], args["other"]))
 def matmul(input: L1Tensor, other: RMSTensor) -> NormedTensor:
     """softmax(z) v at the data, or within a distance of it: attention of queries z to unit vectors as keys, ``z_ij = z_i . e_j``.
 
     Value:       as ever
     Sensitivity: to z the largest ``|Cov_p(v, e)|_2``, which has ``p_j (v_j - y)`` as columns; to v the weights (`Nearby.slopes`); or as ever, if that is less
     """
-    return _weighted(torch.matmul, input, other, "other")
+    return _weighted(torch.matmul, (input, other), input, other, ("input", "other"))
 
 
-@normed_op(torch.bmm).register_norm(when=lambda args: _is_nearby(args, "mat2"))
+@normed_op(torch.bmm).register_norm(when=lambda args: _is_nearby(args["input"], args["mat2"]))
 def bmm(input: L1Tensor, mat2: RMSTensor) -> NormedTensor:
     """The same, as of `matmul`."""
-    return _weighted(torch.bmm, input, mat2, "mat2")
+    return _weighted(torch.bmm, (input, mat2), input, mat2, ("input", "mat2"))
+
+
+def _is_sum_nearby(args: dict[str, Any]) -> bool:
+    found = weights_and_values(args["equation"], (args["left"], args["right"]))
+    return found is not None and _is_nearby(*found)
+
+
+@normed_op(torch.einsum).register_norm(when=_is_sum_nearby)
+def einsum(equation: str, left: L1Tensor | RMSTensor, right: L1Tensor | RMSTensor) -> NormedTensor:
+    """The same, spelled by labels."""
+    found = weights_and_values(equation, (left, right))
+    assert found is not None, "the rule's condition has been checked"
+    return _weighted(torch.einsum, (equation, left, right), *found, ("left", "right"))
