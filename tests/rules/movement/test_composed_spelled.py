@@ -214,3 +214,32 @@ def test_attention_that_is_written_out_is_bounded_as_attention(written, mask):
         found, size = _bound(f, x, sensitivity, radius, is_from_data)
         assert _searched(f, x, size, radius, is_from_data) <= found * (1 + 1e-9)
         assert found <= factor * _bound(in_one, x, sensitivity, radius, is_from_data)[0]
+
+
+@pytest.mark.parametrize("name", ["in one", "written out"])
+@pytest.mark.parametrize("radius", [0.05, 0.5])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_keys_and_values_that_are_constants_are_as_they_are(name, radius, batch):
+    generator = torch.Generator().manual_seed(seeded(4))
+    k, v = (torch.randn(1, 2, 5, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    x = torch.randn(batch, 2, 4, 3, generator=generator, dtype=torch.float64)
+    moved = radius / 3**0.5
+
+    def f(q):
+        if name == "in one":
+            return F.scaled_dot_product_attention(q, k, v)
+        return (q @ k.mT / 3**0.5).softmax(-1) @ v
+
+    with norm_sensitivity("within"):
+        given = with_perturbation(RMSTensor(RMSTensor.of(x).norm_size + moved, backing=x), moved)
+        y = f(given)
+    assert y.elem_dims == (-1,)
+    claimed = sensitivities(y, given).item()
+    # a token at a time: the derivative is s Cov_p(v, k), of norm s |v - v'| |k - k'| / 4 at most
+    widest = torch.cdist(k, k).amax((-2, -1)) * torch.cdist(v, v).amax((-2, -1)) / (4 * 3**0.5)
+    assert claimed <= widest.max().item() * (1 + 1e-6) or name == "written out" and claimed <= 2 * widest.max().item()
+    drawn = torch.randn(50, *x.shape, generator=generator, dtype=torch.float64)
+    points = x + radius * drawn / drawn.norm(dim=-1, keepdim=True)
+    p = (points @ k.mT / 3**0.5).softmax(-1)
+    covariances = p.unsqueeze(-2) * v.mT.unsqueeze(-3) @ k.unsqueeze(-3) - (p @ v).unsqueeze(-1) * (p @ k).unsqueeze(-2)
+    assert torch.linalg.matrix_norm(covariances, 2).max().item() / 3**0.5 <= claimed * (1 + 1e-9)

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from thunder_norm.core import elem_dims as ed
+from thunder_norm.core.context import current_environment
 from thunder_norm.core.kinds import L1Tensor, RMSTensor
 from thunder_norm.core.local import distances, is_local, is_within
 from thunder_norm.core.perturbations import lesser
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import SoftmaxOf, Source, fact, ruled
+from thunder_norm.rules._facts import SoftmaxOf, Source, fact, is_plain, ruled
 from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import Constant, refined, root
 from thunder_norm.rules.layers._attention_nearby import Moved, Nearby
@@ -54,10 +55,12 @@ def weights_and_values(equation: str, operands: Sequence[Any]) -> tuple[Any, Any
 
 
 def _is_nearby(weights: Any, v: Any) -> bool:
-    z = scores_of(weights) if isinstance(v, RMSTensor) and v.ndim > 1 else None
+    is_fixed = is_plain(v) and current_environment().is_constant(v)
+    z = scores_of(weights) if (is_fixed or isinstance(v, RMSTensor)) and v.ndim > 1 else None
     if z is None or z.perturbation_size is None or z.backing.is_meta:
         return False
-    return (is_local() or is_within()) and distances(finite(z.moving())[0], v) is not None
+    moving = (finite(z.moving())[0], *([] if is_fixed else [v]))
+    return (is_local() or is_within()) and distances(*moving) is not None
 
 
 def _weighted(op: Any, args: tuple, weights: Any, v: Any, names: tuple[str, str]) -> NormedTensor:
