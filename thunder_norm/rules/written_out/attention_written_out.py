@@ -57,7 +57,7 @@ def weights_and_values(equation: str, operands: Sequence[Any]) -> tuple[Any, Any
 def _is_nearby(weights: Any, v: Any) -> bool:
     is_fixed = is_plain(v) and current_environment().is_constant(v)
     z = scores_of(weights) if (is_fixed or isinstance(v, RMSTensor)) and v.ndim > 1 else None
-    if z is None or z.perturbation_size is None or z.backing.is_meta:
+    if z is None or not issubclass(z.kind, RMSTensor) or z.perturbation_size is None or z.backing.is_meta:
         return False
     moving = (finite(z.moving())[0], *([] if is_fixed else [v]))
     return (is_local() or is_within()) and distances(*moving) is not None
@@ -80,7 +80,7 @@ def _weighted(op: Any, args: tuple, weights: Any, v: Any, names: tuple[str, str]
 
 
 def _slopes(
-    z: RMSTensor, is_seen: torch.Tensor | None, v: RMSTensor, batch: ed.Dims, kept: ed.Dims, by_score: float, by_value: float
+    z: NormedTensor, is_seen: torch.Tensor | None, v: RMSTensor, batch: ed.Dims, kept: ed.Dims, by_score: float, by_value: float
 ) -> tuple[Constant, Constant]:
     """Sensitivities to scores and to values, of scores and values that may be so far from the data."""
     scores, width, tokens = data(z), v.shape[-1], z.shape[-1]
@@ -106,13 +106,17 @@ def matmul(input: L1Tensor, other: RMSTensor) -> NormedTensor:
 
     Value:       as ever
     Sensitivity: to z the largest ``|Cov_p(v, e)|_2``, which has ``p_j (v_j - y)`` as columns; to v the weights (`Nearby.slopes`); or as ever, if that is less
+    Untried:     a step of a program, near the data; the bound of the whole is tried
     """
     return _weighted(torch.matmul, (input, other), input, other, ("input", "other"))
 
 
 @normed_op(torch.bmm).register_norm(when=lambda args: _is_nearby(args["input"], args["mat2"]))
 def bmm(input: L1Tensor, mat2: RMSTensor) -> NormedTensor:
-    """The same, as of `matmul`."""
+    """The same, as of `matmul`.
+
+    Untried:     a step of a program, near the data; the bound of the whole is tried
+    """
     return _weighted(torch.bmm, (input, mat2), input, mat2, ("input", "mat2"))
 
 
@@ -123,7 +127,10 @@ def _is_sum_nearby(args: dict[str, Any]) -> bool:
 
 @normed_op(torch.einsum).register_norm(when=_is_sum_nearby)
 def einsum(equation: str, left: L1Tensor | RMSTensor, right: L1Tensor | RMSTensor) -> NormedTensor:
-    """The same, spelled by labels."""
+    """The same, spelled by labels.
+
+    Untried:     a step of a program, near the data; the bound of the whole is tried
+    """
     found = weights_and_values(equation, (left, right))
     assert found is not None, "the rule's condition has been checked"
     return _weighted(torch.einsum, (equation, left, right), *found, ("left", "right"))
