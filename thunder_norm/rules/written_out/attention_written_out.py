@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_environment
@@ -16,9 +18,9 @@ from thunder_norm.core.local import distances, is_local, is_within
 from thunder_norm.core.perturbations import lesser
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import SoftmaxOf, Source, fact, is_plain, ruled
+from thunder_norm.rules._facts import SoftmaxOf, Source, fact, is_plain, ruled, unconditional
 from thunder_norm.rules._local import data
-from thunder_norm.rules._shared import Constant, refined, root
+from thunder_norm.rules._shared import refined, root
 from thunder_norm.rules.layers._attention_nearby import Moved, Nearby
 from thunder_norm.rules.linear_algebra.einsum import equation_labels
 from thunder_norm.scalars import times
@@ -33,9 +35,9 @@ def scores_of(weights: NormedTensor) -> Source | None:
 
 
 def finite(z: NormedTensor) -> tuple[NormedTensor, torch.Tensor | None]:
-    """Scores with 0 where they are minus infinity, and which are not, if some are: by a mask, so that they stay so."""
+    """Scores with 0 where they are minus infinity, and which are not, if some may be: by a mask, so that they stay so."""
     is_seen = z.backing.detach() > -math.inf
-    if bool(is_seen.all()):
+    if not isinstance(is_seen, FakeTensor) and bool(is_seen.all()):  # in a trace others may be infinite in another call
         return z, None
     found = type(z)._wrap(torch.where(is_seen, z.backing.detach(), 0.0), z.norm_size, z.perturbation_size, z.elem_dims)
     found._spread, found._away = z._spread, z._away
@@ -73,15 +75,21 @@ def _weighted(op: Any, args: tuple, weights: Any, v: Any, names: tuple[str, str]
     kept = (*batch, *(d for d in ed.nontrivial(v.shape, v.elem_dims) if d == -1))
     if near is None or by_rule is None or set(result.elem_dims) != set(kept):
         return _moving(result, by_rule, names)
+    constants = result._sensitivity or {}
+    through = constants[names[0]] * (unconditional(F.softmax, z.tensor(), -1)._sensitivity or {})["input"]
     to_scores, to_values = _slopes(scores, is_seen, v, batch, kept, *near)
-    terms = ((scores.perturbation_size, to_scores), (v.perturbation_size, to_values))
-    moved = [times(n, c) for n, c in terms if n is not None]
-    return _moving(result, lesser(functools.reduce(torch.add, moved), by_rule), names)
+    terms = (
+        (scores.perturbation_size, torch.minimum(to_scores, torch.as_tensor(through, dtype=to_scores.dtype))),
+        (v.perturbation_size, torch.minimum(to_values, torch.as_tensor(constants[names[1]], dtype=to_values.dtype))),
+    )
+    moved = functools.reduce(torch.add, (times(n, c) for n, c in terms if n is not None))
+    # by ellipsoids weights may move less
+    return _moving(result, lesser(moved, by_rule) if is_within() else moved, names)
 
 
 def _slopes(
     z: NormedTensor, is_seen: torch.Tensor | None, v: RMSTensor, batch: ed.Dims, kept: ed.Dims, by_score: float, by_value: float
-) -> tuple[Constant, Constant]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sensitivities to scores and to values, of scores and values that may be so far from the data."""
     scores, width, tokens = data(z), v.shape[-1], z.shape[-1]
     eye = torch.eye(tokens, dtype=scores.dtype, device=scores.device)
@@ -133,4 +141,4 @@ def einsum(equation: str, left: L1Tensor | RMSTensor, right: L1Tensor | RMSTenso
     """
     found = weights_and_values(equation, (left, right))
     assert found is not None, "the rule's condition has been checked"
-    return _weighted(torch.einsum, (equation, left, right), *found, ("left", "right"))
+    return _weighted(torch.einsum, (equation, left, right), *found, ("left", "right") if found[0] is left else ("right", "left"))
