@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from tests.seeds import seeded
 from thunder_norm import L2Tensor, RMSTensor, norm_sensitivity, sensitivities, with_perturbation
 from thunder_norm.core.local import from_data
+from thunder_norm.transforms import NormTransform
+import thunder
 
 F64 = torch.float64
 TOKENS, WIDTH, HEADS = 3, 8, 2
@@ -243,3 +245,14 @@ def test_keys_and_values_that_are_constants_are_as_they_are(name, radius, batch)
     p = (points @ k.mT / 3**0.5).softmax(-1)
     covariances = p.unsqueeze(-2) * v.mT.unsqueeze(-3) @ k.unsqueeze(-3) - (p @ v).unsqueeze(-1) * (p @ k).unsqueeze(-2)
     assert torch.linalg.matrix_norm(covariances, 2).max().item() / 3**0.5 <= claimed * (1 + 1e-9)
+
+
+def test_a_trace_of_attention_written_out_is_one_for_all_values():
+    f, x = _self_attention(1, 1.0, (WRITTEN["softmax"], SPELLED["filled with minus infinity"][0]))
+    traced = thunder.jit(f, transforms=[NormTransform(sensitivity="local")])
+    for size in (1.0, 3.0):
+        given = with_perturbation(RMSTensor.of(size * x), 1.0)
+        with norm_sensitivity("local"):
+            expected = f(given).perturbation_size
+        torch.testing.assert_close(traced(given).perturbation_size, expected, rtol=1e-6, atol=0.0)
+    assert thunder.cache_misses(traced) == 1

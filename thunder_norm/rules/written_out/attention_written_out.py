@@ -119,13 +119,13 @@ def matmul(input: L1Tensor, other: RMSTensor) -> NormedTensor:
     return _weighted(torch.matmul, (input, other), input, other, ("input", "other"))
 
 
-@normed_op(torch.bmm).register_norm(when=lambda args: _is_nearby(args["input"], args["mat2"]))
-def bmm(input: L1Tensor, mat2: RMSTensor) -> NormedTensor:
+@normed_op(torch.bmm).register_norm(when=lambda args: _is_nearby(args["input"], args["other"]))
+def bmm(input: L1Tensor, other: RMSTensor) -> NormedTensor:
     """The same, as of `matmul`.
 
     Untried:     a step of a program, near the data; the bound of the whole is tried
     """
-    return _weighted(torch.bmm, (input, mat2), input, mat2, ("input", "mat2"))
+    return _weighted(torch.bmm, (input, other), input, other, ("input", "other"))
 
 
 def _is_sum_nearby(args: dict[str, Any]) -> bool:
