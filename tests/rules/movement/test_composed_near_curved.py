@@ -271,7 +271,7 @@ def test_second_derivatives_of_attention_are_within_what_is_said_of_them():
         def of(q, k, v, scale=scale):
             return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
-        _, second = torch.func.jvp(lambda *t, e=e: torch.func.jvp(of, t, tuple(e))[1], (q, k, v), tuple(e))
+        _, second = torch.func.jvp(lambda *t, e=e: torch.func.jvp(of, t, tuple(e))[1], (q, k, v), tuple(e))[:2]
         scores = scale * (e[0] @ k.mT + q @ e[1].mT)
         scores = scores - (Nearby.of(q, k, v, None, False, scale, Moved()).data * scores).sum(-1, keepdim=True)
         # at the data itself, along one direction: what weights and tokens grow by nearby is left out
