@@ -300,7 +300,11 @@ def lift(t: torch.Tensor, kind: type[NormedTensor], elem_dims: Sequence[int] | N
                 instead="leave the transformed function out of the call with norms",
             )
         )
-    return _environment.get().lift(t, kind, None if elem_dims is None else tuple(elem_dims))
+    environment = _environment.get()
+    lifted = environment.lift(t, kind, None if elem_dims is None else tuple(elem_dims))
+    if current_sensitivity() == "within":  # nothing else asks
+        lifted._is_constant = lifted.backing is t and environment.is_constant(t)
+    return lifted
 
 
 @contextlib.contextmanager

@@ -84,7 +84,8 @@ def distances(*inputs: NormedTensor) -> tuple[float, ...] | None:
     """How far from the data at hand, each in its own norm, claims are to hold; None if they are to for all tensors of a norm.
 
     At the data itself (`is_local`) it is 0, to first order; inside "within" the perturbation_size, with what rounding does to
-    entries: a thousand units in the last place.  There a tensor that does not move stands for all of its norm.
+    entries: a thousand units in the last place.  There a tensor that does not move stands for all of its norm, but for
+    constants of the program, which are what they are.
     """
     if is_local(*inputs):
         return (0.0,) * len(inputs)
@@ -95,6 +96,8 @@ def distances(*inputs: NormedTensor) -> tuple[float, ...] | None:
 
 
 def _distance(x: NormedTensor) -> float | None:
+    if x._is_constant and x.perturbation_size is None:
+        return 0.0
     if x.perturbation_size is None or not isinstance(x, _MEASURED) or x.backing.device.type == "meta" or not x.backing.numel():
         return None
     moved = (

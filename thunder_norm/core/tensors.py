@@ -72,6 +72,7 @@ class NormedTensor(torch.Tensor):
     _whole: NormedTensor | None
     _inside: torch.Tensor | None
     _is_of_parameters: bool
+    _is_constant: bool
 
     _undifferentiated: ClassVar[str] = "backing"  # derivatives have norms of their own, which those of norms are not
 
@@ -153,6 +154,7 @@ class NormedTensor(torch.Tensor):
         self._whole = None  # it as one row, there
         self._inside = None  # how far it moves by what happened since the tensors that it is known as a function of
         self._is_of_parameters = False  # made by an operation from parameters alone, which move
+        self._is_constant = False  # a plain tensor of the program, lifted: no other one is meant
         return self
 
     @classmethod
@@ -256,7 +258,7 @@ class NormedTensor(torch.Tensor):
         self.norm_size, self.perturbation_size = result.norm_size, result.perturbation_size
         self._facts, self._range, self._spread = result._facts, result._range, result._spread
         self._least, self._sums, self._away, self._whole = result._least, result._sums, result._away, result._whole
-        self._inside, self._is_of_parameters = result._inside, result._is_of_parameters
+        self._inside, self._is_of_parameters, self._is_constant = result._inside, result._is_of_parameters, result._is_constant
         return self
 
     def requires_grad_(self, requires_grad: bool = True):

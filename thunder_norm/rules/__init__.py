@@ -22,6 +22,7 @@ from thunder_norm.rules.written_out import (
     written_out_groups,
     written_out_means,
     logarithms,
+    attention_written_out,
 )
 from thunder_norm.rules.layers import rotary
 from thunder_norm.rules.entrywise import elementwise
@@ -78,6 +79,7 @@ from thunder_norm.rules.movement import (
 
 __all__ = [
     "attention",
+    "attention_written_out",
     "binary",
     "binary_entropies",
     "casts",

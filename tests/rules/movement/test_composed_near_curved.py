@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.seeds import crossed, seeded
 from thunder_norm import L1Tensor, RMSTensor, certified_radii, norm_sensitivity, sensitivities, with_perturbation
-from thunder_norm.rules.layers._attention_nearby import Moved, Nearby
+from thunder_norm.rules.layers._attention_nearby import Moved, Nearby, _ratios
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # the oracle's Jacobians of fused attention
 
@@ -271,7 +271,7 @@ def test_second_derivatives_of_attention_are_within_what_is_said_of_them():
         def of(q, k, v, scale=scale):
             return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
-        _, second = torch.func.jvp(lambda *t, e=e: torch.func.jvp(of, t, tuple(e))[1], (q, k, v), tuple(e))
+        _, second = torch.func.jvp(lambda *t, e=e: torch.func.jvp(of, t, tuple(e))[1], (q, k, v), tuple(e))[:2]
         scores = scale * (e[0] @ k.mT + q @ e[1].mT)
         scores = scores - (Nearby.of(q, k, v, None, False, scale, Moved()).data * scores).sum(-1, keepdim=True)
         # at the data itself, along one direction: what weights and tokens grow by nearby is left out
@@ -364,3 +364,14 @@ def test_normalizations_of_a_transformer_are_as_near_to_the_data_as_constants_fr
         step *= radius / step.square().mean().sqrt()
         assert (layer(x + step) - layer(x - step)).norm() <= bound * (2 * step).norm()
     assert steepest <= bound <= 10 * steepest  # hundreds of times as much where constants say how far results are from the data
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("least", [-80.0, -500.0, -1000.0])
+def test_a_weight_that_is_next_to_nothing_may_become_all(dtype, least):
+    p = torch.tensor([[0.0, least]], dtype=dtype).softmax(-1).clamp(min=max(1e-300, torch.finfo(dtype).tiny))
+    for moved in (20.0, 300.0, 650.0, 2000.0):
+        most, fewest = _ratios(p, torch.full_like(p, moved))
+        after = (p.double().log() + torch.tensor([[-moved, moved]], dtype=torch.float64)).softmax(-1)
+        assert ((p * most).clamp(max=1.0).double() >= after * (1 - 1e-6)).all()
+        assert fewest[0, 0].double() * p[0, 0].double() <= after[0, 0] * (1 + 1e-6) + 1e-30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 
@@ -10,7 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from tests.seeds import seeded
-from thunder_norm import RMSTensor, norm_sensitivity, sensitivities, with_perturbation
+from thunder_norm import L2Tensor, RMSTensor, norm_sensitivity, sensitivities, with_perturbation
+from thunder_norm.core.local import from_data
+from thunder_norm.transforms import NormTransform
+import thunder
 
 F64 = torch.float64
 TOKENS, WIDTH, HEADS = 3, 8, 2
@@ -129,3 +133,126 @@ def test_what_several_rows_have_masked_otherwise_moves_in_those_that_have_it():
     with norm_sensitivity("within"):
         y = leaf.masked_fill(mask, 1e6) @ w
     assert sensitivities(y, leaf).item() == pytest.approx(3.0, rel=1e-6)  # of the third in the first row; the last has none
+
+
+# -- attention written out ------------------------------------------------------------------------------------------------
+
+SEEN = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 1], [0, 1, 1, 1]], dtype=torch.bool)
+ALIBI = -0.5 * (torch.arange(4)[:, None] - torch.arange(4)).abs().double()
+# How a program says what is not seen, and what attention in one operation is told.
+SPELLED = {
+    "no mask": (lambda s: s, None),
+    "filled": (lambda s: s.masked_fill(~SEEN, -1e9), SEEN),
+    "filled with the least number": (lambda s: s.masked_fill(~SEEN, torch.finfo(s.dtype).min), SEEN),
+    "filled with minus infinity": (lambda s: s.masked_fill(~SEEN, -math.inf), SEEN),
+    "chosen": (lambda s: torch.where(SEEN, s, -1e9), SEEN),
+    "a sum": (lambda s: s + (~SEEN).double() * -1e9, SEEN),
+    "a sum with minus infinity": (lambda s: s + torch.zeros(4, 4, dtype=s.dtype).masked_fill(~SEEN, -math.inf), SEEN),
+    "a bias": (lambda s: s + ALIBI, ALIBI),
+}
+WRITTEN = {
+    "softmax": lambda s, v: s.softmax(-1) @ v,
+    "exponentials": lambda s, v: ((e := (s - s.amax(-1, keepdim=True)).exp()) / e.sum(-1, keepdim=True)) @ v,
+    "einsum": lambda s, v: torch.einsum("...ij,...jd->...id", s.softmax(-1), v),
+    "bmm": lambda s, v: torch.bmm(s.flatten(0, 1).softmax(-1), v.flatten(0, 1)).unflatten(0, (1, 2)),
+}
+
+
+def _self_attention(seed, size, weighted=None, mask=None):
+    """Two heads of width 3, of tokens of 6 entries, written out or in one operation."""
+    generator = torch.Generator().manual_seed(seeded(seed))
+    w = torch.randn(3, 6, 6, generator=generator, dtype=torch.float64) / 6**0.5
+
+    def f(x):
+        q, k, v = ((x @ m).unflatten(-1, (2, 3)).transpose(-3, -2) for m in w)
+        if weighted is None:
+            y = F.scaled_dot_product_attention(q, k, v, mask)
+        else:
+            spelled, of_scores = weighted
+            y = spelled(of_scores(q @ k.mT / 3**0.5), v)
+        return y.transpose(-3, -2).flatten(-2)
+
+    return f, size * torch.randn(1, 4, 6, generator=generator, dtype=torch.float64)
+
+
+def _bound(f, x, sensitivity, radius, is_from_data=False):
+    with from_data() if is_from_data else contextlib.nullcontext(), norm_sensitivity(sensitivity):
+        x = with_perturbation(L2Tensor(L2Tensor.of(x, (-2, -1)).norm_size + radius, backing=x, elem_dims=(-2, -1)), radius)
+        y = f(x)
+    return sensitivities(y, x).item(), functools.partial(type(y).measure, elem_dims=y.elem_dims)
+
+
+def _searched(f, x, size, radius, is_from_data=False):
+    """The steepest Jacobian, or the longest move, that ascent finds within a distance, in a norm of results."""
+    generator, best = torch.Generator().manual_seed(seeded(7)), 0.0
+    for _ in range(2 if radius else 1):
+        d = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        u = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        for _ in range(15):
+            d = radius * d / d.norm()
+            d.requires_grad_()
+            u = (u / u.norm()).detach().requires_grad_()
+            moved = size(f(x + d) - f(x)) / radius if is_from_data else size(torch.func.jvp(f, (x + d,), (u,))[1])
+            by_d, by_u = torch.autograd.grad(moved, (d, u), allow_unused=True, materialize_grads=True)
+            best = max(best, moved.item())
+            d = (d + radius * by_d / by_d.norm().clamp(min=1e-30)).detach()
+            u = (0.1 * u + by_u / by_u.norm().clamp(min=1e-30)).detach()
+    return best
+
+
+@pytest.mark.parametrize(
+    ("written", "mask"), [*(("softmax", m) for m in SPELLED), *((w, "filled") for w in WRITTEN if w != "softmax")]
+)
+def test_attention_that_is_written_out_is_bounded_as_attention(written, mask):
+    of_scores, as_mask = SPELLED[mask]
+    for sensitivity, radius, is_from_data, factor in (
+        ("local", 0.0, False, 4.0),
+        ("within", 0.2, False, 1.6),
+        ("within", 0.2, True, 1.6),
+    ):
+        f, x = _self_attention(1, 2.0, (WRITTEN[written], of_scores))
+        in_one, _ = _self_attention(1, 2.0, None, as_mask)
+        torch.testing.assert_close(f(x), in_one(x))
+        found, size = _bound(f, x, sensitivity, radius, is_from_data)
+        assert _searched(f, x, size, radius, is_from_data) <= found * (1 + 1e-9)
+        assert found <= factor * _bound(in_one, x, sensitivity, radius, is_from_data)[0]
+
+
+@pytest.mark.parametrize("name", ["in one", "written out"])
+@pytest.mark.parametrize("radius", [0.05, 0.5])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_keys_and_values_that_are_constants_are_as_they_are(name, radius, batch):
+    generator = torch.Generator().manual_seed(seeded(4))
+    k, v = (torch.randn(1, 2, 5, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    x = torch.randn(batch, 2, 4, 3, generator=generator, dtype=torch.float64)
+    moved = radius / 3**0.5
+
+    def f(q):
+        if name == "in one":
+            return F.scaled_dot_product_attention(q, k, v)
+        return (q @ k.mT / 3**0.5).softmax(-1) @ v
+
+    with norm_sensitivity("within"):
+        given = with_perturbation(RMSTensor(RMSTensor.of(x).norm_size + moved, backing=x), moved)
+        y = f(given)
+    assert y.elem_dims == (-1,)
+    claimed = sensitivities(y, given).item()
+    # a token at a time: the derivative is s Cov_p(v, k), of norm s |v - v'| |k - k'| / 4 at most
+    widest = torch.cdist(k, k).amax((-2, -1)) * torch.cdist(v, v).amax((-2, -1)) / (4 * 3**0.5)
+    assert claimed <= widest.max().item() * (1 + 1e-6) or name == "written out" and claimed <= 2 * widest.max().item()
+    drawn = torch.randn(50, *x.shape, generator=generator, dtype=torch.float64)
+    points = x + radius * drawn / drawn.norm(dim=-1, keepdim=True)
+    p = (points @ k.mT / 3**0.5).softmax(-1)
+    covariances = p.unsqueeze(-2) * v.mT.unsqueeze(-3) @ k.unsqueeze(-3) - (p @ v).unsqueeze(-1) * (p @ k).unsqueeze(-2)
+    assert torch.linalg.matrix_norm(covariances, 2).max().item() / 3**0.5 <= claimed * (1 + 1e-9)
+
+
+def test_a_trace_of_attention_written_out_is_one_for_all_values():
+    f, x = _self_attention(1, 1.0, (WRITTEN["softmax"], SPELLED["filled with minus infinity"][0]))
+    traced = thunder.jit(f, transforms=[NormTransform(sensitivity="local")])
+    for size in (1.0, 3.0):
+        given = with_perturbation(RMSTensor.of(size * x), 1.0)
+        with norm_sensitivity("local"):
+            expected = f(given).perturbation_size
+        torch.testing.assert_close(traced(given).perturbation_size, expected, rtol=1e-6, atol=0.0)
+    assert thunder.cache_misses(traced) == 1

@@ -14,6 +14,7 @@ from thunder_norm.core.tensors import NORM_DTYPE
 _TINY = 1e-30
 _MASKED = -1e30  # scores that no move reaches
 _LEAST_WEIGHT = 1e-300
+_FURTHEST = 600.0  # no exponential of a score's move is taken beyond
 _ROUNDED = 16  # units in the last place that sums of squares and of products are off, at most
 
 
@@ -213,11 +214,15 @@ def _ratios(p: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.
         terms = p * a.exp()
         total = terms.sum(-1, keepdim=True)
         slack = 8 * torch.finfo(terms.dtype).eps * terms.shape[-1] * total
-        return 1 / (p + a.exp() * (total - terms + sign * slack).clamp(min=0.0)).clamp(min=_TINY)
+        return 1 / (p + a.exp() * (total - terms + sign * slack).clamp(min=0.0)).clamp(min=_LEAST_WEIGHT)
 
-    a = scores.clamp(max=300.0)
+    # the least weights are e^-690: what moves further may leave nothing of the others
+    dtype, p, is_far = p.dtype, p.double(), scores.double() > _FURTHEST
+    a = scores.double().clamp(max=_FURTHEST)
     margin = 1 + 1e-9
-    return (of(-a, -1) * margin).clamp(min=1.0), (of(a, 1) / margin).clamp(max=1.0)
+    most = torch.where(is_far, 1 / p.clamp(min=_LEAST_WEIGHT), of(-a, -1)) * margin
+    least = torch.where(is_far, 0.0, of(a, 1)) / margin
+    return most.clamp(min=1.0, max=torch.finfo(dtype).max).to(dtype), least.clamp(max=1.0).to(dtype)
 
 
 def _covariance(p: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -260,7 +265,7 @@ def weights_of(query: torch.Tensor, key: torch.Tensor, bias: torch.Tensor | None
         scores = torch.where(seen, scores, -math.inf)
     # a row that sees nothing has no weights
     weights = scores.softmax(-1).nan_to_num(nan=0.0)
-    return torch.where(scores > _MASKED, weights.clamp(min=_LEAST_WEIGHT), weights)
+    return torch.where(scores > _MASKED, weights.clamp(min=max(_LEAST_WEIGHT, torch.finfo(weights.dtype).tiny)), weights)
 
 
 def _largest_over(t: torch.Tensor, dims: ed.Dims) -> torch.Tensor:

@@ -23,7 +23,7 @@ from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.core.vertices import LARGEST, Root, Vertex
 from thunder_norm.core.within import rounded_by
 from thunder_norm.rules.layout.writing import copied, with_entries
-from thunder_norm.rules.movement import movements_nearby
+from thunder_norm.rules.movement import movements_nearby, movements_of_attention
 from thunder_norm.trees import flat_tensors, map_tensors
 
 Found = Sequence[Made | None] | None
@@ -215,6 +215,8 @@ def matmul(call: Call) -> Found:
     other = next((call.given[name] for name in ("other", "mat2", "vec") if name in call.given), None)
     if x is None or other is None:
         return None
+    if moves(x) and is_within() and (by_scores := movements_of_attention.by_weights(call, x, other)) is not None:
+        return by_scores
     if moves(x) and moves(other):
         return movements_nearby.bilinear(call, x, other)
     moving, fixed = (x, other) if moves(x) else (other, x)

@@ -32,6 +32,7 @@ from thunder_norm.rules.movement.movements_nearby import (
     near,
     one_sample,
 )
+from thunder_norm.rules.written_out.attention_written_out import finite, scores_of
 
 Plain = Callable[[Any], Any]
 
@@ -52,6 +53,29 @@ def attention(call: Call) -> Found:
         1 / math.sqrt(q.shape[-1]) if scale is None else scale,
         q.shape[-3] // k.shape[-3] if given.get("enable_gqa") else 1,
     )
+    return _of(call, moving, at)
+
+
+def by_weights(call: Call, weights: NormedTensor, value: Any) -> Found:
+    """``softmax(z) v`` whatever made the scores z: attention of the queries z to keys that are unit vectors, ``z_i . e_j = z_ij``, which do not move.
+
+    A score that is infinite, by a mask, stays so; it is a key that is not seen.
+    """
+    scores = scores_of(weights)
+    if scores is None or value.ndim < 2:
+        return None
+    z, seen = finite(scores.moving())
+    made = Call((z, value), {}, call.given, call.results, lambda z, v: torch.softmax(z, -1) @ v)
+    moving = one_sample(made, (z, value)) if moves(z) else None
+    if moving is None or not any(x is z for x in moving):
+        return None
+    keys = torch.eye(z.shape[-1], dtype=torch.float64)
+    movement = _of(made, moving, _Attention((z, keys, value), seen, False, 1.0, 1))
+    return None if movement is None else [None if m is None else replace(m, of=(weights,)) for m in movement]
+
+
+def _of(call: Call, moving: Sequence[NormedTensor], at: _Attention) -> Found:
+    q, k, _ = tokens = at.tokens
     of_scores = [x for x in moving if x is q or x is k]
     terms = linear(of_scores, at.scores) if of_scores else ()
     if terms is None:

@@ -9,12 +9,14 @@ import torch
 
 from thunder_norm.core.composed import Call, Made, Term, is_fixed, moves, spread_of, values
 from thunder_norm.core.ellipsoids import Dense
+from thunder_norm.core.local import is_within
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.core.vertices import LARGEST
 from thunder_norm.rules.linear_algebra.einsum import equation_labels
-from thunder_norm.rules.movement import movements_nearby
+from thunder_norm.rules.movement import movements_nearby, movements_of_attention
 from thunder_norm.rules.movement.movements_nearby import Found
+from thunder_norm.rules.written_out.attention_written_out import weights_and_values
 
 
 @normed_op(torch.einsum).register_movement
@@ -27,6 +29,10 @@ def einsum(call: Call) -> Found:
     if not 0 < len(operands) <= 2 or not all(moves(t) or is_fixed(t) for t in operands):
         return None
     terms, out = equation_labels(equation, *(t.ndim for t in operands))
+    if is_within() and (found := weights_and_values(equation, operands)) is not None and moves(found[0]):
+        by_scores = movements_of_attention.by_weights(call, *found)
+        if by_scores is not None:
+            return by_scores
     if len(operands) == 2 and all(map(moves, operands)):
         first, second = (dict(zip(term, t.shape, strict=True)) for term, t in zip(terms, operands, strict=True))
         pairs = ((first.get(name, 1), second.get(name, 1)) for name in {*first, *second} - {*out})
