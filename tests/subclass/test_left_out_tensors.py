@@ -8,6 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.seeds import seeded
+from tests.subclasses import assert_same
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -134,3 +135,81 @@ def test_a_dict_that_is_written_into_keeps_what_is_written():
     torch.testing.assert_close(got, want)
     assert list(made[0].note) == list(made[1].note)
     torch.testing.assert_close(made[1].note["twice"], made[0].note["twice"])
+
+
+class LeavesNotes(Noted):
+    """Its operations leave something in their results."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        def noted(t: torch.Tensor) -> torch.Tensor:
+            out = cls(t)
+            out.note, out.made_by, out.names = (t * 10, None), {"op": func.__name__, "sizes": [1, 2]}, ("a", "b")
+            out.largest = t.amax()
+            return out
+
+        plain = tree_map_only(Noted, lambda x: x.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, noted, func(*plain[0], **plain[1]))
+
+
+class LeavesNotesAnew(LeavesNotes):
+    """Starts with attributes that its operations set anew."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.note, self.square = None, inner * inner
+
+
+class Caching(Noted):
+    """Its operations keep in their arguments what they compute once."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        for x in (a for a in args if isinstance(a, Noted) and a.note is None):
+            x.note, x.count = x.inner * 10, 1
+        plain = tree_map_only(Noted, lambda x: x.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*plain[0], **plain[1]))
+
+
+def one(x):
+    return x * 2
+
+
+def with_the_input(x):
+    return (x * 2) + 1, x
+
+
+def read_of_a_result(x):
+    y = x * 2
+    return y.note, y
+
+
+def set_anew(x):
+    y = x * 2
+    y.note = "mine"
+    return y, [x.sum()]
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, Noted):
+        return type(value).__name__, {k: _described(v) for k, v in sorted(vars(value).items())}
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, tuple | list):
+        return [_described(v) for v in value]
+    return {k: _described(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", [one, with_the_input, read_of_a_result, set_anew])
+@pytest.mark.parametrize("kind", [LeavesNotes, LeavesNotesAnew, Caching])
+def test_what_operations_leave_is_there_after_the_call(kind: type, function: Callable, requires_grad: bool):
+    jitted = thunder.jit(function, transforms=[SubclassTransform()])
+    for inner in torch.arange(6.0).reshape(2, 3):
+        given = [kind(inner.clone()) for _ in range(2)]
+        if requires_grad:
+            for x in given:
+                x.requires_grad_()
+        want, got = function(given[0]), jitted(given[1])
+        assert_same(_described([got, given[1]]), _described([want, given[0]]))
+    assert thunder.cache_misses(jitted) == 1

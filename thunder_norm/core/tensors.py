@@ -75,6 +75,7 @@ class NormedTensor(torch.Tensor):
     _is_constant: bool
 
     _undifferentiated: ClassVar[str] = "backing"  # derivatives have norms of their own, which those of norms are not
+    _keeps_to_itself: ClassVar[bool] = True  # what rules know of it besides its norm
 
     # as torch knows them, without a call of `__torch_function__`: rules ask for them thirty times for each operation
     shape = property(attrgetter("_shape"), doc="As of any tensor.")  # pyright: ignore[reportAssignmentType]

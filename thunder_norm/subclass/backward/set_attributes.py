@@ -15,15 +15,16 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
+from thunder_norm.subclass.acquiring.arguments import mapped
 from thunder_norm.subclass.backward.recipes import holds_proxies
-from thunder_norm.subclass.backward.users_attributes import DATA, data_of, note_data, own_of
+from thunder_norm.subclass.backward.users_attributes import DATA, contents, data_of, holds_tensors, note_data, own_of
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.torch_functions.tensor_attributes import those_set
-from thunder_norm.wrapper_classes import flattened, is_wrapper
+from thunder_norm.wrapper_classes import beside_parts, flattened, is_wrapper
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy
@@ -172,7 +173,7 @@ def write(acquisition: Acquisition, epilogue: TraceCtx, done: set[int], value: A
             places, values, wrapped = zip(*found, strict=True)
             if is_given:
                 _note_given(acquisition, due, places, values)
-            values = [_proxy_of(acquisition, v) if isinstance(v, torch.Tensor) else v for v in values]
+            values = [_with_proxies(acquisition, v) if w is None else v for v, w in zip(values, wrapped, strict=True)]
             what = f"attributes of a {type(due.fake).__name__}"
             keep(epilogue, [w for w in wrapped if w is not None], [due, *values], what, _putting(places))
 
@@ -235,6 +236,7 @@ def _changed(
             and not _is_same(before.get(name, _GONE), value)
         ):
             yield _Place(way, name), value, None
+    yield from ((_Place(way, name), value, None) for name, value in _beside(acquisition, fake, made) if name not in are_set)
     of_plain = those_set(get_jit_ctx()).values()
     for name, inner in parts.items():
         if isinstance(inner, torch.Tensor) and is_wrapper(inner):
@@ -244,12 +246,40 @@ def _changed(
                 yield from ((_Place((*way, name), key), v.value, v) for key, v in of_tensor.values.items() if v is not None)
 
 
+def _beside(acquisition: Acquisition, fake: torch.Tensor, made: torch.Tensor | None) -> Iterator[tuple[str, Any]]:
+    """The tensors, and containers and objects of data, that operations have left where the class of a wrapper does not flatten them."""
+    then = acquisition.wrappers.before.get(id(fake)) if made is None else own_of(made)
+    for name, value in beside_parts(fake).items() if then is not None else ():
+        old, what = then.get(name, _GONE), contents(value)
+        if value is old or isinstance(value, (*DATA, _Mark, Held)):
+            continue
+        if what is not None and what != contents(old):
+            yield name, value
+        is_made_too = made is not None and contents(old) is None  # a tensor, by the class itself
+        if what is None and holds_tensors(value) and not is_made_too and _are_known(acquisition, value):
+            yield name, value
+
+
+def _are_known(acquisition: Acquisition, value: Any) -> bool:
+    return all(_found(acquisition, t) is not None for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+
+
 def _is_same(one: Any, other: Any) -> bool:
     return one is other or (not isinstance(one, torch.Tensor) and is_equal(one, other))
 
 
+def _with_proxies(acquisition: Acquisition, value: Any) -> Any:
+    if isinstance(value, list | tuple | dict) and holds_tensors(value):
+        return mapped(value, lambda v: _with_proxies(acquisition, v))
+    return _proxy_of(acquisition, value) if isinstance(value, torch.Tensor) else value
+
+
+def _found(acquisition: Acquisition, fake: torch.Tensor) -> TensorProxy | None:
+    return acquisition.wrappers.proxy_of(fake) if is_wrapper(fake) else acquisition.fakes.proxy_of(fake)
+
+
 def _proxy_of(acquisition: Acquisition, fake: torch.Tensor) -> TensorProxy:
-    found = acquisition.wrappers.proxy_of(fake) if is_wrapper(fake) else acquisition.fakes.proxy_of(fake)
+    found = _found(acquisition, fake)
     if found is None:
         raise UnsupportedSubclassError(f"an attribute is set to a {type(fake).__name__} that no traced operation produced")
     return found

@@ -18,7 +18,7 @@ from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder_norm.tracing.torch_functions.tensor_attributes import place_of_attribute
-from thunder_norm.wrapper_classes import flattened, is_wrapper
+from thunder_norm.wrapper_classes import flattened, is_wrapper, keeps_to_itself
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue, unwrap, wrap, wrap_attribute
 from thunder.core.jit_ext import get_jit_ctx
 
@@ -37,19 +37,20 @@ def take_over(acquisition: Acquisition, fake: torch.Tensor, real: torch.Tensor, 
     have the same, whatever is not in the context.
     """
     own, known = own_of(real), own_of(fake)
-    parts = flattened(real)[0]
+    parts, is_read = flattened(real)[0], not keeps_to_itself(type(real))
     given, simple = {}, {}
     for name, value in own.items():
         what = contents(value)
         if what is None:
             if name in parts:
                 _take_over_of_part(acquisition, known.get(name), value, history, name)
-            elif _holds_tensors(value) and (name not in known or contents(known[name]) is not None):
-                note_own(history, name, value)
-                if history is not None:
+            elif is_read and (name not in known or contents(known[name]) is not None):
+                if holds_tensors(value) and history is not None:
                     given[name] = value, history
-            elif callable(value) and (name not in known or contents(known[name]) is not None):
-                object.__setattr__(fake, name, value)
+                elif callable(value):
+                    object.__setattr__(fake, name, value)
+                else:
+                    continue
                 note_own(history, name, value)
             continue
         if contents(known.get(name, _ABSENT)) != what:
@@ -62,7 +63,7 @@ def take_over(acquisition: Acquisition, fake: torch.Tensor, real: torch.Tensor, 
         object.__delattr__(fake, name)
     if is_jagged_class(type(fake)):
         return
-    if history is not None:
+    if history is not None and is_read:
         guards.note_at(history, "own state", "attributes", _have(len(own), simple))
     acquisition.wrappers.before[id(fake)] = own_of(fake)
     if given:
@@ -132,7 +133,8 @@ def _with_proxies(wrapped: WrappedValue) -> Any:
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
-def _holds_tensors(value: Any) -> bool:
+def holds_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or a container with some."""
     return any(isinstance(v, torch.Tensor) for v in tree_leaves(value))
 
 

@@ -8,7 +8,7 @@ symbols `flatten`, `unflatten` and `rebind`, which `boundary.lower` takes out of
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.recording import gradients_recorded, print_without_module
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.trees import flat_tensors
-from thunder_norm.wrapper_classes import is_wrapper
+from thunder_norm.wrapper_classes import beside_parts, is_wrapper
 from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import ProxyTag, TensorProxy
@@ -160,6 +160,7 @@ def write(
     mutated = [x for x, leaves in before.values() if _leaf_ids(x) != tuple(i for i, _ in leaves)]
     returned = [x for x in flat_tensors(result) if id(x) not in before or not is_wrapper(x)]
     outputs = _unique(leaf for x in [*returned, *mutated] for leaf in _leaves(x))
+    outputs += [t for x in [*returned, *(x for x, _ in before.values())] for t in _leaves_beside(x)]
     may_change = [leaf for x, _ in before.values() for leaf in _leaves(x)]
     outputs += [t for r in log if r.is_in_place for t in r.outputs if acquisition.fakes.proxy_of(t) is not None]
     if any(is_effect(r.func) for r in log):
@@ -384,6 +385,13 @@ def keep_only(bsyms: Sequence[BoundSymbol], wanted: set[str]) -> list[BoundSymbo
 
 def _leaves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return WrapperSpec.of(x).leaves(x) if is_wrapper(x) else (x,)
+
+
+def _leaves_beside(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors in attributes that the class of a wrapper does not put it together with: they are set after the call."""
+    for value in beside_parts(x).values() if is_wrapper(x) else ():
+        for t in flat_tensors(value):
+            yield from (leaf for leaf in _leaves(t) if isinstance(leaf, FakeTensor))
 
 
 def _leaf_ids(x: torch.Tensor) -> tuple[int, ...]:
