@@ -28,6 +28,7 @@ from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import is_in_place, mapped
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.recording.record import in_autocast_region
+from thunder_norm.tracing.torch_functions.data_dependence import READS_DATA
 from thunder_norm.tracing.torch_functions.fake_norms import quiet
 from thunder_norm.tracing.translation import for_torch
 from thunder.core import devices, dtypes, prims
@@ -130,12 +131,13 @@ def of_numbers(torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[
 def refused_integers(torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Exception | None:
     """What torch's function raises of integers and bools, which Thunder's takes where torch's does not (``i.div_(2)``, ``b += 1``).
 
-    Nobody asks how the tensors lie: of a function that is transformed that is not known.
+    Nobody asks how the tensors lie: of a function that is transformed that is not known.  Where torch looks at them it is not asked: integers
+    that are made up may be lengths that fit nothing.
     """
     given = _unwrapped(args), _unwrapped(kwargs)
     if not any(isinstance(v, TensorProxy) and dtypes.is_exact_dtype(v.dtype) for v in tree_leaves(given)):
         return None
-    found = _Call(torch_fn, *given, lambda _: None).outcome(FakeTensorMode(allow_non_fake_inputs=True))
+    found = _Call(torch_fn, *given, lambda _: None).outcome(FakeTensorMode(allow_non_fake_inputs=True), may_make_up=False)
     return found if isinstance(found, Exception) else None
 
 
@@ -167,8 +169,8 @@ class _Call:
             return False
         return True
 
-    def outcome(self, mode: FakeTensorMode) -> Any:
-        """What `of_torch` finds, or a `HandedBack` of it."""
+    def outcome(self, mode: FakeTensorMode, may_make_up: bool = True) -> Any:
+        """What `of_torch` finds, or a `HandedBack` of it; `may_make_up`: values, for a function that reads some."""
         proxies = [v for v in tree_leaves((self.args, self.kwargs)) if isinstance(v, TensorProxy)]
         is_of_any = self.function in _OF_ANY_DEVICE or (
             self.function in _OF_ANY_DEVICE_IF_CONTIGUOUS and all(self._empty(p, "meta").is_contiguous() for p in proxies)
@@ -183,7 +185,9 @@ class _Call:
                 found = self._run(self._empty)
         except _NEEDS_DATA:
             return UNKNOWN
-        except Exception:  # noqa: BLE001 - what it is shows with data
+        except Exception as e:  # noqa: BLE001 - what it is shows with data
+            if not may_make_up and any(text in str(e) for text in READS_DATA):
+                return UNKNOWN
             found, is_checked = UNKNOWN, False
         if is_checked or sum(math.prod(p.shape) for p in proxies) > _MAX_NUMEL:
             return found

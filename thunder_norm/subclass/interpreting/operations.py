@@ -30,7 +30,7 @@ from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.shared_memory import second_names
 from thunder_norm.tracing.torch_functions import known_classes
-from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
+from thunder_norm.tracing.torch_functions.data_dependence import READS_DATA, data_dependent_on_wrapper
 from thunder_norm.wrapper_classes import is_wrapper, overrides_torch_function
 import thunder.torch as ltorch
 from thunder.core import dtypes
@@ -193,12 +193,6 @@ def operation_on_first(acquisition: Acquisition, fn: Callable) -> Callable:
     return lambda obj, name, *default: operation_of(acquisition, fn)(obj)
 
 
-_READS_DATA = (
-    "its data is not allocated yet",
-    "numpy() is not supported for tensor subclasses",
-)  # what torch says where a fake is read
-
-
 def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> Any:
     """Run `fn` for real on fakes, write what happened into the trace, and return proxies for its results.
 
@@ -219,7 +213,7 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
     except (UnsupportedOpError, UnsupportedSubclassError) as e:
         raise acquisition.refuse(e)  # noqa: B904 - the same exception
     except RuntimeError as e:
-        if not any(text in str(e) for text in _READS_DATA):
+        if not any(text in str(e) for text in READS_DATA):
             raise
         raise acquisition.refuse(data_dependent_on_wrapper(f"{getattr(fn, '__name__', fn)} reads values of a tensor")) from e
 

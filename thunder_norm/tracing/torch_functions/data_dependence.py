@@ -5,6 +5,9 @@ from __future__ import annotations
 from thunder_norm.errors import DataDependentError, UnsupportedOpError, with_details
 from thunder_norm.tracing.locations import location_of_user
 
+# What torch says where a tensor without data is read.
+READS_DATA = ("its data is not allocated yet", "numpy() is not supported for tensor subclasses")
+
 
 def data_dependent(what: str, transform: str | None = None, at: str | None = None, why: str | None = None) -> DataDependentError:
     """The error for a program, or a function under a function transform, that needs to know the value of a tensor.
