@@ -6,6 +6,7 @@ has no gradient that a trace knows: which results have gradients shows when torc
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.recording.record import Recorded, Recorder
 
+_lock = threading.RLock()  # what is in the place of torch's own is taken away by the thread that has put it there
 _NOTHING_ELSE = frozenset({"zeros", "zeros_like", "new_zeros", "detach"})  # of what was saved
 
 
@@ -25,17 +27,18 @@ _NOTHING_ELSE = frozenset({"zeros", "zeros_like", "new_zeros", "detach"})  # of 
 def noting() -> Iterator[list[bool]]:
     """What functions say meanwhile of whether they are to be given zeros."""
     noted: list[bool] = []
-    own = FunctionCtx.set_materialize_grads
 
     def set_materialize_grads(ctx: Any, value: bool) -> None:
         noted.append(value)
         own(ctx, value)
 
-    FunctionCtx.set_materialize_grads = set_materialize_grads
-    try:
-        yield noted
-    finally:
-        FunctionCtx.set_materialize_grads = own
+    with _lock:
+        own = FunctionCtx.set_materialize_grads
+        FunctionCtx.set_materialize_grads = set_materialize_grads
+        try:
+            yield noted
+        finally:
+            FunctionCtx.set_materialize_grads = own
 
 
 def check(

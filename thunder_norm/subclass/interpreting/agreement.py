@@ -137,8 +137,21 @@ def refused_integers(torch_fn: Callable, args: tuple[WrappedValue, ...], kwargs:
     given = _unwrapped(args), _unwrapped(kwargs)
     if not any(isinstance(v, TensorProxy) and dtypes.is_exact_dtype(v.dtype) for v in tree_leaves(given)):
         return None
-    found = _Call(torch_fn, *given, lambda _: None).outcome(FakeTensorMode(allow_non_fake_inputs=True), may_make_up=False)
-    return found if isinstance(found, Exception) else None
+    call = _Call(torch_fn, *given, lambda _: None)
+    if (key := call.key()) in _TAKEN:
+        return None
+    found = call.outcome(FakeTensorMode(allow_non_fake_inputs=True), may_make_up=False)
+    if isinstance(found, Exception):
+        return found
+    if key is not None:
+        if len(_TAKEN) == _MOST_TAKEN:
+            _TAKEN.clear()
+        _TAKEN.add(key)
+    return None
+
+
+_TAKEN: set[Any] = set()  # calls that torch does not refuse, by their keys
+_MOST_TAKEN = 1 << 12
 
 
 @dataclass(frozen=True)
