@@ -38,13 +38,6 @@ def keeps_to_itself(cls: type) -> bool:
     return getattr(cls, "_keeps_to_itself", False)
 
 
-def beside_parts(x: torch.Tensor) -> dict[str, Any]:
-    """The attributes of a wrapper that its class does not put it together with, by name."""
-    own = {} if keeps_to_itself(type(x)) else getattr(x, "__dict__", {})
-    parts = flattened(x)[0] if own else {}
-    return {name: value for name, value in own.items() if name not in parts}
-
-
 def register_flatten(cls: type, flatten: Flatten, unflatten: Unflatten, *, override: bool = False) -> None:
     """Say how instances of a wrapper subclass without ``__tensor_flatten__`` are taken apart, so that `SubclassTransform` interprets it.
 

@@ -18,13 +18,13 @@ from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.arguments import mapped
 from thunder_norm.subclass.backward.recipes import holds_proxies
 from thunder_norm.subclass.backward.users_attributes import DATA, contents, data_of, holds_tensors, note_data, own_of
-from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal, outer_metadata
+from thunder_norm.subclass.classes.protocol import WrapperSpec, beside_parts, is_equal, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.torch_functions.tensor_attributes import those_set
-from thunder_norm.wrapper_classes import beside_parts, flattened, is_wrapper
+from thunder_norm.wrapper_classes import flattened, is_wrapper
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import NumberProxy, TensorProxy

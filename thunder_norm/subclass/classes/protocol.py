@@ -13,7 +13,16 @@ from torch.utils._pytree import tree_leaves
 from thunder_norm.errors import UnsupportedSubclassError, with_details
 from thunder_norm.subclass.classes import jagged
 from thunder_norm.tracing.guarding.tensor_checks import check_like
-from thunder_norm.wrapper_classes import PROTOCOL, check_stable, dispatches, flattened, inner_tensors, is_wrapper, unflattened
+from thunder_norm.wrapper_classes import (
+    PROTOCOL,
+    check_stable,
+    dispatches,
+    flattened,
+    inner_tensors,
+    is_wrapper,
+    keeps_to_itself,
+    unflattened,
+)
 
 _opaque_objects = sys.modules.get("torch._library.opaque_object")  # torch 2.9 has none
 
@@ -23,6 +32,13 @@ def is_opaque_type(cls: type) -> bool:
     asks = (getattr(_opaque_objects, name, None) for name in ("is_custom_class", "is_opaque_type"))
     ask = next((a for a in asks if a is not None), None)
     return ask is not None and bool(ask(cls))
+
+
+def beside_parts(x: torch.Tensor) -> dict[str, Any]:
+    """The attributes of a wrapper that its class does not put it together with, by name; none of a nested tensor's, which are torch's."""
+    own = {} if keeps_to_itself(type(x)) or jagged.is_jagged_class(type(x)) else getattr(x, "__dict__", {})
+    parts = flattened(x)[0] if own else {}
+    return {name: value for name, value in own.items() if name not in parts}
 
 
 def check_supported(x: torch.Tensor) -> None:

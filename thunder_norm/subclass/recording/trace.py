@@ -25,7 +25,7 @@ from thunder_norm.subclass.acquiring.effects import is_effect
 from thunder_norm.subclass.acquiring.fallback import is_kept
 from thunder_norm.subclass.acquiring.functional_forms import is_view, rewritten, without_history
 from thunder_norm.subclass.acquiring.lengths import as_number
-from thunder_norm.subclass.classes.protocol import WrapperSpec, is_of_wrappers
+from thunder_norm.subclass.classes.protocol import WrapperSpec, beside_parts, is_of_wrappers
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import aten
 from thunder_norm.subclass.recording.record import Recorded, needed
@@ -33,7 +33,7 @@ from thunder_norm.tracing.hooks import disable_autocast
 from thunder_norm.tracing.recording import gradients_recorded, print_without_module
 from thunder_norm.tracing.translation import proxy_like
 from thunder_norm.trees import flat_tensors
-from thunder_norm.wrapper_classes import beside_parts, is_wrapper
+from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core import prims
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.proxies import ProxyTag, TensorProxy
