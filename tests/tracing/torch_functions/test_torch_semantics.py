@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import math
 import operator
 import random
 
@@ -597,3 +598,22 @@ def test_the_type_of_two_operands_is_torchs_whatever_they_are():
         if found != wanted:
             unequal.append((a, b, found, wanted))
     assert not unequal
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: x.repeat_interleave(1), (2, 3)),
+        (lambda x: torch.repeat_interleave(x, 1, dim=0), (2, 3)),
+        (lambda x: torch.repeat_interleave(x.t(), repeats=1, dim=-1), (2, 3)),
+        (lambda x: x.repeat_interleave(5), (1,)),
+        (lambda x: x.repeat_interleave(4, 1), (2, 1, 3)),
+        (lambda x: x.repeat_interleave(2, 1), (2, 3)),
+    ],
+)
+def test_what_is_repeated_is_in_memory_of_its_own(function, shape, requires_grad):
+    x = torch.arange(float(math.prod(shape))).view(shape).requires_grad_(requires_grad)
+    want, got = function(x), thunder.jit(function, transforms=[SubclassTransform()])(x)
+    assert torch.equal(got, want) and got.stride() == want.stride()
+    assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()

@@ -192,6 +192,17 @@ def _tile(self: Any, *sizes: Any, dims: Any = None) -> Any:
     return _repeat(self, (1,) * (self.ndim - len(sizes)) + sizes)
 
 
+@_instead_of(torch.repeat_interleave)
+@_instead_of(torch.Tensor.repeat_interleave)
+def _repeat_interleave(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same: Thunder's is a view of the tensor where entries are repeated once, or there is one to be repeated."""
+    result = ltorch.repeat_interleave(input, *args, **kwargs)
+    repeats = args[0] if args else kwargs.get("repeats")
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    length = input.numel() if dim is None else input.shape[dim]
+    return ltorch.contiguous(ltorch.clone(result)) if 1 in (repeats, length) else result
+
+
 @_instead_of(torch.atleast_2d)
 def _atleast_2d(*tensors: Any) -> Any:
     return _of_each(ltorch.atleast_2d, tensors)
