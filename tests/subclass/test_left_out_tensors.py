@@ -8,32 +8,21 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.seeds import seeded
-from tests.subclasses import assert_same
+from tests.subclasses import OneTensor, assert_same
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
 
-class Noted(torch.Tensor):
+class Noted(OneTensor):
     """Its operations read what somebody has noted on it, which its class says is nothing, and does not flatten."""
 
     note: Any = None
-    inner: torch.Tensor
 
     @staticmethod
     def __new__(cls, inner):
         return torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, dtype=inner.dtype, strides=inner.stride(), requires_grad=inner.requires_grad
         )
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    def __tensor_flatten__(self):
-        return ["inner"], None
-
-    @classmethod
-    def __tensor_unflatten__(cls, inner, context, size, stride):
-        return cls(inner["inner"])
 
     def total(self):
         result = self.inner

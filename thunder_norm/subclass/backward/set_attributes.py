@@ -15,15 +15,15 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.acquiring.arguments import mapped
 from thunder_norm.subclass.backward.recipes import holds_proxies
-from thunder_norm.subclass.backward.users_attributes import DATA, contents, data_of, holds_tensors, note_data, own_of
+from thunder_norm.subclass.backward.users_attributes import DATA, contents, data_of, note_data, own_of
 from thunder_norm.subclass.classes.protocol import WrapperSpec, beside_parts, is_equal, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.torch_functions.tensor_attributes import those_set
+from thunder_norm.trees import flat_tensors, map_tensors
 from thunder_norm.wrapper_classes import flattened, is_wrapper
 from thunder.core.interpreter import WrappedValue
 from thunder.core.jit_ext import get_jit_ctx
@@ -256,12 +256,12 @@ def _beside(acquisition: Acquisition, fake: torch.Tensor, made: torch.Tensor | N
         if what is not None and what != contents(old):
             yield name, value
         is_made_too = made is not None and contents(old) is None  # a tensor, by the class itself
-        if what is None and holds_tensors(value) and not is_made_too and _are_known(acquisition, value):
+        if what is None and flat_tensors(value) and not is_made_too and _are_known(acquisition, value):
             yield name, value
 
 
 def _are_known(acquisition: Acquisition, value: Any) -> bool:
-    return all(_found(acquisition, t) is not None for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+    return all(_found(acquisition, t) is not None for t in flat_tensors(value))
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -269,9 +269,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _with_proxies(acquisition: Acquisition, value: Any) -> Any:
-    if isinstance(value, list | tuple | dict) and holds_tensors(value):
-        return mapped(value, lambda v: _with_proxies(acquisition, v))
-    return _proxy_of(acquisition, value) if isinstance(value, torch.Tensor) else value
+    return map_tensors(lambda t: _proxy_of(acquisition, t), value) if flat_tensors(value) else value
 
 
 def _found(acquisition: Acquisition, fake: torch.Tensor) -> TensorProxy | None:

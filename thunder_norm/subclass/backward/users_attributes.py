@@ -18,13 +18,14 @@ from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder_norm.tracing.torch_functions.tensor_attributes import place_of_attribute
+from thunder_norm.trees import flat_tensors
 from thunder_norm.wrapper_classes import flattened, is_wrapper, keeps_to_itself
 from thunder.core.interpreter import ProvenanceRecord, WrappedValue, unwrap, wrap, wrap_attribute
 from thunder.core.jit_ext import get_jit_ctx
 
 DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 # Of these data that are equal and of one type are the same.
-_COMPARED = (bool, int, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+_COMPARED = tuple(kind for kind in DATA if kind not in (float, complex))
 _ABSENT = object()
 _OF_SIZES = "_sym_"  # the names of those in which torch keeps sizes that a class says itself
 _MOST_LEVELS = 8  # of data in data: what goes deeper may hold itself
@@ -45,13 +46,13 @@ def take_over(acquisition: Acquisition, fake: torch.Tensor, real: torch.Tensor, 
             if name in parts:
                 _take_over_of_part(acquisition, known.get(name), value, history, name)
             elif is_read and (name not in known or contents(known[name]) is not None):
-                if holds_tensors(value) and history is not None:
+                if history is not None and flat_tensors(value):
                     given[name] = value, history
                 elif callable(value):
                     object.__setattr__(fake, name, value)
                 else:
                     continue
-                note_own(history, name, value)
+                _note_own(history, name, value)
             continue
         if contents(known.get(name, _ABSENT)) != what:
             object.__setattr__(fake, name, value if isinstance(value, DATA) else copy.deepcopy(value))
@@ -133,11 +134,6 @@ def _with_proxies(wrapped: WrappedValue) -> Any:
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
-def holds_tensors(value: Any) -> bool:
-    """Whether a value is a tensor, or a container with some."""
-    return any(isinstance(v, torch.Tensor) for v in tree_leaves(value))
-
-
 def contents(value: Any, levels: int = _MOST_LEVELS) -> Any:
     """What data is, with all that is in it, to be compared; None for what is no data: tensors, functions, and all that holds some."""
     kind = type(value)
@@ -171,7 +167,7 @@ def _has_contents(what: Any, value: Any) -> bool:
     return contents(value) == what
 
 
-def note_own(history: ProvenanceRecord | None, name: str, value: Any) -> None:
+def _note_own(history: ProvenanceRecord | None, name: str, value: Any) -> None:
     """Have later calls find in an attribute what holds tensors alike, or the same function."""
     if history is not None:
         guards.note_at(history, "own attribute", name, same_as(value))

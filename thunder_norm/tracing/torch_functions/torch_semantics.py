@@ -192,8 +192,7 @@ def _tile(self: Any, *sizes: Any, dims: Any = None) -> Any:
     return _repeat(self, (1,) * (self.ndim - len(sizes)) + sizes)
 
 
-@_instead_of(torch.repeat_interleave)
-@_instead_of(torch.Tensor.repeat_interleave)
+@_instead_of(torch.repeat_interleave, torch.Tensor.repeat_interleave)
 def _repeat_interleave(input: Any, *args: Any, **kwargs: Any) -> Any:
     """The same: Thunder's is a view of the tensor where entries are repeated once, or there is one to be repeated."""
     result = ltorch.repeat_interleave(input, *args, **kwargs)
