@@ -331,3 +331,24 @@ def test_a_model_that_computes_its_gates_twice_has_targets():
     torch.manual_seed(seeded(0))
     norm = ModularNorm(Gates(), torch.randn(3, 4))
     assert not norm.unreached and min(norm.targets.values()) > 1e-3  # by its norm an exponential of such gates is 1e6
+
+
+MASK = LOWER[[1, 3]][:, None, None]
+
+
+def viewed_fill(x):
+    return torch.softmax(x.unflatten(0, (2, -1)).masked_fill(~MASK, -INF).view(-1, x.shape[-1]), -1)
+
+
+def viewed_sum(x):
+    return torch.softmax((x.unflatten(0, (2, -1)) + torch.zeros(2, 1, 1, 4).masked_fill(~MASK, -INF)).view(-1, 4), -1)
+
+
+@pytest.mark.parametrize("program", [viewed_fill, viewed_sum])
+@pytest.mark.parametrize("sensitivity", ["global", "local"])
+def test_views_of_what_a_mask_of_other_strides_set_aside(program, sensitivity):
+    x = torch.randn(4, 2, 4, generator=torch.Generator().manual_seed(seeded()))
+    with norm_sensitivity(sensitivity):
+        found = program(RMSTensor.of(x))
+    torch.testing.assert_close(found.backing, program(x))
+    assert actual_norm(found) <= found.norm_size * (1 + 1e-5)

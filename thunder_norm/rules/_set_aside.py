@@ -28,6 +28,11 @@ def run_on_values(op: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
         return op(*args, **kwargs)
 
 
+def of_any_strides(method: Callable) -> Callable:
+    """The same operation for tensors that may lie in memory otherwise than the program's own, where a view needs a copy."""
+    return torch.Tensor.reshape if method is torch.Tensor.view else method
+
+
 def is_set_somewhere(find: Callable[[Run, Any], torch.Tensor], mask: torch.Tensor) -> bool | torch.Tensor | None:
     """Whether what `find` makes of a mask is set somewhere: of one that a trace has no values of a tensor; None if nobody knows."""
     values = values_of(mask)

@@ -25,6 +25,7 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact, moves_with, ruled, unconditional
+from thunder_norm.rules._set_aside import of_any_strides
 from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.weighted import set_aside
 from thunder_norm.rules.written_out._forms import ENTRY, Form, Reshaped, own_form
@@ -76,7 +77,7 @@ def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]
             return out._facts
         gate, form = found
         others = () if op is torch.squeeze and args[1:] == (None,) else args[1:]  # it says None by not being given
-        backing = run_real(method, (form.x.backing, *others), kwargs)
+        backing = run_real(of_any_strides(method), (form.x.backing, *others), kwargs)
         x = form.x.kind._wrap(backing, moved[0].norm_size, moved[1], moved[0].elem_dims)
         assert isinstance(x, RMSTensor), "its kind has been looked at"
         own = own_form(x)

@@ -23,7 +23,7 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Lowered, Raised, Source, every_fact, fact, ruled
-from thunder_norm.rules._set_aside import run_on_values
+from thunder_norm.rules._set_aside import of_any_strides, run_on_values
 from thunder_norm.rules.known_ranges.partial_sums import place_put_in
 from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.weighted import largest_of_groups
@@ -49,7 +49,7 @@ def _made(
     if claim is None or not issubclass(type(claim[0]), RMSTensor):
         return out._facts
     result, moved = claim
-    backing = run_real(method, (found.x.backing, *_others(op, args)), kwargs) if is_local(out) else out.backing
+    backing = run_real(of_any_strides(method), (found.x.backing, *_others(op, args)), kwargs) if is_local(out) else out.backing
     source = Source(type(result), backing, result.norm_size, moved, result.elem_dims)
     return Alternatives((*every_fact(out), type(found)(source, mask)))
 
@@ -107,7 +107,7 @@ def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], 
             mask, run = real, run_on_values  # which the trace of a program need not have
         mask = run(torch.Tensor.expand, (mask, args[0].shape), {})
         if op not in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.clone, torch.Tensor.contiguous):
-            mask = run(method, (mask, *_others(op, args)), kwargs)
+            mask = run(of_any_strides(method), (mask, *_others(op, args)), kwargs)
         return _made(op, method, masked, (masked.x.moving(), *args[1:]), kwargs, mask, out)
     if is_indexed:
         return out._facts
