@@ -247,6 +247,26 @@ def test_random_masks_are_the_same_in_both_runs():
     assert is_near(found)
 
 
+@pytest.mark.parametrize(
+    "made", [torch.rand, lambda *shape: torch.full(shape, 0.1).mul_(0.3), lambda *shape: torch.rand(shape).topk(8)[0]]
+)
+@pytest.mark.parametrize("of", [RMSTensor.of, lambda x: x])
+def test_roundings_of_what_is_drawn_or_filled(made, of):
+    class Program(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x) + 30 * made(64, 8)
+
+    # run by PyTorch, what is drawn would be in the default dtype
+    formats = {"*": torch.bfloat16, "layer": torch.float32}
+    found = norm_report(jitted(Program()), of(torch.randn(64, 8)), precision=formats).precision
+    assert is_near(found)
+    assert found.measured <= found.bound
+
+
 def test_an_overflow_is_infinite():
     report = norm_report(jitted(lambda x: x * 1e4 * 1e-4), RMSTensor.of(torch.full((2, 3), 30.0)), precision=torch.float16)
     assert report.rows[0].rounding.added == math.inf
@@ -328,6 +348,8 @@ def test_where_there_are_no_roundings_it_is_refused():
         norm_report(jitted(mlp().to("meta")), RMSTensor(1.0, backing=x.to("meta")), precision=torch.bfloat16)
     with pytest.raises(NormMismatchError, match="precision"):
         norm_report(jitted(mlp()), RMSTensor.of(x), precision=torch.bfloat16, sensitivity="composed")
+    with pytest.raises(NormMapKeyError, match="nothing is normed"):
+        norm_report(jitted(torch.exp), x, precision=torch.bfloat16)
 
 
 @pytest.mark.parametrize(

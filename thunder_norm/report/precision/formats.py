@@ -113,6 +113,12 @@ class Formats:
             NormMapKeyError: one fits no operation of the program.
         """
         unused = [p for p in self.by_pattern if p not in self._used]
+        if "*" in unused:
+            raise NormMapKeyError(
+                with_details(
+                    "precision: no operation of the program is followed, as nothing is normed", instead="RMSTensor.of(x)"
+                )
+            )
         if unused:
             raise NormMapKeyError(
                 f"precision: no operation of the program, and no module, is named {', '.join(map(repr, unused))}"

@@ -137,6 +137,8 @@ class Recorder(_InFormats):
                 result = used_args[0].view_as(used_args[0])
             if func is _by_statistics:
                 self._pass_on(result, *used_args)
+            if inexact is not None:
+                result = _variables(result, inexact)
         if form is None or inexact is None:
             self._know_all(result)
         else:
@@ -199,6 +201,16 @@ class Recorder(_InFormats):
             if error is not None:
                 self.points.append(Point(y, error, row, y, form.dtype))
                 self._overflows.begin(y, error.isinf())
+
+
+def _variables(result: Any, inexact: Iterable[torch.Tensor]) -> Any:
+    """A result that is rounded though no operand went into it (numbers drawn, a tensor filled): as one that has derivatives."""
+    made = {
+        id(y): y.detach().requires_grad_().clone()
+        for y, where in zip(flat_tensors(result), inexact, strict=True)
+        if _is_rounded(y) and not y.requires_grad and where.any()
+    }
+    return map_tensors(lambda y: made.get(id(y), y), result) if made else result
 
 
 def _under_autocast(environment: EagerEnvironment) -> NormMismatchError:
