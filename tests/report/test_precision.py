@@ -107,6 +107,18 @@ def test_eight_bits_are_scaled_to_the_largest_entry(dtype):
     assert torch.equal(Format(dtype).rounded(torch.zeros(3)), torch.zeros(3))
 
 
+@pytest.mark.parametrize("size", [1e-45, 1e-40, 1e-30, 1e-14, 3e-12, 1.0, 1e30])
+def test_eight_bits_are_those_of_torchao_however_small_the_numbers(size):
+    from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
+
+    t = torch.randn(64, generator=torch.Generator().manual_seed(seeded())) * size
+    scale = tensor_to_scale(t, torch.float8_e4m3fn)
+    theirs = to_fp8_saturated(t * scale, torch.float8_e4m3fn).float() / scale
+    form = Format(torch.float8_e4m3fn)
+    for rounded in (theirs, form.rounded(t)):
+        assert ((rounded - t).abs().double() <= form.half_spacing(t) * (1 + 1e-5)).all()
+
+
 def test_beyond_the_largest_number_the_error_is_infinite():
     t = torch.tensor([1.0, 1e6, -math.inf, math.nan])
     found = Format(torch.float16).half_spacing(t)

@@ -19,6 +19,7 @@ _PRODUCTS: dict[str, int | None] = {
     "multi_dot": None, "linalg_multi_dot": None,
 }  # fmt: skip
 _ADDED_NAMES = {0: "input", 2: "bias", 3: "bias"}
+_LEAST_AMAX = 1e-12  # torchao.float8.float8_utils.EPS
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Format:
     def is_scaled(self) -> bool:
         """Whether a tensor is divided by a number of its own first, so that its largest entry is the largest of the format.
 
-        Those of 8 bits, as torchao's tensorwise float8 has them.
+        Those of 8 bits, as torchao's tensorwise float8 has them, which counts a largest entry as 1e-12 at least.
         """
         return self.dtype.itemsize == 1
 
@@ -58,8 +59,7 @@ class Format:
     def _scale(self, t: torch.Tensor) -> torch.Tensor | float:
         if not self.is_scaled or t.numel() == 0:
             return 1.0
-        largest = t.detach().abs().amax()
-        return torch.where(largest > 0, largest / torch.finfo(self.dtype).max, torch.ones_like(largest))
+        return t.detach().abs().amax().clamp_min(_LEAST_AMAX) / torch.finfo(self.dtype).max
 
 
 _HALF = Format(torch.bfloat16)
