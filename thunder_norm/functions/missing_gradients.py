@@ -100,6 +100,8 @@ def with_gradients(
             found += with_gradients(parts, executor, trace)
         elif not _is_concerned(bsym, moving):
             found.append(bsym)
+        elif _is_its_argument(bsym):
+            found.append(_as_a_tensor_of_its_own(bsym, executor))
         elif (
             isinstance(bsym.sym.id, OperationId) and bsym.subsymbols
         ):  # of a wrapper: what it does to one inner tensor is its own
@@ -165,7 +167,7 @@ def _is_concerned(bsym: BoundSymbol, moving: Set[str] | None = None) -> bool:
         return True  # Thunder asks torch for the gradients of all, and torch may have none of a weight or a target
     if is_of_complex or _lacks_gradient(bsym) or _has_a_gradient_that_fails(bsym) or _has_another_gradient(bsym):
         return True
-    if _is_written_without_arguments(bsym):
+    if _is_written_without_arguments(bsym) or _is_its_argument(bsym):
         return True
     if bsym.sym.id == ltorch.addmm.id and _get_gradfn_and_executor(bsym)[0] is None:  # Thunder has torch's autograd run it again
         return True
@@ -183,6 +185,37 @@ def _is_written_without_arguments(bsym: BoundSymbol) -> bool:
         if not reached.isdisjoint(p.name for p in sub.flat_proxy_args):
             reached.update(p.name for p in sub.flat_proxy_outs)
     return any(p.name not in reached for p in bsym.flat_proxy_outs if is_differentiable(p))
+
+
+_VIEWS = frozenset(
+    f.id for f in (ltorch.getitem, ltorch.movedim, ltorch.permute, ltorch.reshape, ltorch.transpose, ltorch.view, ltorch.view_as)
+) | {ltorch.flip.id}
+
+
+def _is_its_argument(bsym: BoundSymbol) -> bool:
+    """Whether Thunder differentiates what is the argument itself where torch makes a view of it all, or a copy (``flip(())``)."""
+    parts = [b for b in bsym.subsymbols if b.sym.id is not prims.PrimIDs.SHAPE]
+    if not parts or bsym.sym.is_prim:
+        return False
+    if all(b.sym.id is prims.PrimIDs.SHALLOW_COPY for b in parts):
+        return bsym.sym.id in _VIEWS
+    return all(b.sym.id is prims.PrimIDs.SHALLOW_COPY or _is_its_argument(b) for b in parts)
+
+
+def _as_a_tensor_of_its_own(bsym: BoundSymbol, executor: Any) -> BoundSymbol:
+    """The operation that torch makes that tensor with; the cotangent is handed on as it is."""
+    is_copy = bsym.sym.id == ltorch.flip.id
+
+    def make(a: TensorProxy) -> TensorProxy:
+        return prims.clone(a) if is_copy else prims.reshape(a, tuple(a.shape))
+
+    def joint(a: TensorProxy) -> TensorProxy:
+        out = make(a)
+        prims.put_grad(a, prims.get_grad(out))
+        return out
+
+    symbol = _with_rule(bsym.sym.name, make, joint, executor)
+    return bsym.from_bsym(sym=symbol, args=(bsym.args[0],), kwargs={}, subsymbols=[bsym])
 
 
 # Torch has a kernel for the gradient, and for the result, which Thunder takes apart where it differentiates: 10 to 25 calls.
@@ -213,7 +246,8 @@ def _runs_kernels(bsym: BoundSymbol) -> bool:
 
 
 def _joint_of_kernels(bsym: BoundSymbol, moving: Set[str] | None) -> Callable | None:
-    return kernels.joint_of(bsym, moving) if kernels.has_any(bsym) and _runs_kernels(bsym) else None
+    is_view = bsym.sym.id == ltorch.diagonal.id  # taken apart it would be a copy, whoever makes one kernel of the parts
+    return kernels.joint_of(bsym, moving) if is_view or kernels.has_any(bsym) and _runs_kernels(bsym) else None
 
 
 def _joint_of_others(bsym: BoundSymbol, moving: Set[str] | None) -> Callable | None:
