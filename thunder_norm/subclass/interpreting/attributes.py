@@ -24,12 +24,16 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.tracing.torch_functions.class_members import arguments_of_super
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
+from thunder_norm.tracing.torch_functions.tensor_classes import operator_of
 from thunder_norm.wrapper_classes import is_wrapper, overrides_torch_function
 from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
     WrappedValue,
+    _interpret_call,
     do_raise,
     get_interpreterruntimectx,
     unwrap,
+    wrap_const,
 )
 
 
@@ -281,12 +285,25 @@ def _native(name: str, proxy: SubclassProxy, *args: Any) -> Any:
     """A special method that C code (sum, max, operator.add, ...) calls on a proxy."""
     if name in _COMPARISONS and not proxy.is_live:  # after the acquisition a proxy is only ever compared for identity
         return (proxy is args[0]) == (name == "__eq__")
+    own = operator_of(type(proxy.fake), name)
+    if isinstance(own, types.FunctionType):
+        return _interpreted(own, proxy, *args)
     if name in _CONVERSIONS:
         what = "used as a condition" if name == "__bool__" else f"turned into a Python {name.strip('_')}"
         raise proxy.acquisition.refuse(data_dependent_on_wrapper(f"a {type(proxy.fake).__name__} was {what}"))
     if name in _COMPARISONS:
         return _compare(name, proxy, *args)
     return call(proxy.acquisition, getattr(torch.Tensor, name), (proxy, *args), {})
+
+
+def _interpreted(method: types.FunctionType, *args: Any) -> Any:
+    """What a method of the user's says, called from C code."""
+    result = _interpret_call(wrap_const(method), *map(wrap_const, args))
+    if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        runtime = get_interpreterruntimectx()
+        error, runtime.curexc = runtime.curexc, None
+        raise error
+    return unwrap(result)
 
 
 _COMPARISONS = frozenset("__lt__ __le__ __gt__ __ge__ __eq__ __ne__".split())
