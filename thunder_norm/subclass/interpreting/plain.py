@@ -353,6 +353,13 @@ def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: Wr
 _PUT_OFF = ("is_conj", "is_neg", "is_inference")
 
 
+def asked_of_inference(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call where a program asks whether a wrapper was made in inference mode; None of all else."""
+    if fn is getattr and len(args) == 2 and unwrap(args[1]) == "is_inference":
+        return functools.partial(_asks_put_off, acquisition)
+    return functools.partial(_is_put_off, acquisition, "is_inference") if fn is torch.is_inference else None
+
+
 def _asks_put_off(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     found = _is_put_off(acquisition, unwrap(name), obj)
     return found if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrap_const(make_opaque(lambda: found.value))
