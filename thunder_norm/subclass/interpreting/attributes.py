@@ -20,6 +20,8 @@ from thunder_norm.subclass.backward.set_attributes import Held
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.interpreting.operations import call
 from thunder_norm.subclass.recording import trace
+from thunder_norm.tracing.guarding import held_by_classes
+from thunder_norm.tracing.guarding.classes import MISSING
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.tracing.torch_functions.class_members import arguments_of_super
@@ -62,6 +64,10 @@ def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
         found = users_attributes.of_user(acquisition, obj, name) if found is None else found
         if found is not None:
             return found
+        if held_by_classes.is_held(_of_class_alone(proxy.fake, attribute)):
+            cls = type(proxy.fake)
+            given = [p.history for p in (proxy, *acquisition.wrappers.inputs()) if type(p.fake) is cls and p.history is not None]
+            return held_by_classes.read(cls, name, given[0] if given else None)
         value = attribute_of(acquisition, proxy, attribute)
         if type(value) is Held:
             return value.wrapped
@@ -72,6 +78,12 @@ def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
     except Exception as e:  # noqa: BLE001 - what the property raises is the program's to handle
         return do_raise(e)
     return wrapped_result(value, [obj.provenance, name.provenance])
+
+
+def _of_class_alone(fake: torch.Tensor, name: str) -> Any:
+    """What the class of a wrapper, and none of torch's, has under a name that the wrapper has not; MISSING if there is nothing."""
+    is_asked = name not in vars(fake) and type(fake).__getattribute__ is object.__getattribute__
+    return operator_of(type(fake), name) if is_asked else MISSING
 
 
 def read_own(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
-from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding import guards, held_by_classes
 from thunder_norm.tracing.guarding.classes import MISSING, in_classes
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.torch_functions.tensor_classes import class_of, note_asked, operator_of, own_classes
@@ -193,7 +193,7 @@ def _missing(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> A
 
 def _of_class(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     note_asked(obj, name.value)
-    return _interpret_call(getattr, wrap_const(class_of(obj)), name)
+    return held_by_classes.read(class_of(obj), name, obj.provenance if guards.is_guarded(obj) else None)
 
 
 def _as_subclass(x: torch.Tensor, cls: Any) -> torch.Tensor:
