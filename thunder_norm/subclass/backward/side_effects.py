@@ -220,10 +220,11 @@ class SideEffects:
         return set(Reachable(self.arguments, follows_code=False).known)
 
     def follow_held(self, value: Any) -> None:
-        """Look after what a class of tensors holds, which the program is about to have: later calls are to find it as it is, too."""
+        """Look after a class of tensors that the program is about to change, or what one holds, which later calls are to find as it is."""
         self.before.follow_held(value)
         self.known.update(self.before.known)
-        self.note_read([value], may_change=False, by_identity=False)
+        if not isinstance(value, type):
+            self.note_read([value], may_change=False, by_identity=False)
 
     def note_read(self, functions: Iterable[Any], may_change: bool, by_identity: bool) -> None:
         """See `note_read`: what the program has made itself is what it makes of what is guarded."""

@@ -26,6 +26,12 @@ def telling(told: Callable[[Any], None]) -> AbstractContextManager[None]:
     return setting(_told, told)
 
 
+def note(held: Any) -> None:
+    """Note what a class of tensors holds, or a class that the program is about to change."""
+    if (told := _told.get()) is not None:
+        told(held)
+
+
 def is_held(found: Any) -> bool:
     """Whether what a class has under a name is one of these, and no data, code or descriptor."""
     if isinstance(found, (*_CONTAINERS, torch.Tensor)):
@@ -43,8 +49,8 @@ def read(cls: type, name: WrappedValue, at: ProvenanceRecord | None) -> Any:
         at: where an input of the class is; None if there is none.
     """
     found = in_classes(cls.__mro__, name.value)
-    if (told := _told.get()) is not None and is_held(found) and not isinstance(found, torch.Tensor):
-        told(found)
+    if is_held(found) and not isinstance(found, torch.Tensor):
+        note(found)
     if (surroundings := guards.surroundings()) is not None:
         surroundings.note_attribute(cls, name.value)
     if at is None:
