@@ -250,6 +250,8 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
             raise UnsupportedOpError("an attribute holds a tensor that is none of those the wrapper is taken apart into")
         acquisition.fakes.hold(value)
         return proxy
+    if isinstance(value, (list, dict, set)) and users_attributes.contents(value) is not None:
+        return value  # what the program puts into it, operations find there
     if type(value) in (list, tuple):
         return type(value)(to_value(acquisition, v) for v in value)
     if type(value) is dict:
