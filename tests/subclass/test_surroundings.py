@@ -135,7 +135,9 @@ def test_what_all_classes_decline_is_an_error_that_says_so():
 
 
 def test_whether_a_wrapper_was_made_in_inference_mode():
-    jitted = thunder.jit(lambda x: (x.is_inference(), torch.is_inference(x), (x * 2).is_inference()), transforms=[SubclassTransform()])
+    jitted = thunder.jit(
+        lambda x: (x.is_inference(), torch.is_inference(x), (x * 2).is_inference()), transforms=[SubclassTransform()]
+    )
     for is_inference in (False, True, False):
         with torch.inference_mode(is_inference):
             x = two(3)

@@ -150,7 +150,8 @@ class DataSizes:
 
         Args:
             func: the operation.
-            args, kwargs: what it is called with.
+            args: what it is called with.
+            kwargs: the same, by name.
             asks: who knows the values of tensors, where that is another acquisition; see `ask`.
 
         Raises:

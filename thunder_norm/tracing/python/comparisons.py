@@ -84,9 +84,7 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
         result = thunders._interpret_call(COMPARISONS[operation], a, b)
         return result if result is _EXCEPTION_RAISED else stack.append(result)
     is_of_class = of_class(a) or of_class(b)
-    has_own = any(
-        own_operator(x, name) is not None for x in (a, b) if may_have_operators(x) for name in _METHODS[operation]
-    )
+    has_own = any(own_operator(x, name) is not None for x in (a, b) if may_have_operators(x) for name in _METHODS[operation])
     if not has_own and operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
         stack.pop_wrapped()
         stack.pop_wrapped()

@@ -35,7 +35,9 @@ def take(args: Sequence[WrappedValue]) -> None:
             take_proxies(*items)
             taken[id(a.value)] = [a, *items]
             known = thunders.get_interpreterruntimectx()._known_wrappers
-            known |= {id(item): (weakref.ref(w),) for item, w in zip(a.value, items, strict=True) if isinstance(item, torch.Tensor)}
+            known |= {
+                id(item): (weakref.ref(w),) for item, w in zip(a.value, items, strict=True) if isinstance(item, torch.Tensor)
+            }
 
 
 def _taken() -> dict[int, list[WrappedValue]]:
