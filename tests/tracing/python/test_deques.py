@@ -3,6 +3,7 @@
 import copy
 from collections import deque
 from collections.abc import Callable
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from tests.subclasses import assert_same
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
@@ -136,3 +138,53 @@ def test_items_with_tensors_inside():
         want, got = (deque(copy.deepcopy(items), maxlen=3) for _ in range(2))
         assert_same(list(jitted(got)), list(program(want)))
         assert_same(list(got), list(want))
+
+
+_KEPT: deque = deque()
+
+
+def _rotating(x: torch.Tensor) -> Any:
+    _KEPT.rotate(1)
+    return _KEPT[0] * 2 + x
+
+
+def _moving_on(x: torch.Tensor) -> Any:
+    _KEPT.append(_KEPT.popleft() * 1)
+    return _KEPT[0] * 2 + x
+
+
+def test_what_is_kept_between_calls():
+    outcomes = []
+    for call in (_moving_on, thunder.jit(_moving_on, transforms=[SubclassTransform()])):
+        torch.manual_seed(seeded(0))
+        _KEPT.clear()
+        _KEPT.extend(torch.rand(3, 2))
+        outcomes.append([[call(torch.ones(2)), *_KEPT] for _ in range(4)])
+    assert_same(outcomes[1], outcomes[0])
+
+
+def test_what_is_kept_and_only_moved_is_refused():
+    torch.manual_seed(seeded(0))
+    kept = list(torch.rand(3, 2))
+    _KEPT.clear()
+    _KEPT.extend(kept)
+    with pytest.raises(UnsupportedOpError, match="is taken out of a list or dict that was there before the call"):
+        thunder.jit(_rotating, transforms=[SubclassTransform()])(torch.ones(2))
+    assert all(a is b for a, b in zip(_KEPT, kept, strict=True))
+
+
+def test_a_queue_that_is_given():
+    def program(q: Queue) -> Any:
+        x = q.get()
+        q.put(x * 2)
+        return q.get() * 3, q.qsize()
+
+    jitted = thunder.jit(program, transforms=[SubclassTransform()])
+    for seed in range(2):
+        torch.manual_seed(seeded(seed))
+        given: list[Queue] = [Queue(), Queue()]
+        for x in torch.rand(2, 3):
+            for q in given:
+                q.put(x.clone())
+        assert_same(jitted(given[0]), program(given[1]))
+        assert_same(list(given[0].queue), list(given[1].queue))

@@ -220,10 +220,11 @@ class SideEffects:
         return set(Reachable(self.arguments, follows_code=False).known)
 
     def follow_held(self, value: Any) -> None:
-        """Look after a class of tensors that the program is about to change, or what one holds, which later calls are to find as it is."""
+        """Look after what the program is about to change or to read, where nothing else has led to it; what is read, later calls are to find as it is."""
+        was_known = id(value) in self.known
         self.before.follow_held(value)
         self.known.update(self.before.known)
-        if not isinstance(value, type):
+        if not (was_known or isinstance(value, type)):
             self.note_read([value], may_change=False, by_identity=False)
 
     def note_read(self, functions: Iterable[Any], may_change: bool, by_identity: bool) -> None:

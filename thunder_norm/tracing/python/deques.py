@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from thunder_norm.tracing.containers import take_proxies
-from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding import guards, held_by_classes
 from thunder_norm.tracing.lookasides import instead_of
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import WrappedValue, interpreter_needs_wrap, wrap_const
@@ -31,6 +31,7 @@ def take(args: Sequence[WrappedValue]) -> None:
     """
     for a in args:
         if isinstance(a.value, deque) and guards.is_guarded(a) and id(a.value) not in (taken := _taken()):
+            held_by_classes.note(a.value)  # an object of Python's may hold it, as a queue does
             items = [thunders.wrap_binary_subscr(item, a, wrap_const(i)) for i, item in enumerate(a.value)]
             take_proxies(*items)
             taken[id(a.value)] = [a, *items]
