@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
 from tests.subclasses import assert_same
-from thunder_norm.errors import ThunderNormError
+from thunder_norm.errors import ThunderNormError, UnsupportedOpError
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -132,3 +132,25 @@ def test_what_all_classes_decline_is_an_error_that_says_so():
         jitted(x, True)
     assert "Declines" in str(error.value) and "sin" in str(error.value)
     torch.testing.assert_close(jitted(x, False).value, x.value * 2)
+
+
+def test_whether_a_wrapper_was_made_in_inference_mode():
+    jitted = thunder.jit(
+        lambda x: (x.is_inference(), torch.is_inference(x), (x * 2).is_inference()), transforms=[SubclassTransform()]
+    )
+    for is_inference in (False, True, False):
+        with torch.inference_mode(is_inference):
+            x = two(3)
+        assert jitted(x) == (is_inference, is_inference, False)
+    assert thunder.cache_misses(jitted) == 2
+
+
+@pytest.mark.parametrize("asked", [torch.Tensor.is_inference, torch.is_inference])
+def test_whether_a_result_was_made_in_inference_mode_is_refused(asked):
+    def program(x):
+        with torch.inference_mode():
+            y = x * 2
+        return asked(y), x * 1
+
+    with pytest.raises(UnsupportedOpError, match=r"is_inference\(\) of a tensor that is no input"):
+        thunder.jit(program, transforms=[SubclassTransform()])(two(3))

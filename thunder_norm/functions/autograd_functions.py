@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, with_details
@@ -208,7 +208,7 @@ class FunctionCall(RanFunction):
             if self.inside is not None:
                 return self.inside.apply(self.cls, args, kwargs, [self.fakes.get(p.name, p) for p in self.inside.proxies])
             return self.cls.apply(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException) as e:
+        except DataDependentOutputException as e:
             what = f"what {e.func} returns in the forward of {self.cls.__name__}"
             raise data_dependent(what, why="torch runs the function as a whole, for all values of its tensors") from e
 

@@ -198,6 +198,11 @@ class Reachable:
         if id(fn) not in self._seen and fn.__code__ not in self._inner:
             self._follow_first([fn])
 
+    def follow_held(self, value: Any) -> None:
+        """Follow a value that the program is about to have, where nothing that was followed has led to it."""
+        if id(value) not in self._seen:
+            self._follow_first([value])
+
     def _way_into(self, cls: type) -> _Enter | None:
         """What notes the places in a value of a class and returns what they hold; None if there is nothing in it."""
         if issubclass(cls, ATOMS):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.tracing.guarding import guards, overwritten
+from thunder_norm.tracing.guarding import guards, held_by_classes, overwritten
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes, is_of_program
 from thunder_norm.tracing.guarding.ways import is_imported, path_of
@@ -52,6 +52,8 @@ def note_overwritten(obj: WrappedValue, name: WrappedValue) -> None:
         return
     if isinstance(owner, type | ModuleType | FunctionType) or isinstance(of_class(owner, name.value), MemberDescriptorType):
         overwritten.note(vars(owner) if isinstance(owner, FunctionType) else owner, name.value)
+    if isinstance(owner, type) and issubclass(owner, torch.Tensor):
+        held_by_classes.note(owner)
 
 
 # -- setting ------------------------------------------------------------------------------------------------------------------

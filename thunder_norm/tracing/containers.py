@@ -6,6 +6,7 @@ operation (``fs = [x]; y = torch.cat(fs); fs.append(y)``).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,7 +79,7 @@ def take_proxies(*args: WrappedValue, **kwargs: WrappedValue) -> None:
 
 def _take_proxies(v: WrappedValue) -> bool:
     """Whether one stands for it now."""
-    is_container = isinstance(v.value, Sequence | dict) and not isinstance(v.value, (str, range, *OF_NUMBERS))
+    is_container = isinstance(v.value, Sequence | dict) and not isinstance(v.value, (str, range, deque, *OF_NUMBERS))
     if is_container:
         v.track_items()
         items = v.item_wrappers.values() if isinstance(v.item_wrappers, dict) else v.item_wrappers

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from thunder_norm.errors import AcquiredAnewWarning, UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring import plain_values
@@ -145,16 +145,23 @@ class DataSizes:
 
     # -- the call at hand ---------------------------------------------------------------------------------------------
 
-    def run(self, func: Any, args: tuple, kwargs: dict) -> tuple[Sized, tuple, Any]:
+    def run(self, func: Any, args: tuple, kwargs: dict, asks: Callable | None = None) -> tuple[Sized, tuple, Any]:
         """What stands for an operation whose sizes are values, what it is called with, and fakes of what it returns.
+
+        Args:
+            func: the operation.
+            args: what it is called with.
+            kwargs: the same, by name.
+            asks: who knows the values of tensors, where that is another acquisition; see `ask`.
 
         Raises:
             UnsupportedOpError: the values of its arguments cannot be computed.
         """
         given = (like(args[0], func), *args[1:])
-        step = _Step(next(self._numbers), func, map_tensors(self._operand, (given, kwargs)))
         try:
-            result = self._result(step)
+            if asks is not None:
+                return self._sized_by(asks, func, args, (given, kwargs))
+            result = self._result(_Step(next(self._numbers), func, map_tensors(self._operand, (given, kwargs))))
         except UnknownValueError as e:
             raise UnsupportedOpError(
                 with_details(
@@ -167,6 +174,27 @@ class DataSizes:
         self._warn_of_many(f"the size of what {func} returns", "torch.where(mask, x, 0), or what else keeps its size")
         sized = Sized(func, tuple([t.dtype for t in flat_tensors(result)]))
         return sized, (sizes_of(result), *args), map_tensors(self._fakes.new, result)
+
+    def _sized_by(self, asks: Callable, func: Any, args: tuple, given: tuple[tuple, dict]) -> tuple[Sized, tuple, Any]:
+        """The same, by what another acquisition says of the sizes: it has the trace that the operation is a part of."""
+        leaves, spec = tree_flatten(given)
+        at = [i for i, v in enumerate(leaves) if isinstance(v, FakeTensor)]
+        known = [None if isinstance(v, FakeTensor) else v for v in leaves]
+        form: list[Any] = []  # of what it returns
+
+        def sizes(*tensors: torch.Tensor) -> list[list[int]]:
+            values = list(known)
+            for i, t in zip(at, tensors, strict=True):
+                values[i] = t
+            own_args, own_kwargs = tree_unflatten(values, spec)
+            result, returned = tree_flatten(func(*own_args, **own_kwargs))
+            form[:] = tuple([t.dtype for t in result]), returned
+            return [list(t.shape) for t in result]
+
+        found = tuple(map(tuple, asks(sizes, [leaves[i] for i in at])))
+        dtypes, returned = form
+        sized = Sized(func, dtypes)
+        return sized, (found, *args), tree_unflatten(sized(found, *args), returned)
 
     def ask(self, func: Callable, given: Sequence[torch.Tensor | NumberProxy]) -> Any:
         """What a function of tensors says of some, or of numbers made of their values; the trace serves calls in which it says the same.

@@ -34,7 +34,7 @@ from thunder_norm.subclass.backward.recipes import NotMakeableError, Recipe, hol
 from thunder_norm.tracing import own_changes
 from thunder_norm.tracing.calls import raising
 from thunder_norm.tracing.calls.raising import KEEPS, PACKS
-from thunder_norm.tracing.guarding import guards, overwritten, run_unseen
+from thunder_norm.tracing.guarding import guards, held_by_classes, overwritten, run_unseen
 from thunder_norm.tracing.guarding.bindable import guard, guard_arguments
 from thunder_norm.tracing.guarding.stored import same_keys
 from thunder_norm.tracing.provenances import provenance_of, walked, walked_from
@@ -68,7 +68,11 @@ def watched(fn: Callable, args: tuple, kwargs: dict) -> Iterator[None]:
     effects = SideEffects(fn, args, kwargs)
     token = _current.set(effects)
     try:
-        with guards.telling_called(effects.before.follow_called), run_unseen.telling(note_read):
+        with (
+            guards.telling_called(effects.before.follow_called),
+            held_by_classes.telling(effects.follow_held),
+            run_unseen.telling(note_read),
+        ):
             yield
         if effects.has_changed:
             raising.note_undo(get_compile_data(), effects.undo)
@@ -191,7 +195,8 @@ class SideEffects:
         self.fn = fn
         self.arguments = (args, kwargs)
         self.before = Reachable((fn, args, kwargs))
-        self.made = MadeObjects(set(self.before.known), self._is_of_argument)
+        self.known = set(self.before.known)
+        self.made = MadeObjects(self.known, self._is_of_argument)
         self.acquisition: Acquisition | None = None  # once the program has been acquired
         self._looks: list[Look] = []
         self._read: dict[tuple, tuple[Place, bool, bool]] = {}  # by whose they are: what code that is not interpreted may read
@@ -213,6 +218,14 @@ class SideEffects:
     @functools.cached_property
     def _of_arguments(self) -> set[int]:
         return set(Reachable(self.arguments, follows_code=False).known)
+
+    def follow_held(self, value: Any) -> None:
+        """Look after what the program is about to change or to read, where nothing else has led to it; what is read, later calls are to find as it is."""
+        was_known = id(value) in self.known
+        self.before.follow_held(value)
+        self.known.update(self.before.known)
+        if not (was_known or isinstance(value, type)):
+            self.note_read([value], may_change=False, by_identity=False)
 
     def note_read(self, functions: Iterable[Any], may_change: bool, by_identity: bool) -> None:
         """See `note_read`: what the program has made itself is what it makes of what is guarded."""

@@ -26,6 +26,7 @@ from thunder.core.jit_ext import get_jit_ctx
 DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 # Of these data that are equal and of one type are the same.
 _COMPARED = tuple(kind for kind in DATA if kind not in (float, complex))
+_CONTAINERS = (list, dict, set)  # which the program may write into
 _ABSENT = object()
 _OF_SIZES = "_sym_"  # the names of those in which torch keeps sizes that a class says itself
 _MOST_LEVELS = 8  # of data in data: what goes deeper may hold itself
@@ -157,6 +158,15 @@ def contents(value: Any, levels: int = _MOST_LEVELS) -> Any:
     return None if None in parts else (kind, tuple(parts))
 
 
+def with_own_data(given: Any, mapped: Any) -> Any:
+    """What a program gives a class, as operations see it, with the program's own lists and dicts where they are data."""
+    if isinstance(given, _CONTAINERS) and contents(given) is not None:
+        return given
+    if type(given) is tuple or type(given) is list:
+        return type(given)(map(with_own_data, given, mapped))
+    return {k: with_own_data(given[k], v) for k, v in mapped.items()} if type(given) is dict else mapped
+
+
 def _is_plain_object(value: Any) -> bool:
     """Whether it is an object of a class of Python's, which is what its attributes are."""
     own = getattr(value, "__dict__", None)
@@ -236,9 +246,11 @@ def _found(acquisition: Acquisition, obj: WrappedValue, attribute: str) -> Any:
     found, own = own_of(real).get(attribute, _ABSENT), vars(fake).get(attribute, _ABSENT)
     if own is not _ABSENT:
         is_changed = own is not before.get(attribute, _ABSENT)  # by an operation
-        if is_changed or found is own or isinstance(found, DATA) or attribute in flattened(real)[0]:
+        is_data = contents(found) is not None
+        is_known = found is own and not (is_data and isinstance(found, _CONTAINERS))
+        if is_changed or is_known or isinstance(found, DATA) or attribute in flattened(real)[0]:
             return _ABSENT
-        if contents(found) is not None:
+        if is_data:
             object.__setattr__(fake, attribute, found)  # what the program puts into it, operations find there
             before[attribute] = found
             if _is_plain_object(found):

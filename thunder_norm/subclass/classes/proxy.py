@@ -40,6 +40,11 @@ class SubclassProxy(TensorProxy):
         self._acquisition = weakref.ref(acquisition)
 
     @property
+    def class_of_wrapper(self) -> type:
+        """The class that the wrapper has in eager mode."""
+        return type(self.fake)
+
+    @property
     def acquisition(self) -> Any:
         """The acquisition this proxy belongs to.
 

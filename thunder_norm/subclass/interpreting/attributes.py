@@ -20,16 +20,22 @@ from thunder_norm.subclass.backward.set_attributes import Held
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.interpreting.operations import call
 from thunder_norm.subclass.recording import trace
+from thunder_norm.tracing.guarding import held_by_classes
+from thunder_norm.tracing.guarding.classes import MISSING
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
 from thunder_norm.tracing.torch_functions.class_members import arguments_of_super
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
+from thunder_norm.tracing.torch_functions.tensor_classes import operator_of
 from thunder_norm.wrapper_classes import is_wrapper, overrides_torch_function
 from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
     WrappedValue,
+    _interpret_call,
     do_raise,
     get_interpreterruntimectx,
     unwrap,
+    wrap_const,
 )
 
 
@@ -58,6 +64,10 @@ def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
         found = users_attributes.of_user(acquisition, obj, name) if found is None else found
         if found is not None:
             return found
+        if held_by_classes.is_held(_of_class_alone(proxy.fake, attribute)):
+            cls = type(proxy.fake)
+            given = [p.history for p in (proxy, *acquisition.wrappers.inputs()) if type(p.fake) is cls and p.history is not None]
+            return held_by_classes.read(cls, name, given[0] if given else None)
         value = attribute_of(acquisition, proxy, attribute)
         if type(value) is Held:
             return value.wrapped
@@ -68,6 +78,12 @@ def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedVal
     except Exception as e:  # noqa: BLE001 - what the property raises is the program's to handle
         return do_raise(e)
     return wrapped_result(value, [obj.provenance, name.provenance])
+
+
+def _of_class_alone(fake: torch.Tensor, name: str) -> Any:
+    """What the class of a wrapper, and none of torch's, has under a name that the wrapper has not; MISSING if there is nothing."""
+    is_asked = name not in vars(fake) and type(fake).__getattribute__ is object.__getattribute__
+    return operator_of(type(fake), name) if is_asked else MISSING
 
 
 def read_own(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> Any:
@@ -234,6 +250,8 @@ def to_value(acquisition: Acquisition, value: Any) -> Any:
             raise UnsupportedOpError("an attribute holds a tensor that is none of those the wrapper is taken apart into")
         acquisition.fakes.hold(value)
         return proxy
+    if isinstance(value, (list, dict, set)) and users_attributes.contents(value) is not None:
+        return value  # what the program puts into it, operations find there
     if type(value) in (list, tuple):
         return type(value)(to_value(acquisition, v) for v in value)
     if type(value) is dict:
@@ -281,12 +299,25 @@ def _native(name: str, proxy: SubclassProxy, *args: Any) -> Any:
     """A special method that C code (sum, max, operator.add, ...) calls on a proxy."""
     if name in _COMPARISONS and not proxy.is_live:  # after the acquisition a proxy is only ever compared for identity
         return (proxy is args[0]) == (name == "__eq__")
+    own = operator_of(type(proxy.fake), name)
+    if isinstance(own, types.FunctionType):
+        return _interpreted(own, proxy, *args)
     if name in _CONVERSIONS:
         what = "used as a condition" if name == "__bool__" else f"turned into a Python {name.strip('_')}"
         raise proxy.acquisition.refuse(data_dependent_on_wrapper(f"a {type(proxy.fake).__name__} was {what}"))
     if name in _COMPARISONS:
         return _compare(name, proxy, *args)
     return call(proxy.acquisition, getattr(torch.Tensor, name), (proxy, *args), {})
+
+
+def _interpreted(method: types.FunctionType, *args: Any) -> Any:
+    """What a method of the user's says, called from C code."""
+    result = _interpret_call(wrap_const(method), *map(wrap_const, args))
+    if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        runtime = get_interpreterruntimectx()
+        error, runtime.curexc = runtime.curexc, None
+        raise error
+    return unwrap(result)
 
 
 _COMPARISONS = frozenset("__lt__ __le__ __gt__ __ge__ __eq__ __ne__".split())

@@ -45,7 +45,7 @@ from thunder_norm.subclass.interpreting.operations import (
     operation_with_history,
     torch_callable,
 )
-from thunder_norm.subclass.interpreting.plain import about_plain
+from thunder_norm.subclass.interpreting.plain import about_plain, asked_of_inference
 from thunder_norm.subclass.interpreting.plain_operations import of_operator, written_out
 from thunder_norm.subclass.interpreting.refusals import (
     FUNCTORCH_LEVELS,
@@ -61,7 +61,7 @@ from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
-from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class
+from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class, overrides_torch_function
 from thunder.core.interpreter import (
     WrappedValue,
     _interpret_call,
@@ -210,6 +210,9 @@ _READS_VALUES = (torch.Tensor.item, torch.Tensor.tolist)
 
 def _about_wrapper(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
     """What Python itself asks of a wrapper: attributes, types, truth."""
+    about_inference = asked_of_inference(acquisition, fn, args)
+    if about_inference is not None and not overrides_torch_function(args[0].value.class_of_wrapper):
+        return about_inference
     if fn is getattr and len(args) >= 2:
         return functools.partial(read_attribute, acquisition)
     if fn is object.__getattribute__:

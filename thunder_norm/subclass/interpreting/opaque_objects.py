@@ -68,6 +68,11 @@ class OpaqueProxy(TensorProxy):
         return copy
 
     @property
+    def class_of_wrapper(self) -> type:
+        """The class that the object has in eager mode."""
+        return type(self.example)
+
+    @property
     def acquisition(self) -> Acquisition | None:
         """The acquisition it belongs to, as long as there is one."""
         return self._acquisition()

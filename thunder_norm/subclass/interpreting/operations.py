@@ -258,7 +258,9 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
     if plainly is not None:
         return plainly()
     fake_args, fake_kwargs = acquisition.to_fake(args), acquisition.to_fake(kwargs)
-    given = (fake_args, fake_kwargs)
+    noted = given = (fake_args, fake_kwargs)
+    if isinstance(fn, type):  # the object may keep a list or dict of the program's
+        fake_args, fake_kwargs = given = tuple(map(users_attributes.with_own_data, (args, kwargs), noted))
     run = lists.instead_of(jagged_operations.instead_of(fn, fake_args, fake_kwargs), fake_args)
     before = trace.leaves_of_wrappers(acquisition, (given, acquisition.changing_with(given)))
     rule = None
@@ -275,7 +277,7 @@ def _call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> 
         raise UnsupportedOpError(with_details(what, at=location_of_user(), instead="make it before the call, and give it"))
     if rule is not None or acquisition.num_levels or _in_autocast() or any(map(_is_of_one_run, recorder.log)):
         acquisition.tape.tear()
-    acquisition.tape.note(fn, fake_args, fake_kwargs, result, is_grad_enabled())
+    acquisition.tape.note(fn, *noted, result, is_grad_enabled())
     acquisition.write_hoisted(recorder)
     operation = trace.operation_id(fn, fake_args, fake_kwargs, result)
     made = trace.write(acquisition, operation, recorder.log, (fake_args, fake_kwargs), result, before)

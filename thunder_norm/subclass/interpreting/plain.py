@@ -87,7 +87,7 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
             return functools.partial(_asks_put_off, acquisition)
         asked = layout_of_plain if args[1].value in _LAYOUT else _how_stored if args[1].value in _STORED else None
         return functools.partial(asked, acquisition) if asked is not None and from_user() else None
-    if fn in (torch.is_conj, torch.is_neg, torch.is_inference) and from_user():
+    if fn in _ASKS_PUT_OFF and from_user():
         return functools.partial(_is_put_off, acquisition, fn.__name__)
     if fn is torch.Tensor.requires_grad_:
         return functools.partial(_require_grad, acquisition)
@@ -351,6 +351,15 @@ def layout_of_plain(acquisition: Acquisition | None, obj: WrappedValue, name: Wr
 
 
 _PUT_OFF = ("is_conj", "is_neg", "is_inference")
+_ASKS_PUT_OFF = [getattr(holder, name) for holder in (torch, torch.Tensor) for name in _PUT_OFF]
+
+
+def asked_of_inference(acquisition: Acquisition, fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call where a program asks whether a wrapper was made in inference mode; None of all else."""
+    if fn is getattr and len(args) == 2 and unwrap(args[1]) == "is_inference":
+        return functools.partial(_asks_put_off, acquisition)
+    is_asked = fn is torch.is_inference or fn is torch.Tensor.is_inference
+    return functools.partial(_is_put_off, acquisition, "is_inference") if is_asked else None
 
 
 def _asks_put_off(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:

@@ -163,7 +163,7 @@ class Recorder(Writing):
         except DynamicOutputShapeException:
             if not self._may_be_sized:
                 raise
-            func, args, result = self.acquisition.sizes.run(func, args, kwargs)
+            func, args, result = self.acquisition.sizes.run(func, args, kwargs, self.acquisition.asks)
         if func in LIKE:
             func, args, kwargs = self._drawn_like(func, args, kwargs, result)
         self._append(func, args, kwargs, result)
@@ -278,7 +278,7 @@ class Recorder(Writing):
         except DynamicOutputShapeException:
             if not self._may_be_sized:
                 raise
-            func, args, result = self.acquisition.sizes.run(func, args, kwargs)
+            func, args, result = self.acquisition.sizes.run(func, args, kwargs, self.acquisition.asks)
         self._append(func, args, kwargs, result)
         return result
 
@@ -287,7 +287,7 @@ class Recorder(Writing):
         """Whether sizes may be taken from the inputs of the call: the operation at hand runs on these, and in each call once."""
         acquisition = self.acquisition
         is_over = acquisition.is_finished and not acquisition.sizes.are_known  # the first backward is recorded before
-        return not (acquisition.num_levels or is_over or acquisition.is_transformed)
+        return acquisition.asks is not None or not (acquisition.num_levels or is_over or acquisition.is_transformed)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

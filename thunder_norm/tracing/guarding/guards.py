@@ -313,7 +313,7 @@ def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
         guards.conditions.setdefault((path, "is", None), value)
     elif isinstance(value, EQUAL):
         guards.conditions.setdefault((path, "same", None), snapshots.same_as(value))
-    elif isinstance(value, torch.nn.Module) or not isinstance(value, STAND_ANYWHERE):
+    elif isinstance(value, (torch.nn.Module, torch.Tensor)) or not isinstance(value, STAND_ANYWHERE):
         other = path_of(found.provenance)
         if other is not None and path != other:
             guards.meetings[path, other] = True

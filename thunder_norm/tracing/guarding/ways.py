@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections import deque
 from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
@@ -131,7 +132,7 @@ class Ways:
 
 
 def _item(value: Any, key: Any) -> Any:
-    if not isinstance(value, (dict, list)) and type(value) is not tuple:
+    if not isinstance(value, (dict, list, deque)) and type(value) is not tuple:
         return LEFT_OUT
     try:
         return stored.item(value, key_itself(key))

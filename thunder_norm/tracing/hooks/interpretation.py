@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,7 +20,17 @@ from thunder_norm.tracing.hooks.participants import functions_inside, has_part, 
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.provenances import is_parameter_of_module, member_of_module
 from thunder_norm.tracing.proxy_names import drop_others_names, is_of_prologues, own_name
-from thunder_norm.tracing.python import callbacks, conversions, copies, derived, identities, misused, patterns, special_methods
+from thunder_norm.tracing.python import (
+    callbacks,
+    conversions,
+    copies,
+    deques,
+    derived,
+    identities,
+    misused,
+    patterns,
+    special_methods,
+)
 from thunder_norm.tracing.python import constructors as constructors_of_python
 from thunder_norm.tracing.shared_memory import aliases, arrays, replaced_memory
 from thunder_norm.tracing.torch_functions import (
@@ -116,6 +127,8 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         if isinstance(fn, weakref.ref):
             return guards.reference_asked(fn)
         guards.note_call(fn, args, kwargs)
+        if type(fn) is not FunctionType:
+            deques.take(args)
         questions.note_asked(fn, args)
         autocast.note_call()
         in_mode = function_modes.lookaside(fn, args)

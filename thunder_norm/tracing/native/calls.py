@@ -165,7 +165,7 @@ def _call_dispatch(compilectx: Any, runtimectx: Any, fn: Any, /, *args: Any, **k
     if type(called) is not MethodType or hasattr(called, _OF_THUNDER):
         if not callable(called) and not isinstance(called, Proxy):
             return do_raise(TypeError(f"{type(called).__name__!r} object is not callable"))
-        if type(called) is TensorProxy:
+        if isinstance(called, TensorProxy):
             method = class_members.call_of(fn if isinstance(fn, WrappedValue) else wrap_const(fn))
             return method if method is _EXCEPTION_RAISED else thunders._interpret_call(method, *args, **kwargs)
         # Thunder would look for a name that functions of its own have

@@ -21,7 +21,7 @@ from thunder_norm.tracing.guarding.value_kinds import is_number_of_tensors
 from thunder_norm.tracing.python.identities import is_one
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions.known_values import is_replaced
-from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, own_operator
+from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, may_have_operators, of_class, own_operator
 from thunder_norm.tracing.torch_functions.torch_arguments import as_pythons, holds_number
 from thunder.core import dtypes
 from thunder.core import interpreter as thunders
@@ -84,12 +84,12 @@ def _compare_op(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any)
         result = thunders._interpret_call(COMPARISONS[operation], a, b)
         return result if result is _EXCEPTION_RAISED else stack.append(result)
     is_of_class = of_class(a) or of_class(b)
-    has_own = is_of_class and any(own_operator(x, name) is not None for x in (a, b) for name in _METHODS[operation])
+    has_own = any(own_operator(x, name) is not None for x in (a, b) if may_have_operators(x) for name in _METHODS[operation])
     if not has_own and operation in ("==", "!=") and (_is_no_operand(a, b) or _is_no_operand(b, a)):
         stack.pop_wrapped()
         stack.pop_wrapped()
         return stack.append(_wrapped(operation == "!=", a, b))
-    if is_of_class:
+    if is_of_class or has_own:
         stack.pop_wrapped()
         stack.pop_wrapped()
         return _taken(_of_classes(a, b, operation), inst, stack)
@@ -126,13 +126,13 @@ def _taken(result: Any, inst: dis.Instruction, stack: InterpreterStack) -> Any:
 
 
 def _of_classes(a: WrappedValue, b: WrappedValue, operation: str) -> Any:
-    """The same for tensors of classes that do not dispatch, which may say it themselves."""
+    """The same for tensors of classes that may say it themselves."""
     name, reflected = _METHODS[operation]
     asked = [(a, b, name), (b, a, reflected)]
-    if of_class(b) and is_asked_first(b, a, reflected):
+    if may_have_operators(b) and is_asked_first(b, a, reflected):
         asked.reverse()
     for left, right, method in asked:
-        if type(left.value) is TensorProxy:
+        if isinstance(left.value, TensorProxy):
             of_torch = getattr(torch.Tensor, method)
             result = thunders._interpret_call(wrap_const(own_operator(left, method) or of_torch), left, right)
         elif _has_own(left, operation):

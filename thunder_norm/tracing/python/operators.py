@@ -16,7 +16,8 @@ from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
-from thunder_norm.tracing.torch_functions.tensor_classes import is_asked_first, of_class, own_operator
+from thunder_norm.tracing.torch_functions.tensor_classes import class_in_eager, is_asked_first, may_have_operators, own_operator
+from thunder_norm.tracing.torch_functions.torch_arguments import holds_number
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (
     BINARY_OP,
@@ -58,9 +59,9 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
             stack.pop_wrapped()
             stack.pop_wrapped()
             return found if found is _EXCEPTION_RAISED else stack.append(found)
-    if of_class(a) or of_class(b):
+    if may_have_operators(a) or may_have_operators(b):
         found = _of_class(op, a, b)
-        if found is not None and (found is _EXCEPTION_RAISED or found.value is not NotImplemented):
+        if found is not None:
             stack.pop_wrapped()
             stack.pop_wrapped()
             return found if found is _EXCEPTION_RAISED else stack.append(found)
@@ -93,17 +94,46 @@ def _binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
 
 
 def _of_class(op: BINARY_OP, a: WrappedValue, b: WrappedValue) -> Any:
-    """What a method of its own says that the class of a tensor has; None where torch's or another object's is asked first."""
+    """What ``a op b`` is where the class of a tensor has a method of its own for it; None where torch's or Python's is asked first."""
+    is_in_place = op.value >= BINARY_OP.IADD.value
     reflected = _REFLECTED[op.value % BINARY_OP.IADD.value]
-    names = [reflected.replace("__r", f"__{kind}", 1) for kind in ("i", "")]
-    asked = [(own_operator(a, name), a, b) for name in names[op.value < BINARY_OP.IADD.value :]]
-    of_right = own_operator(b, reflected), b, a
-    if of_right[0] is not None and (isinstance(a.value, int | float | complex) or is_asked_first(b, a, reflected)):
-        asked = [of_right, *asked] if op.value < BINARY_OP.IADD.value or asked[0][0] is None else [asked[0], of_right, *asked[1:]]
-    for method, x, other in asked:
-        if method is not None:
-            return thunders._interpret_call(wrap_const(method), x, other)
-    return None
+    in_place, name = (reflected.replace("__r", f"__{kind}", 1) for kind in ("i", ""))
+    asked = [(a, name, b), (b, reflected, a)]
+    if is_asked_first(b, a, reflected):
+        asked.reverse()
+    elif class_in_eager(a) is class_in_eager(b):
+        asked.pop()
+    if is_in_place:
+        asked.insert(0, (a, in_place, b))
+    if all(own_operator(x, method) is None for x, method, _ in asked):
+        return None
+    is_first = True
+    for x, method, other in asked:
+        found = _method(x, method, other)
+        if found is None:
+            continue
+        if is_first and own_operator(x, method) is None and isinstance(x.value, TensorProxy):
+            return None
+        is_first = False
+        result = thunders._interpret_call(wrap_const(found), x, other)
+        if result is _EXCEPTION_RAISED or result.value is not NotImplemented:
+            return result
+    return do_raise(_unsupported(op, class_in_eager(a), class_in_eager(b)))
+
+
+def _method(x: WrappedValue, name: str, other: WrappedValue) -> Any:
+    """What the class of an operand has for an operator; None of what leaves it to the other operand."""
+    if not isinstance(x.value, TensorProxy):
+        found = in_classes(type(x.value).__mro__, name, None)  # those of Python's own classes leave it to a tensor
+        return found if isinstance(found, FunctionType) and _noted(x, name) else None
+    own = own_operator(x, name)
+    is_operand = isinstance(other.value, Proxy | int | float | complex) or holds_number(other)
+    return getattr(torch.Tensor, name, None) if own is None and is_operand else own
+
+
+def _noted(obj: WrappedValue, name: str) -> bool:
+    guards.note_attribute(obj, name)
+    return True
 
 
 def _thunders_binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:

@@ -39,6 +39,13 @@ _OF_AN_OBJECT: dict[Callable, str] = {
     round: "__round__",
 }
 _REFLECTED = {divmod: "__rdivmod__", pow: "__rpow__"}
+_OF_A_NUMBER: dict[Callable, str] = {
+    bool: "__bool__",
+    complex: "__complex__",
+    float: "__float__",
+    int: "__int__",
+    operator.index: "__index__",
+}
 _OF_INTEGERS = frozenset({math.comb, math.factorial, math.gcd, math.isqrt, math.lcm, math.perm, range, bin, chr, hex, oct})
 _OF_ITERABLES = frozenset({math.fsum, math.prod, getattr(math, "sumprod", math.prod), math.dist})
 _SEQUENCES = (list, tuple, str, bytes, range)
@@ -64,13 +71,15 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     if fn is hasattr and isinstance(args[0].value, TensorProxy) and args[1].value == "__contains__":
         return lambda *_: wrap_const(True)  # Thunder's tensors have none, and it would look at one row after the other
     if fn is operator.contains and isinstance(args[0].value, TensorProxy):
-        return lambda *given: thunders._interpret_call(torch.Tensor.__contains__, *given)
+        return lambda *given: thunders._interpret_call(lambda container, value: value in container, *given)
     if isinstance(fn, FunctionType):
         return None
     if fn is reversed and (turned := own_operator(args[0], "__reversed__")) is not None:
         return lambda x: thunders._interpret_call(wrap_const(turned), x)
     if fn is callable and own_operator(args[0], "__call__") is not None:
         return lambda _: wrap_const(True)
+    if (found := _of_own_class(fn, args)) is not None:
+        return found
     name = look_up(_OF_AN_OBJECT, fn)
     method = None if name is None else _own(type(args[0].value), name)
     if (
@@ -98,6 +107,18 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
     named = {k: _converted(v, asked, convert) for k, v in kwargs.items()}
     failed = next((v for v in (*new, *named.values()) if v is thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED), None)
     return lambda *_, **__: failed or thunders._interpret_call(fn, *new, **named)
+
+
+def _of_own_class(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
+    """What to call for a number that the class of a tensor makes of it, or that stands left of one: ``bool(x)``, ``divmod(2, x)``."""
+    converts = look_up(_OF_A_NUMBER, fn)
+    if converts is not None and len(args) == 1 and (method := own_operator(args[0], converts)) is not None:
+        return lambda x: thunders._interpret_call(_made_by, wrap_const(fn), wrap_const(converts), wrap_const(method), x)
+    reflected = look_up(_REFLECTED, fn)
+    is_of_number = reflected is not None and len(args) == 2 and isinstance(args[0].value, int | float | complex)
+    if is_of_number and (method := own_operator(args[1], reflected)) is not None:
+        return lambda a, b: thunders._interpret_call(wrap_const(method), b, a)
+    return None
 
 
 def _number_for(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
@@ -183,6 +204,14 @@ def _called(fn: Callable, method: Callable, value: Any, *others: Any) -> Any:
         if found is NotImplemented:
             raise TypeError(f"unsupported operand type(s) for {fn.__name__}(): {a.__name__!r} and {b.__name__!r}")
     return sorted(found) if fn is dir else found
+
+
+def _made_by(kind: Any, name: str, method: Callable, value: Any) -> Any:
+    said = method(value)
+    kind = kind if isinstance(kind, type) else int
+    if not isinstance(said, kind):
+        raise TypeError(f"{name} should return {kind.__name__}, returned {type(said).__name__}")
+    return said
 
 
 def _of_alias(alias: GenericAlias, origin: type, *args: Any, **kwargs: Any) -> Any:

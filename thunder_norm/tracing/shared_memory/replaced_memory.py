@@ -26,6 +26,7 @@ from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.recording import gradients_recorded, scope
 from thunder_norm.tracing.shared_memory import aliases
 from thunder_norm.tracing.shared_memory.histories import current, history_of
+from thunder_norm.tracing.shared_memory.kept_by_autograd import keeps
 from thunder_norm.tracing.shared_memory.memory import Memory
 from thunder_norm.tracing.shared_memory.views import makes_view
 from thunder_norm.tracing.shared_memory.views_in_place import names_of_one_object, renamed_so_far
@@ -262,6 +263,7 @@ def resolved(trace: TraceCtx) -> TraceCtx:
     new, swaps, earlier = from_trace(trace), dict[Variable, Proxy](), dict[str, str | None]()
     is_differentiated = torch.is_grad_enabled()
     active = depending_on_gradients(trace.bound_symbols) if is_differentiated else set()
+    roots = {b.args[0].name for b in trace.bound_symbols if b.sym.id == _MARK}
     for bsym in trace.bound_symbols:
         if bsym.sym.name == "current":
             _check_same_shape(bsym, *bsym.args, active)
@@ -271,8 +273,9 @@ def resolved(trace: TraceCtx) -> TraceCtx:
         *names, value = bsym.args
         root, *_ = held = _swapped(names, swaps)
         held_names = {p.name for p in held}
-        _check_not_needed(location_of(bsym), new.bound_symbols, held_names, active)
-        if is_differentiated:
+        lies_apart = _lies_apart(new.bound_symbols, held_names, roots)
+        _check_not_needed(location_of(bsym), new.bound_symbols, held_names, active, lies_apart)
+        if is_differentiated and not lies_apart:
             earlier |= dict.fromkeys(_views_of(new.bound_symbols, held_names), location_of(bsym))
         after = value
         if is_differentiated and any(p.name in active for p in names):
@@ -300,14 +303,32 @@ def _swapped(proxies: Iterable[TensorProxy], swaps: dict[Variable, Proxy]) -> li
     return [swaps.get(variableify(p), p) for p in proxies]
 
 
-def _check_not_needed(at: str | None, before: Iterable[BoundSymbol], names: set[str], active: set[str]) -> None:
-    """Refuse what in eager mode changes what a backward computes with: autograd keeps the object, and not its memory."""
+def _lies_apart(bsyms: Iterable[BoundSymbol], names: set[str], roots: set[str]) -> bool:
+    """Whether tensors lie in no memory in which an input was given that has another since, or will have."""
+    memory = Memory()
+    for bsym in bsyms:
+        is_same = makes_view(bsym) or _is_inplace_op(bsym) or bsym.sym.name in ("detach", "current")
+        given = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
+        if is_same and given:
+            memory.join([given[-1 if bsym.sym.name == "current" else 0].name, *(p.name for p in bsym.flat_proxy_outs)])
+    return {memory.root(n) for n in names}.isdisjoint(map(memory.root, roots))
+
+
+def _check_not_needed(
+    at: str | None, before: Iterable[BoundSymbol], names: set[str], active: set[str], lies_apart: bool = False
+) -> None:
+    """Refuse what in eager mode changes what a backward computes with: autograd keeps the object, and not its memory.
+
+    Where it `lies_apart`, in memory that the trace itself computes, a backward that keeps a view of the object, or nothing of it, finds that there.
+    """
     for bsym in before:
         given = [p.name for p in bsym.flat_proxy_args]
         is_linear = bsym.sym.name in _NEED_THE_OTHERS and sum(n in names for n in given) == 1
         needs = not is_linear or any(n in active for n in given if n not in names)
         is_active = any(p.name in active for p in bsym.flat_proxy_outs) and bsym.sym.name not in _NEED_NOTHING
         if names.isdisjoint(given) or not (needs and is_active) or bsym.sym.name == "history" or makes_view(bsym):
+            continue
+        if bsym.sym.name == "current" or (lies_apart and not keeps(bsym, names)):
             continue
         raise UnsupportedOpError(
             with_details(

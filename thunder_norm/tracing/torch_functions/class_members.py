@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedSubclassError, with_details
-from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.guarding import guards, held_by_classes
 from thunder_norm.tracing.guarding.classes import MISSING, in_classes
 from thunder_norm.tracing.locations import location_of_user
-from thunder_norm.tracing.torch_functions.tensor_classes import class_of, note_asked, own_classes
+from thunder_norm.tracing.torch_functions.tensor_classes import class_of, note_asked, operator_of, own_classes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     WrappedValue,
@@ -193,7 +193,7 @@ def _missing(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> A
 
 def _of_class(obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     note_asked(obj, name.value)
-    return _interpret_call(getattr, wrap_const(class_of(obj)), name)
+    return held_by_classes.read(class_of(obj), name, obj.provenance if guards.is_guarded(obj) else None)
 
 
 def _as_subclass(x: torch.Tensor, cls: Any) -> torch.Tensor:
@@ -272,8 +272,8 @@ def _delete_property(found: property, obj: WrappedValue, name: WrappedValue) -> 
 
 
 def call_of(obj: WrappedValue) -> Any:
-    """What a plain tensor's class says to a call of the tensor, ``x(1)``, bound to it."""
-    found = in_classes(own_classes(class_of(obj)), "__call__")
+    """What a tensor's class says to a call of the tensor, ``x(1)``, bound to it."""
+    found = operator_of(class_of(obj), "__call__")
     if not isinstance(found, FunctionType):
         return do_raise(TypeError(f"{class_of(obj).__name__!r} object is not callable"))
     return _bound(found, obj, wrap_const("__call__"))

@@ -79,6 +79,11 @@ def class_of(proxy: TensorProxy) -> type:
     return torch.Tensor if given is None else type(given)
 
 
+def class_of_wrapper(proxy: object) -> type | None:
+    """The class of the wrapper, or object, that a proxy stands for; None of plain tensors, and of all else."""
+    return proxy.class_of_wrapper if hasattr(type(proxy), "class_of_wrapper") else None  # type: ignore[attr-defined]
+
+
 def note(proxy: TensorProxy, cls: type) -> None:
     """Note that what the program has computed is of a class."""
     _known().classes[proxy.name] = cls

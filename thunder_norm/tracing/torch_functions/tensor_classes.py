@@ -37,7 +37,10 @@ _OF_TENSORS = frozenset(torch.Tensor.__mro__) | _PLAIN
 
 
 def class_of(obj: WrappedValue) -> type:
-    """The class of a plain tensor in eager mode."""
+    """The class of a tensor in eager mode."""
+    of_wrapper = known_classes.class_of_wrapper(obj.value)
+    if of_wrapper is not None:
+        return of_wrapper
     cls = type(obj.original_value)
     if not issubclass(cls, torch.Tensor):
         cls = known_classes.class_of(obj.value) if known_classes.are_met() else torch.Tensor
@@ -49,20 +52,36 @@ def of_class(obj: WrappedValue) -> bool:
     return type(obj.value) is TensorProxy and known_classes.are_met() and known_classes.class_of(obj.value) is not torch.Tensor
 
 
+def may_have_operators(obj: WrappedValue) -> bool:
+    """Whether it is a tensor of a class that may say itself what Python's operators do."""
+    return of_class(obj) or known_classes.class_of_wrapper(obj.value) is not None
+
+
 def own_operator(obj: WrappedValue, name: str) -> Callable | None:
-    """The method that the class of a plain tensor has of its own for an operator; None if that is torch's."""
-    if not of_class(obj):
-        return None
-    found = in_classes(_own(known_classes.class_of(obj.value)), name)
+    """The method that the class of a tensor has of its own for an operator; None if that is torch's."""
+    cls = known_classes.class_of_wrapper(obj.value)
+    if cls is None and of_class(obj):
+        cls = known_classes.class_of(obj.value)
+    found = MISSING if cls is None else operator_of(cls, name)
     if found is MISSING:
         return None
     note_asked(obj, name)
     return found
 
 
+def operator_of(cls: type, name: str) -> Any:
+    """What a class of tensors has of its own under the name of an operator; MISSING if that is torch's."""
+    return in_classes(_own(cls), name)
+
+
+def class_in_eager(x: WrappedValue) -> type:
+    """The class that an operand has in eager mode."""
+    return class_of(x) if isinstance(x.value, TensorProxy) else type(x.value)
+
+
 def is_asked_first(right: WrappedValue, left: WrappedValue, reflected: str) -> bool:
     """Whether a tensor is asked for an operator before what stands left of it: its class derives from that one's, and says it anew."""
-    kinds = [known_classes.class_of(x.value) if type(x.value) is TensorProxy else type(x.value) for x in (left, right)]
+    kinds = [class_in_eager(x) for x in (left, right)]
     if kinds[0] is kinds[1] or not issubclass(kinds[1], kinds[0]):
         return False
     return in_classes(kinds[1].__mro__, reflected) is not in_classes(kinds[0].__mro__, reflected)
