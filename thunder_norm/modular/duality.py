@@ -22,9 +22,21 @@ from thunder_norm.core.initializing import initialize
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.modular.orthogonal import Method, at_least_float32, goes_alone, orthogonalize, scaled, unrounded
+from thunder_norm.modular.orthogonal import (
+    SAFE,
+    Method,
+    are_between,
+    at_least_float32,
+    goes_alone,
+    in_dtype,
+    is_transformed,
+    orthogonalize,
+    scaled,
+    unrounded,
+)
 
 _LARGE = 2**16  # entries: more than these gain nothing from company
+_SMALL = 2**14  # entries up to which a call takes longer than what it does
 _PIECE = 2**17  # entries that a CPU's cache holds while several operations go over them
 
 
@@ -96,6 +108,8 @@ class _VectorBall(Ball):
         if not t.numel():
             return t.clone()
         dims = self.elem_dims
+        if dims == (-1,):
+            return f(t)
         if not dims:
             return f(t.unsqueeze(-1)).squeeze(-1)
         last = tuple(range(-len(dims), 0))
@@ -108,7 +122,7 @@ class _VectorBall(Ball):
             for of_g, piece in zip(pieces, self.pieces(found), strict=True):
                 piece.copy_(self.lmo(of_g, method, size))
             return found
-        return self._along(lambda rows: self._steepest(rows, size), at_least_float32(g)).to(g.dtype)
+        return in_dtype(self._along(lambda rows: self._steepest(rows, size), at_least_float32(g)), g.dtype)
 
     def pieces(self, t: torch.Tensor) -> Sequence[torch.Tensor]:
         if t.device.type != "cpu" or t.numel() < 2 * _PIECE or -t.ndim in self.elem_dims:
@@ -132,6 +146,11 @@ class L2Ball(_VectorBall):
         return 1.0
 
     def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
+        is_read = rows.device.type == "cpu" and not torch.is_grad_enabled() and not is_transformed(rows)
+        if is_read and 0 < rows.numel() <= _SMALL:  # where each call counts
+            length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+            if are_between(length, *SAFE):
+                return rows * length.reciprocal_().mul_(size * self._radius(rows))
         rows = scaled(rows, -1)
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         return rows * (size * self._radius(rows) / length.masked_fill(length == 0, math.inf))
@@ -186,10 +205,10 @@ class OperatorBall(Ball):
 
     def _matrices(self, t: torch.Tensor) -> torch.Tensor:
         """A view [..., out, in] of the matrices in t."""
-        return t.movedim(self.elem_dims, (-2, -1))
+        return t if self.elem_dims == (-2, -1) else t.movedim(self.elem_dims, (-2, -1))
 
     def _back(self, matrices: torch.Tensor) -> torch.Tensor:
-        return matrices.movedim((-2, -1), self.elem_dims)
+        return matrices if self.elem_dims == (-2, -1) else matrices.movedim((-2, -1), self.elem_dims)
 
     def _phases(self, shape: torch.Size) -> list[list[int]]:
         # of rows and of columns: what was semi-orthogonal is so in complex numbers

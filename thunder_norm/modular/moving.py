@@ -258,7 +258,7 @@ def check_replaced(missing: Iterable[str], known: Collection[int], model: torch.
         model: as it is.
 
     Raises:
-        GradientError: one has been replaced, and what the model has instead has a gradient.
+        GradientError: one has been replaced by one that trains.
     """
     for name in missing:
         of, _, attribute = name.rpartition(".")
@@ -266,11 +266,12 @@ def check_replaced(missing: Iterable[str], known: Collection[int], model: torch.
             now = getattr(model.get_submodule(of), attribute, None)
         except AttributeError:  # taken out
             continue
-        if isinstance(now, torch.nn.Parameter) and id(now) not in known and now.grad is not None:
+        if isinstance(now, torch.nn.Parameter) and id(now) not in known and now.requires_grad:
             raise GradientError(
                 with_details(
                     f"{name!r} has been replaced since the optimizer was made, and what the model has now would not be moved",
-                    instead="make a new optimizer after to_empty(), load_state_dict(assign=True), or another layer in place of one",
+                    instead="an optimizer that was made before fully_shard(model), to_empty(), load_state_dict(assign=True) or another layer "
+                    "in place of one has the parameters of then: make a new one",
                 )
             )
 
