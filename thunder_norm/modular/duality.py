@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from thunder_norm.core import spectral
 from thunder_norm.core.initializing import initialize
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.tensors import NormedTensor
@@ -227,6 +228,13 @@ class OperatorBall(Ball):
 
     def goes_alone(self, t: torch.Tensor, method: Method = "newton_schulz") -> bool:
         return goes_alone(self._matrices(t), method)
+
+    def dual(self, g: torch.Tensor) -> float | None:
+        """The dual norm of g, ``max <g, d> over |d| <= 1``, by the singular values; None where `lmo` is the faster way to it."""
+        matrices = self._matrices(g)
+        if g.is_complex() or g.dtype.itemsize > 4 or not spectral.has_fast_spectrum(matrices):
+            return None
+        return self._largest(matrices) * spectral.sum_of_singular_values(matrices.reshape(-1, *matrices.shape[-2:]))
 
     def project(self, t: torch.Tensor) -> torch.Tensor:
         matrices = self._matrices(at_least_float32(t))
