@@ -232,7 +232,7 @@ class OperatorBall(Ball):
     def dual(self, g: torch.Tensor) -> float | None:
         """The dual norm of g, ``max <g, d> over |d| <= 1``, by the singular values; None where `lmo` is the faster way to it."""
         matrices = self._matrices(g)
-        if g.is_complex() or g.dtype.itemsize > 4 or not spectral.has_fast_spectrum(matrices):
+        if g.is_complex() or g.dtype.itemsize > 4 or not g.numel() or not spectral.has_fast_spectrum(matrices):
             return None
         return self._largest(matrices) * spectral.sum_of_singular_values(matrices.reshape(-1, *matrices.shape[-2:]))
 
