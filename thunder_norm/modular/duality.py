@@ -147,7 +147,8 @@ class L2Ball(_VectorBall):
         return 1.0
 
     def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
-        is_read = rows.device.type == "cpu" and not torch.is_grad_enabled() and not is_transformed(rows)
+        is_plain = type(rows) is torch.Tensor and not is_transformed(rows)  # others may have no numbers to look at
+        is_read = is_plain and rows.device.type == "cpu" and not torch.is_grad_enabled()
         if is_read and 0 < rows.numel() <= _SMALL:  # where each call counts
             length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
             if are_between(length, *SAFE):
