@@ -136,6 +136,45 @@ def test_the_random_state_is_left_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(40, 90), (65, 66), (300, 70), (3, 80, 100), (1100, 1030)], ids=str)
+def test_both_extremes_and_the_sum_of_all(shape, dtype):
+    t = drawn(*shape).to(dtype)
+    values = torch.linalg.svdvals(t.double())
+    found = measuring.extreme_singular_values(t, (-2, -1))
+    assert found == pytest.approx((values.max().item(), values.min().item()), rel=1e-6, abs=1e-8 * values.max().item())
+    matrices = t.view(-1, *shape[-2:])
+    if dtype != torch.float64 and spectral.has_fast_spectrum(matrices):
+        assert spectral.sum_of_singular_values(matrices) == pytest.approx(values.sum().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("spoil", [lambda t: t[3, 4].fill_(torch.nan), lambda t: t.mul_(1e36), lambda t: t.zero_()])
+def test_extremes_of_what_is_not_finite_or_too_large_or_zero(spoil):
+    t = drawn(80, 90).float()
+    spoil(t)
+    found = measuring.extreme_singular_values(t, (-2, -1))
+    if t.isnan().any():
+        assert found is None
+        return
+    values = torch.linalg.svdvals(t.double())
+    assert found == pytest.approx((values.max().item(), values.min().item()), rel=1e-6)
+
+
+def test_who_asked_for_the_extremes_has_the_norm_and_its_derivative(monkeypatch):
+    t = drawn(80, 100, seed=5).float().requires_grad_()
+    measuring.extreme_singular_values(t, (-2, -1))
+    monkeypatch.setattr(spectral, "extreme_singular_values", None)
+    norm = operator_norm(t, (-2, -1))
+    assert norm.item() == pytest.approx(_reference(t), rel=1e-7)
+    norm.backward()
+    at = t.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(torch.linalg.matrix_norm(at, 2), at)
+    torch.testing.assert_close(t.grad, want.float())
+    with torch.no_grad():
+        t.mul_(2)  # it is of what the tensor was
+    assert operator_norm(t, (-2, -1)).item() == pytest.approx(2 * norm.item(), rel=1e-7)
+
+
 # -- the operation ----------------------------------------------------------------------------------------------------
 
 CASES = {

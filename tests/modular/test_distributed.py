@@ -291,7 +291,7 @@ def check_refusals() -> None:
     optimizer = ModularOptimizer(model, TOKENS, lr=0.1)
     fully_shard(model, mesh=mesh)
     model(TOKENS).sum().backward()
-    with pytest.raises(GradientError, match="made before fully_shard"):
+    with pytest.raises(GradientError, match="was made before fully_shard"):
         optimizer.step()
 
 

@@ -57,6 +57,28 @@ def _step(model: nn.Module, batch: torch.Tensor, loss, optimizer: torch.optim.Op
     return gradients
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_wide_layers_have_their_dual_norms_exactly(dtype):
+    """Of half as many samples as rows: half of the singular values are 0, or rounding."""
+    torch.manual_seed(seeded(0))
+    model = nn.Sequential(nn.Linear(100, 130), nn.ReLU(), nn.Unflatten(1, (1, 130)), nn.Conv1d(1, 80, 70, stride=10)).to(dtype)
+    model.append(nn.Conv1d(80, 90, 3)).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(33, 100, dtype=dtype)
+    monitor = TrainingMonitor(model, every=1, optimizer=optimizer, activations=False)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    gradients = _step(model, batch, monitored.square_loss, optimizer)
+    for name in ("0.weight", "4.weight"):
+        found = monitor.latest["parameters"][name]
+        assert found["gradient"] == pytest.approx(_dual(gradients[name]), rel=1e-5)
+        values = torch.linalg.svdvals(_matrices(before[name], 1))
+        assert (found["sigma_max"], found["sigma_min"]) == pytest.approx((values.max().item(), values.min().item()), rel=1e-5)
+        assert found["norm"] == pytest.approx(_operator_norm(before[name]), rel=1e-6)
+        assert found["update"] == pytest.approx(
+            _operator_norm(dict(model.named_parameters())[name].float() - before[name].float()), rel=1e-5
+        )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("make", [monitored.language_model, monitored.convolutional, monitored.perceptron])
 def test_norms_updates_and_gradients_of_operators_and_rows(make, dtype: torch.dtype):

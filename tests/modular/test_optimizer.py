@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from tests.forks import FORKS
 from tests.modular.optimized import backward, lmo, made, values
@@ -239,6 +240,40 @@ def test_loading_the_state_of_other_parameters_is_refused():
     with pytest.raises(NormMapKeyError, match=r"'head.bias' where this optimizer has 'table.weight'"):
         optimizer.load_state_dict(state)
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_the_state_of_a_model_with_wrapped_parts_is_loaded_without_them_and_back():
+    model, i = made()
+    (plain, _), (wrapped, _) = made(), made()
+    wrapped.two = checkpoint_wrapper(torch.compile(wrapped.two, backend="eager"))
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = wrapped
+
+        def forward(self, i):
+            return self.inside(i)
+
+    outer = Outer()
+    of_plain, of_wrapped = ModularOptimizer(plain, i, lr=0.1), ModularOptimizer(outer, i, lr=0.1)
+    names = of_wrapped.param_groups[0]["param_names"]
+    assert "inside.two._checkpoint_wrapped_module._orig_mod.weight" in names
+    backward(plain, i)
+    of_plain.step()
+    of_wrapped.load_state_dict(copy.deepcopy(of_plain.state_dict()))
+    wrapped.load_state_dict({name.replace("two.", "two._orig_mod."): t for name, t in plain.state_dict().items()})
+    back = ModularOptimizer(model, i, lr=0.1)
+    back.load_state_dict(copy.deepcopy(of_wrapped.state_dict()))
+    assert of_wrapped.param_groups[0]["param_names"] == names
+    model.load_state_dict(plain.state_dict())
+    for of, optimizer in ((plain, of_plain), (outer, of_wrapped), (model, back)):
+        of.zero_grad()
+        backward(of, i)
+        optimizer.step()
+    for p, q, r in zip(plain.parameters(), outer.parameters(), model.parameters(), strict=True):
+        assert torch.equal(p, r)
+        torch.testing.assert_close(p, q)
 
 
 def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned():

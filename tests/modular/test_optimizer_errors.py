@@ -109,6 +109,23 @@ def test_what_trains_later_is_not_silently_left_behind(copied):
     assert not torch.equal(model.one.weight, before["one.weight"])
 
 
+@pytest.mark.parametrize("missing_grads", ["error", "skip"])
+def test_parameters_that_are_replaced_are_not_silently_left_behind(missing_grads):
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, missing_grads=missing_grads)
+    backward(model, i)
+    optimizer.step()
+    before = values(model)
+    model.load_state_dict(before, assign=True)  # other parameters, which the optimizer does not have
+    model.zero_grad()
+    optimizer.zero_grad()
+    backward(model, i)
+    with pytest.raises(GradientError, match=r"'table.weight' has been replaced since the optimizer was made(.|\n)*assign=True"):
+        optimizer.step()
+    for name, t in values(model).items():
+        assert torch.equal(t, before[name])
+
+
 def test_parameters_that_are_not_the_models_are_refused():
     model, i = made()
     optimizer = ModularOptimizer(model, i, lr=0.1, params=[model.one.weight])

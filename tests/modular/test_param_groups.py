@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import io
+import pickle
 
 import pytest
 import torch
@@ -340,6 +343,28 @@ def test_clearing_blocks_alone_is_noticed_where_gradients_have_graphs():
     fused(x).sum().backward(create_graph=True)
     torch.autograd.grad(fused(x).sum(), fused.qkv.weight)
     assert torch.equal(muon.param_groups[0]["params"][0].grad, fused.qkv.weight.grad[:8])
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t)), lambda t: torch.save(t, io.BytesIO())]
+)
+def test_a_copy_of_blocks_is_refused_as_it_would_move_nothing(copied):
+    how = functools.partial(torch.split, split_size_or_sections=[8, 4, 4], dim=-1)
+    fused, x = Fused(how=how), torch.randn(2, 3, 6)
+    muon, adamw = _optimizers(param_groups(fused, x, split=True))
+    with pytest.raises(NormMismatchError, match=r"of 'qkv.weight' is a part of it(.|\n)*param_groups of the copied"):
+        copied((fused, muon))
+    copied((fused, adamw))
+    fused(x).sum().backward()
+    muon.step()
+    other = copy.deepcopy(fused)  # as the message says
+    again, _ = _optimizers(param_groups(other, x, split=True))
+    again.load_state_dict(copy.deepcopy(muon.state_dict()))
+    for model, optimizer in ((fused, muon), (other, again)):
+        model.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(fused.qkv.weight, other.qkv.weight)
 
 
 def test_what_cannot_be_grouped_is_refused():

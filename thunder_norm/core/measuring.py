@@ -34,6 +34,7 @@ class _Measured(NamedTuple):
 
 
 _measured: Remembered[_Measured] = Remembered()
+_extremes: Remembered[tuple[_Measured, float]] = Remembered()
 
 
 def takes_any_precision(measure: F) -> F:
@@ -134,6 +135,34 @@ def _look_up(t: torch.Tensor, elem_dims: tuple[int, int], groups: int) -> _Measu
         return _measured.get(t, (elem_dims, groups), measure)
 
 
+@torch.no_grad()
+def extreme_singular_values(t: torch.Tensor, elem_dims: tuple[int, int], groups: int = 1) -> tuple[float, float] | None:
+    """The largest and the smallest singular value of all matrices in a plain real tensor, not empty; None if an entry is not finite.
+
+    The largest is remembered as `operator_norm` has it: whoever asks for that next has it at once.
+    """
+
+    def measure(before: tuple[_Measured, float] | None) -> tuple[_Measured, float]:
+        matrices = stacked(t, elem_dims, groups)
+        if t.dtype not in _COARSE:  # float64 and complex numbers
+            values = torch.linalg.svdvals(matrices)
+            return _Measured(values.amax().item(), 0, None), values.amin().item()
+        top, largest, smallest = spectral.extreme_singular_values(matrices, None if before is None else before[0].vector)
+        return _Measured(largest, 0, None) if top is None else _Measured(*top), smallest
+
+    t, question = t.detach(), (elem_dims, groups)
+    is_plain = not _is_taken_apart(t)
+    with torch._C.DisableTorchFunction(), torch.autocast(t.device.type, enabled=False):
+        found = _extremes.get(t, question, measure) if is_plain else None
+        if found is not None:
+            _measured.get(t, question, lambda _: found[0])
+        elif not t.isfinite().all():
+            return None
+        else:  # entries so large that their sums are not finite are measured as others are, but not remembered
+            found = measure(None)
+    return found[0].value, min(found[1], found[0].value)
+
+
 def _as_tensor(found: _Measured, t: torch.Tensor) -> torch.Tensor:
     return torch.full((), found.value, dtype=_RESULT, device=t.device)
 
@@ -158,7 +187,11 @@ class _OperatorNorm(torch.autograd.Function):
                 norm = _by_decomposition(at, ctx.elem_dims, ctx.groups)
             (found,) = torch.autograd.grad(norm, at, grad, create_graph=torch.is_grad_enabled())
             return found, None, None, None
-        return (grad * _derivative(t, ctx.found, ctx.elem_dims, ctx.groups)).to(t.dtype), None, None, None
+        found = ctx.found
+        if found.vector is None:  # whoever measured it asked for the value alone
+            with torch._C.DisableTorchFunction(), torch.autocast(t.device.type, enabled=False):
+                found = _Measured(*spectral.largest_singular_value(stacked(t, ctx.elem_dims, ctx.groups)))
+        return (grad * _derivative(t, found, ctx.elem_dims, ctx.groups)).to(t.dtype), None, None, None
 
 
 def _derivative(t: torch.Tensor, found: _Measured, elem_dims: tuple[int, int], groups: int) -> torch.Tensor:

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from thunder_norm.higher_order_operators import written_out
 from thunder_norm.trees import flat_tensors
 from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class
 
@@ -20,6 +22,8 @@ _WRITTEN = frozenset({"running_mean", "running_var"})
 
 class WriteLog(TorchDispatchMode):
     """Copies the memory of tensors before an operation inside writes into it."""
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,6 +35,9 @@ class WriteLog(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(t is not FakeTensor and is_wrapper_class(t) for t in types):
             return NotImplemented  # the class comes first; what it does inside arrives here
+        if (body := written_out(func)) is not None:
+            with self:
+                return body(*args, **kwargs)
         for t in _written(func, args, kwargs):
             if _has_data(t):
                 self._before_write(t)
@@ -60,17 +67,19 @@ class WriteLog(TorchDispatchMode):
 
 
 def _written(func: Any, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:
-    """The tensor arguments that an operation writes into."""
+    """The tensor arguments that an operation writes into; of an operator on functions all, as it is not known what these do."""
+    if isinstance(func, HigherOrderOperator):
+        yield from flat_tensors((args, kwargs))
+        return
     for i, name in _written_arguments(func):
         yield from flat_tensors(args[i] if i < len(args) else kwargs.get(name))
 
 
 @functools.cache
 def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
-    schema = getattr(func, "_schema", None)  # an operator on functions has none
     return tuple(
         (i, a.name)
-        for i, a in enumerate(() if schema is None else schema.arguments)
+        for i, a in enumerate(func._schema.arguments)
         if a.name in _WRITTEN or (a.alias_info is not None and a.alias_info.is_write)
     )
 

@@ -18,13 +18,26 @@ from dataclasses import dataclass
 
 import torch
 
+from thunder_norm.core import spectral
 from thunder_norm.core.initializing import initialize
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.modular.orthogonal import Method, at_least_float32, goes_alone, orthogonalize, scaled, unrounded
+from thunder_norm.modular.orthogonal import (
+    SAFE,
+    Method,
+    are_between,
+    at_least_float32,
+    goes_alone,
+    in_dtype,
+    is_transformed,
+    orthogonalize,
+    scaled,
+    unrounded,
+)
 
 _LARGE = 2**16  # entries: more than these gain nothing from company
+_SMALL = 2**14  # entries up to which a call takes longer than what it does
 _PIECE = 2**17  # entries that a CPU's cache holds while several operations go over them
 
 
@@ -96,6 +109,8 @@ class _VectorBall(Ball):
         if not t.numel():
             return t.clone()
         dims = self.elem_dims
+        if dims == (-1,):
+            return f(t)
         if not dims:
             return f(t.unsqueeze(-1)).squeeze(-1)
         last = tuple(range(-len(dims), 0))
@@ -108,7 +123,7 @@ class _VectorBall(Ball):
             for of_g, piece in zip(pieces, self.pieces(found), strict=True):
                 piece.copy_(self.lmo(of_g, method, size))
             return found
-        return self._along(lambda rows: self._steepest(rows, size), at_least_float32(g)).to(g.dtype)
+        return in_dtype(self._along(lambda rows: self._steepest(rows, size), at_least_float32(g)), g.dtype)
 
     def pieces(self, t: torch.Tensor) -> Sequence[torch.Tensor]:
         if t.device.type != "cpu" or t.numel() < 2 * _PIECE or -t.ndim in self.elem_dims:
@@ -132,6 +147,12 @@ class L2Ball(_VectorBall):
         return 1.0
 
     def _steepest(self, rows: torch.Tensor, size: float = 1.0) -> torch.Tensor:
+        is_plain = type(rows) is torch.Tensor and not is_transformed(rows)  # others may have no numbers to look at
+        is_read = is_plain and rows.device.type == "cpu" and not torch.is_grad_enabled()
+        if is_read and 0 < rows.numel() <= _SMALL:  # where each call counts
+            length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+            if are_between(length, *SAFE):
+                return rows * length.reciprocal_().mul_(size * self._radius(rows))
         rows = scaled(rows, -1)
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         return rows * (size * self._radius(rows) / length.masked_fill(length == 0, math.inf))
@@ -186,10 +207,10 @@ class OperatorBall(Ball):
 
     def _matrices(self, t: torch.Tensor) -> torch.Tensor:
         """A view [..., out, in] of the matrices in t."""
-        return t.movedim(self.elem_dims, (-2, -1))
+        return t if self.elem_dims == (-2, -1) else t.movedim(self.elem_dims, (-2, -1))
 
     def _back(self, matrices: torch.Tensor) -> torch.Tensor:
-        return matrices.movedim((-2, -1), self.elem_dims)
+        return matrices if self.elem_dims == (-2, -1) else matrices.movedim((-2, -1), self.elem_dims)
 
     def _phases(self, shape: torch.Size) -> list[list[int]]:
         # of rows and of columns: what was semi-orthogonal is so in complex numbers
@@ -208,6 +229,13 @@ class OperatorBall(Ball):
 
     def goes_alone(self, t: torch.Tensor, method: Method = "newton_schulz") -> bool:
         return goes_alone(self._matrices(t), method)
+
+    def dual(self, g: torch.Tensor) -> float | None:
+        """The dual norm of g, ``max <g, d> over |d| <= 1``, by the singular values; None where `lmo` is the faster way to it."""
+        matrices = self._matrices(g)
+        if g.is_complex() or g.dtype.itemsize > 4 or not g.numel() or not spectral.has_fast_spectrum(matrices):
+            return None
+        return self._largest(matrices) * spectral.sum_of_singular_values(matrices.reshape(-1, *matrices.shape[-2:]))
 
     def project(self, t: torch.Tensor) -> torch.Tensor:
         matrices = self._matrices(at_least_float32(t))

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from thunder_norm.errors import GradientError, with_details
+from thunder_norm.errors import GradientError, NormMismatchError, with_details
 
 
 def hand_on_gradients(name: str, p: torch.Tensor, leaves: Sequence[torch.Tensor], places: Sequence[Callable]) -> None:
@@ -22,6 +22,23 @@ def hand_on_gradients(name: str, p: torch.Tensor, leaves: Sequence[torch.Tensor]
     handing.leaves = [weakref.ref(leaf, gone) for leaf in leaves]
     handing.handles = [p.register_hook(handing.before), p.register_post_accumulate_grad_hook(handing)]
     _alive.add(handing)
+    for leaf in leaves:
+        leaf._part_of = _PartOf(name)  # type: ignore[attr-defined]
+
+
+class _PartOf:
+    """Goes where its tensor goes: a copy of that shares no memory with a parameter, or gets no gradients, and would never be moved."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # of copies and pickles
+        raise NormMismatchError(
+            with_details(
+                f"what param_groups(split=True) gives of {self.name!r} is a part of it, and a copy would be a part of nothing",
+                instead="param_groups of the copied or loaded model, and load_state_dict of a new optimizer",
+            )
+        )
 
 
 class _HandsOn:

@@ -182,7 +182,7 @@ def check_saved(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str
     """
     for own, group in zip(names, saved, strict=False):
         for name, other in zip(own, group.get("param_names", ()), strict=False):
-            if other != name and not str(other).endswith("." + name):  # wrappers put a prefix before names
+            if not _is_one_name(name, str(other)):
                 raise NormMapKeyError(f"the loaded state is of {other!r} where this optimizer has {name!r}")
     for group in saved:
         if missing := sorted(options - group.keys()):
@@ -190,6 +190,15 @@ def check_saved(saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str
                 f"the loaded state is of another optimizer: its groups have no {', '.join(map(repr, missing))}, but "
                 f"{', '.join(sorted(map(repr, group.keys() - {'params', 'param_names'} - options))) or 'nothing else'}"
             )
+
+
+_OF_WRAPPERS = frozenset(["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"])
+
+
+def _is_one_name(name: str, other: str) -> bool:
+    """Whether names may be those of one parameter, in a model and in one that is wrapped, or has wrapped parts; prefixes do not count."""
+    short, long = sorted(([part for part in n.split(".") if part not in _OF_WRAPPERS] for n in (name, other)), key=len)
+    return long[len(long) - len(short) :] == short
 
 
 def check_decay(moving: Sequence[Moving]) -> None:
@@ -236,6 +245,33 @@ def check_unfrozen(frozen: Iterable[tuple[str, torch.Tensor]], groups: Iterable[
                 with_details(
                     f"{name!r} was frozen when the optimizer was made, which does not move it, and has a gradient now",
                     instead="make a new optimizer when parameters begin to train; where another one moves it, give this one params=[...]",
+                )
+            )
+
+
+def check_replaced(missing: Iterable[str], known: Collection[int], model: torch.nn.Module) -> None:
+    """Refuse to go on with parameters that have no gradient because the model has others by now.
+
+    Args:
+        missing: their names.
+        known: the ids of all that were the model's when its norm was derived.
+        model: as it is.
+
+    Raises:
+        GradientError: one has been replaced by one that trains.
+    """
+    for name in missing:
+        of, _, attribute = name.rpartition(".")
+        try:
+            now = getattr(model.get_submodule(of), attribute, None)
+        except AttributeError:  # taken out
+            continue
+        if isinstance(now, torch.nn.Parameter) and id(now) not in known and now.requires_grad:
+            raise GradientError(
+                with_details(
+                    f"{name!r} has been replaced since the optimizer was made, and what the model has now would not be moved",
+                    instead="an optimizer that was made before fully_shard(model), to_empty(), load_state_dict(assign=True) or another layer "
+                    "in place of one has the parameters of then: make a new one",
                 )
             )
 

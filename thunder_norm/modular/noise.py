@@ -20,13 +20,13 @@ from thunder_norm.model_state.shards import cut, local, placed
 from thunder_norm.modular.distributed import Spread
 from thunder_norm.modular.duality import Ball, OperatorBall
 from thunder_norm.modular.moving import Moving
+from thunder_norm.modular.orthogonal import SAFE, are_between, in_dtype
 from thunder_norm.modular.roles import Role
 
 # in an optimizer's state
 _AVERAGE = "square_average"
 _AVERAGE_WEIGHT = "square_average_weight"
 _MOMENTUM_WEIGHT = "momentum_weight"
-_SAFE = 1e-14, 1e18  # norms whose squares float32 has; of entries 1e-5 times as large it has them, too
 
 
 def unit_dims(ball: Ball, role: Role) -> tuple[int, ...] | None:
@@ -117,14 +117,23 @@ def adapt(
     steps: Sequence[torch.Tensor],
 ) -> None:
     """Multiply steps of one shape, that adapt along the same dimensions and with one decay, by the factors of their units."""
-    first = some[0]
+    first, biases = some[0], [a.bias for a in some]
+    is_one_unit = averages[0].numel() == 1 and averages[0].device.type == "cpu"
     if len(some) == 1:
-        factors = first.factors(averages[0], first.squares(gradients[0]), first.squares(directions[0]))
-        steps[0].mul_(factors.to(steps[0].dtype))  # first: a product with float64 takes three times as long
+        of_gradient, of_direction = first.squares(gradients[0]), first.squares(directions[0])
+        if is_one_unit:
+            averages[0].lerp_(of_gradient, 1 - first.decay)
+            steps[0].mul_(_factor(averages[0].item(), of_direction.item(), biases[0]))
+            return
+        factors = first.factors(averages[0], of_gradient, of_direction)
+        steps[0].mul_(in_dtype(factors, steps[0].dtype))  # first: a product with float64 takes three times as long
         return
     of_gradients, of_directions = (first.squares(torch.stack(list(tensors))) for tensors in (gradients, directions))
     torch._foreach_lerp_(list(averages), list(of_gradients.unbind()), 1 - first.decay)
-    biases = [a.bias for a in some]
+    if is_one_unit:
+        of_each = zip((a.item() for a in averages), of_directions.flatten().tolist(), biases, strict=True)
+        torch._foreach_mul_(list(steps), [_factor(*each) for each in of_each])
+        return
     bias = biases[0] if len(set(biases)) == 1 else of_directions.new_tensor(biases).view(-1, *[1] * (of_directions.ndim - 1))
     factors = _factors(torch.stack(list(averages)), of_directions, bias).to(steps[0].dtype)
     torch._foreach_mul_(list(steps), list(factors.unbind()))
@@ -133,6 +142,11 @@ def adapt(
 def _factors(average: torch.Tensor, of_direction: torch.Tensor, bias: float | torch.Tensor) -> torch.Tensor:
     found = of_direction.div(average).mul_(bias).sqrt_()
     return torch.where(average > 0, found, 1.0).clamp_(max=1.0)
+
+
+def _factor(average: float, of_direction: float, bias: float) -> float:
+    """The same of one unit, by numbers, to the last bit: of small tensors each call takes longer than what it does."""
+    return min(math.sqrt(of_direction / average * bias), 1.0) if average > 0 else 1.0
 
 
 def adapt_everywhere(
@@ -186,8 +200,10 @@ def _norms(t: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     """Euclidean norms, in float64: by sums in it, or by sums in float32, which a CPU has sooner, where no square overflows or vanishes."""
     if t.device.type == "cpu" and t.dtype == torch.float32 and t.numel():  # an empty shard has no largest entry
         found = torch.linalg.vector_norm(t, dim=dims, keepdim=True)
-        is_unsafe = (found < _SAFE[0]) | (found > _SAFE[1])
-        if not is_unsafe.any() or not torch.linalg.vector_norm(t, math.inf, dim=dims, keepdim=True)[is_unsafe].any():
+        if are_between(found, *SAFE):
+            return found.double()
+        is_unsafe = (found < SAFE[0]) | (found > SAFE[1])
+        if not torch.linalg.vector_norm(t, math.inf, dim=dims, keepdim=True)[is_unsafe].any():
             return found.double()
     return torch.linalg.vector_norm(t, dim=dims, keepdim=True, dtype=torch.float64)
 

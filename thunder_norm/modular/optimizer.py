@@ -25,6 +25,7 @@ from thunder_norm.modular.moving import (
     check_foreign_options,
     check_gradient,
     check_options,
+    check_replaced,
     check_saved,
     check_unfrozen,
     momentum_buffer,
@@ -226,6 +227,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                 loss = closure()
         with torch.no_grad():
             found = self._gradients_everywhere() if self._is_spread else self._gradients()
+            check_replaced(found.missing, self._known, self.norm.model)
             found.check_missing(self.missing_grads)
             if not found.are_finite(self.nonfinite_grads):
                 self.skipped_steps += 1

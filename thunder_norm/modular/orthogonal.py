@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor  # type: ignore[import]
+from torch.autograd import forward_ad
 from torch.autograd.forward_ad import unpack_dual
 
 from thunder_norm.core.tensors import describe
@@ -75,7 +76,7 @@ class _Rational(NamedTuple):
         shifted = gram * self.c
         shifted.diagonal(dim1=-2, dim2=-1).add_(1)
         factor, _ = torch.linalg.cholesky_ex(shifted)
-        if _is_transformed(gram):  # forward mode of cholesky_inverse is wrong (docs/upstream.md)
+        if is_transformed(gram):  # forward mode of cholesky_inverse is wrong (docs/upstream.md)
             inverse = torch.cholesky_solve(torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device), factor)
         else:
             inverse = torch.cholesky_inverse(factor)
@@ -131,6 +132,8 @@ _LARGE = 2**15  # entries of a matrix of which several leave a CPU's cache befor
 # rows of a block that is worth a product of its own, on a CPU, where there are as many: of fewer the calls take longer than the products that are saved
 _BLOCKS = {torch.bfloat16: (256, 2)}
 _BLOCKS_OF_OTHERS = 64, 4
+SAFE = 1e-14, 1e18  # norms whose squares float32 has; of entries 1e-5 times as large it has them, too
+_NOTHING = contextlib.nullcontext()
 _HAVE_SQUARES = 1e-8, 1e8  # Frobenius norms of matrices whose Gram matrices float32 has, and their squares
 
 
@@ -162,9 +165,9 @@ def orthogonalize(matrices: torch.Tensor, method: Method = "newton_schulz", size
 
 def unrounded(t: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     """No autocast, where a step is taken under it: it would round what is multiplied, of which small singular values make NaN."""
-    device = t.device.type
-    is_on = torch._C._is_any_autocast_enabled() and torch.amp.is_autocast_available(device)
-    return torch.autocast(device, enabled=False) if is_on else contextlib.nullcontext()
+    if not torch._C._is_any_autocast_enabled() or not torch.amp.is_autocast_available(t.device.type):
+        return _NOTHING
+    return torch.autocast(t.device.type, enabled=False)
 
 
 def _orthogonalized(matrices: torch.Tensor, method: Method, size: float) -> torch.Tensor:
@@ -173,13 +176,13 @@ def _orthogonalized(matrices: torch.Tensor, method: Method, size: float) -> torc
         return (_polar(scaled(x, (-2, -1))) * size).to(matrices.dtype)
     is_turned = x.stride(-2) == 1  # by rows in memory, and so is the result
     x = x.mT if is_turned else x
-    shape, x = x.shape, x.flatten(0, -3) if x.ndim > 2 else x
+    shape, x = x.shape, x.flatten(0, -3) if x.ndim > 3 else x
     if x.ndim > 2 and goes_alone(x, method):
         x = torch.stack([_moved(one, method, size) for one in x])
     else:
         x = _moved(x, method, size)
-    x = x.view(shape)
-    return (x.mT if is_turned else x).to(matrices.dtype)
+    x = x.view(shape) if x.ndim < len(shape) else x
+    return in_dtype(x.mT if is_turned else x, matrices.dtype)
 
 
 def goes_alone(matrices: torch.Tensor, method: Method = "newton_schulz") -> bool:
@@ -194,10 +197,10 @@ def goes_alone(matrices: torch.Tensor, method: Method = "newton_schulz") -> bool
 
 def _moved(x: torch.Tensor, method: Method, size: float) -> torch.Tensor:
     """A matrix, or a batch of them, by products."""
-    has_derivatives = (torch.is_grad_enabled() and x.requires_grad) or _is_transformed(x)
+    has_derivatives = (torch.is_grad_enabled() and x.requires_grad) or is_transformed(x)
     is_read = x.device.type == "cpu" and not has_derivatives  # numbers of it, while it is moved
     length = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) if is_read else None
-    if length is None or not _HAVE_SQUARES[0] <= length.min().item() <= length.max().item() <= _HAVE_SQUARES[1]:
+    if length is None or not are_between(length, *_HAVE_SQUARES):
         x = scaled(x, (-2, -1))
         length = _length(x)
     if method == "newton_schulz_bf16" and _is_faster_in_bfloat16(x):
@@ -208,9 +211,9 @@ def _moved(x: torch.Tensor, method: Method, size: float) -> torch.Tensor:
     return _on_gram(x, length, steps, size)
 
 
-def _is_transformed(x: torch.Tensor) -> bool:
+def is_transformed(x: torch.Tensor) -> bool:
     """Whether x is a function transform's, or has a tangent."""
-    return is_functorch_wrapped_tensor(x) or unpack_dual(x).tangent is not None
+    return is_functorch_wrapped_tensor(x) or (forward_ad._current_level >= 0 and unpack_dual(x).tangent is not None)
 
 
 def scaled(t: torch.Tensor, dims: int | tuple[int, ...]) -> torch.Tensor:
@@ -219,9 +222,22 @@ def scaled(t: torch.Tensor, dims: int | tuple[int, ...]) -> torch.Tensor:
     return t / largest.masked_fill_(largest == 0, 1)
 
 
+def are_between(t: torch.Tensor, low: float, high: float) -> bool:
+    """Whether all entries are numbers from `low` to `high`: read once."""
+    if t.numel() == 1:
+        return low <= t.item() <= high
+    smallest, largest = torch.aminmax(t)
+    return low <= smallest.item() and largest.item() <= high  # of NaN both are NaN
+
+
 def at_least_float32(t: torch.Tensor) -> torch.Tensor:
     """`t`, in float32 if its dtype is smaller."""
     return t.float() if t.dtype.itemsize < 4 else t
+
+
+def in_dtype(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`t` in a dtype: without a call where it has that, as it mostly has."""
+    return t if t.dtype == dtype else t.to(dtype)
 
 
 def _is_faster_in_bfloat16(x: torch.Tensor) -> bool:
@@ -277,10 +293,19 @@ def _on_itself(x: torch.Tensor, length: torch.Tensor, steps: _Steps, size: float
         p = steps[0].rest(gram)
         p.diagonal(dim1=-2, dim2=-1).add_(steps[0].constant)
         x, steps = _product(*_in_order(p / length, x)), steps[1:]
+    is_tall, has_blocks = _is_tall(x), _has_blocks(x, min(x.shape[-2:]))
+    product, add = (torch.mm, torch.addmm) if x.ndim == 2 else (torch.bmm, torch.baddbmm)
+    last = len(steps) - 1
     for k, step in enumerate(steps):
-        times = size if k == len(steps) - 1 else 1.0
-        x = _sum(x, *_in_order(step.rest(_symmetric(*_of_gram(x))), x), beta=step.constant * times, alpha=times)
-    return x.to(whole)
+        times = size if k == last else 1.0
+        left, right = (x.mH, x) if is_tall else (x, x.mH)
+        if has_blocks or not isinstance(step, _Polynomial) or step.d:
+            p = step.rest(_symmetric(left, right))
+        else:  # the same without a look at each product: of small matrices that takes as long as these
+            gram = product(left, right)
+            p = add(gram, gram, gram, beta=step.b, alpha=step.c) if step.c else gram * step.b
+        x = add(x, *((x, p) if is_tall else (p, x)), beta=step.constant * times, alpha=times)
+    return in_dtype(x, whole)
 
 
 def _on_gram(x: torch.Tensor, length: torch.Tensor, steps: _Steps, size: float) -> torch.Tensor:
@@ -353,11 +378,9 @@ def _symmetric(
     With `is_exact` then symmetric to the last bit: where products of products are multiplied, what is not grows.
     """
     m = x.shape[-2]
-    rows, least = _BLOCKS.get(x.dtype, _BLOCKS_OF_OTHERS)
-    blocks = m // rows
-    is_whole = x.device.type != "cpu" or x.ndim > 2 or x.requires_grad or (x.dtype == torch.bfloat16 and _has_tiles())
-    if blocks < least or is_whole:
+    if not _has_blocks(x, m):
         return _product(x, y) if plus is None else _sum(plus, x, y, beta, alpha)
+    blocks = m // _BLOCKS.get(x.dtype, _BLOCKS_OF_OTHERS)[0]
     found = x.new_empty(m, m) if plus is None else plus.clone()
     edges = [round(m * i / blocks) for i in range(blocks + 1)]
     for start, end in zip(edges, edges[1:], strict=False):
@@ -368,6 +391,13 @@ def _symmetric(
             on_diagonal = found[start:end, start:end]
             on_diagonal.copy_((on_diagonal + on_diagonal.mH) / 2)
     return found
+
+
+def _has_blocks(x: torch.Tensor, m: int) -> bool:
+    """Whether a symmetric product [m, m] of tensors such as x is taken by blocks."""
+    rows, least = _BLOCKS.get(x.dtype, _BLOCKS_OF_OTHERS)
+    is_whole = x.device.type != "cpu" or x.ndim > 2 or x.requires_grad or (x.dtype == torch.bfloat16 and _has_tiles())
+    return m // rows >= least and not is_whole
 
 
 @functools.cache

@@ -122,7 +122,8 @@ def _of_scion(member: _Member) -> tuple[str, dict[str, Any]]:
         raise NormMismatchError(
             with_details(
                 f"Scion has no norm for {member.name!r}, a {role} of shape {list(member.tensor.shape)}: {norm} has {wanted} dimensions",
-                instead="split=True gives stacks matrix by matrix; another optimizer for it, and requires_grad=False here; or another role",
+                instead=("split=True gives stacks matrix by matrix; " if role == "stack" and ndim == 3 else "")
+                + "another optimizer for it, and requires_grad=False here; or another role",
             )
         )
     return norm, kwargs

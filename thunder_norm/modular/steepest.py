@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -89,10 +90,10 @@ def nonfinite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
             per_device.setdefault(t.device, []).append(name)
     suspected = []
     for names in per_device.values():
-        sums = torch.stack([tensors[name].sum(dtype=_summed_in(tensors[name])) for name in names]).isfinite().tolist()
-        suspected += [name for name, is_finite in zip(names, sums, strict=True) if not is_finite]
+        sums = torch.stack([_sum(tensors[name]) for name in names]).tolist()
+        suspected += [name for name, found in zip(names, sums, strict=True) if not cmath.isfinite(found)]
     return [name for name in suspected if not tensors[name].isfinite().all()]
 
 
-def _summed_in(t: torch.Tensor) -> torch.dtype:
-    return torch.float32 if t.dtype.itemsize < 4 else t.dtype
+def _sum(t: torch.Tensor) -> torch.Tensor:
+    return t.sum(dtype=torch.float32) if t.dtype.itemsize < 4 else t.sum()

@@ -70,9 +70,9 @@ def heads_of(notes: Notes, frozen: Set[str]) -> list[Head]:
         mixed = range(attention.num_mixed)  # heads that a matrix makes of others are of all that these are of
         width = next(p.at.shape[1] for side in sides for p in side.parts)
         for number in mixed or range(attention.num_heads):
-            of = range(attention.num_heads) if mixed else [number]
+            of = list(range(attention.num_heads)) if mixed else [number]
             query, key = _without_nothing(*(_entries(side, width, of, notes, lambda p: p.scales) for side in sides))
-            new = Head(f"{_names(attention)}, head {number}", query, key, can, [], gains)
+            new = Head(f"{_names(attention, of)}, head {number}", query, key, can, [], gains)
             all_of_it = _without_nothing(*(_entries(side, width, of, notes, lambda p: True) for side in sides))
             found.setdefault((query, key, can, all_of_it, bool(mixed) and number), new).at.append((position, number))
     return list(found.values())
@@ -86,8 +86,10 @@ def _without_nothing(
     return tuple(query[j] for j in there), tuple(key[j] for j in there)
 
 
-def _names(attention: Attention) -> str:
-    return ", ".join(dict.fromkeys(p.name for p in attention.query.parts if p.kind == "weight"))
+def _names(attention: Attention, numbers: Sequence[int] | slice = slice(None)) -> str:
+    """The parameters of the queries of some heads."""
+    weights = (p for p in attention.query.parts if p.kind == "weight")
+    return ", ".join(dict.fromkeys(p.name for p in weights if not p.axes or (p.at[numbers] >= 0).any()))
 
 
 def _gains(side: Side) -> tuple[str, ...]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._C import DispatchKey
+from torch._C._functorch import is_functorch_wrapped_tensor  # type: ignore[import]
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from thunder_norm.core.bodies import python_body
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.higher_order_operators import written_out
 from thunder_norm.model_state.shards import is_spread, without_hooks
 from thunder_norm.modular.following import entries, entrywise, moves, products
 from thunder_norm.modular.following.notes import Call, Notes
@@ -50,6 +54,9 @@ class Following(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then say what its results are."""
         kwargs = kwargs or {}
+        if (body := written_out(func) or _taken_apart(func)) is not None:
+            with self:
+                return body(*args, **kwargs)
         parts = _CONSIST_OF.get(_name(func))
         if parts is not None and "out" not in kwargs:
             with self:
@@ -81,6 +88,16 @@ class Following(TorchDispatchMode):
         in_place = call.func._schema.is_mutable and len(call.tensors) == 1
         is_pointwise = torch.Tag.pointwise in call.func.tags or call.name in entries.SUMS or in_place
         return entries.entry_by_entry if is_pointwise else moves.mix
+
+
+@functools.cache
+def _taken_apart(func: Any) -> Callable | None:
+    """What an operation of several others does, if it arrives as one: those that are called below autograd are not taken apart there."""
+    key = DispatchKey.CompositeImplicitAutograd
+    if not isinstance(func, torch._ops.OpOverload):
+        return None
+    is_of_several = key in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return func.decompose if is_of_several else None
 
 
 def _name(func: Any) -> str:
@@ -122,8 +139,10 @@ class _Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _as_activation(self, t: Any) -> Any:
+        if not isinstance(t, torch.Tensor) or is_functorch_wrapped_tensor(t):  # of these the operations below the transform say
+            return t
         state = self.notes.state(t)
-        if not isinstance(t, torch.Tensor) or state is not None and not state.is_parameter:
+        if state is not None and not state.is_parameter:
             return t
         copy = t.clone()  # the parameter itself stays what it is elsewhere
         self.notes.note(copy, Followed() if state is None else replace(state, is_parameter=False))

@@ -58,7 +58,7 @@ def join(notes: Notes, call: Call) -> None:
     dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", 0)
     put = torch.cat if call.name == "cat" else torch.stack
     known = [state for state in states if state is not None]
-    strands = joined(states, [t.shape for t in tensors], lambda labels: put(list(labels), dim))
+    strands = joined(states, [t.shape for t in tensors], lambda labels: _beside(call.name == "stack", labels, dim))
     is_parameter = all(state is None or state.is_parameter for state in states)
     is_scaled = all(_is_zero(t) for t, state in zip(tensors, states, strict=True) if state is None)
     scale = min((state.scale for state in known), default=Scale.NOTHING) if is_scaled else Scale.NOTHING
@@ -66,6 +66,22 @@ def join(notes: Notes, call: Call) -> None:
     is_attended = bool(known) and all(state.is_attended for state in known)
     is_looked_up = not is_parameter and all(state.is_parameter or state.is_looked_up for state in known)
     notes.note(call.out, Followed(strands, scale, is_parameter, score, is_attended, is_looked_up))
+
+
+def _beside(is_stacked: bool, labels: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """Labels of tensors as those of what they are joined to; expanded where all of them are: many tensors would take much memory."""
+    ndim = labels[0].ndim
+    others = range(ndim) if is_stacked else [d for d in range(ndim) if d != dim % ndim]
+    shape = list(labels[0].shape)
+    for d in others:
+        if all(t.stride(d) == 0 for t in labels):
+            labels = [t.narrow(d, 0, min(1, shape[d])) for t in labels]
+    found = torch.stack(list(labels), dim) if is_stacked else torch.cat(list(labels), dim)
+    if is_stacked:
+        shape.insert(dim % (ndim + 1), len(labels))
+    else:
+        shape[dim % ndim] = found.shape[dim]
+    return found.expand(shape)
 
 
 def _is_zero(t: torch.Tensor) -> bool:

@@ -11,7 +11,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.modular.following.attentions import Attention
-from thunder_norm.modular.following.strands import MOST, Followed, Scale, Use, Written, assembled, of_parameter, used
+from thunder_norm.modular.following.strands import (
+    MOST,
+    Followed,
+    Scale,
+    Use,
+    Written,
+    assembled,
+    most_at_once,
+    of_parameter,
+    used,
+)
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,8 @@ class Notes:
 
     def note(self, t: torch.Tensor, state: Followed) -> None:
         """From now on this is known of a tensor.  What has too many terms is followed no further."""
-        if len(state.strands) > MOST or any(len(s.labels) > MOST for s in state.strands):
+        is_of_many = len(state.strands) > MOST and most_at_once([s.entries for s in state.strands]) > MOST
+        if is_of_many or any(len(s.labels) > MOST for s in state.strands):
             self.use(state, "sum")
             state = replace(state, strands=(), scale=Scale.NOTHING)
         key, memory = _key(t), StorageWeakRef(t.untyped_storage())

@@ -70,8 +70,9 @@ def multiply(notes: Notes, call: Call) -> None:
     else:
         is_attended = any(_probabilities(state) is not None for state in (of_a, of_b))
         strands, score = (), score or _of_activations(notes, call, (a, of_a), (b, of_b))
-    if of_a is not None and of_b is not None and is_parameter:  # a matrix made of matrices
-        strands = tuple(replace(s, kind="itself") for s in strands)
+    if of_a is not None and of_b is not None and is_parameter:  # a matrix made of matrices, of which it has rows and columns
+        rows = survived(of_a, "itself", [-1], lambda t: _left(t, call))
+        strands = tuple(replace(s, kind="itself") for s in (*(replace(s, scales=False) for s in rows), *strands))
     state = Followed(strands, scale, is_parameter, score, is_attended)
     if call.name.startswith("add") or call.name == "baddbmm":
         state = _with_added(notes, call, state)

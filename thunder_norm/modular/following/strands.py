@@ -19,7 +19,7 @@ import torch
 Labels = dict[int, torch.Tensor]
 Kind = Literal["weight", "table", "bias", "gain", "itself"]
 NOTHING = -1  # the label of an entry that is not of the parameter
-MOST = 8  # strands of a tensor, and labels of a strand: sums of more are not followed
+MOST = 8  # strands of an entry, and labels of a strand: sums of more are not followed
 
 
 class Scale(IntEnum):
@@ -83,6 +83,21 @@ class Strand:
     def axes(self) -> frozenset[int]:
         """The axes of the parameter that the tensor still has."""
         return frozenset().union(*self.labels) if self.labels else frozenset()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether any entry of the tensor is of the parameter, or the tensor has none."""
+        there = self.entries
+        return not there.numel() or bool(there.any())
+
+    @property
+    def entries(self) -> torch.Tensor:
+        """Which entries of the tensor are of the parameter: a mask, without the dimensions along which that is one answer."""
+        of_each = [varying(next(iter(of.values()))) >= 0 if of else torch.ones((), dtype=torch.bool) for of in self.labels]
+        found = torch.zeros((), dtype=torch.bool)
+        for of in of_each:
+            found = found | of
+        return found
 
     def mapped(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Strand:
         """The strand with every label moved."""
@@ -210,7 +225,10 @@ class Followed:
         if score is not None and not score.problem:
             moved = f(score.raw) if raw is None or not score.is_raw else raw
             score = replace(score, ids=tuple(map(f, score.ids)), raw=moved)
-        return replace(self, strands=tuple(s.mapped(f) for s in self.strands), score=score, pair=None)
+        strands = tuple(s.mapped(f) for s in self.strands)
+        if len(strands) > 1:  # of what was joined a part may have nothing of some
+            strands = tuple(s for s in strands if s.is_there)
+        return replace(self, strands=strands, score=score, pair=None)
 
     def with_strands(self, **changes: Any) -> Followed:
         """The state with something else said of every strand."""
@@ -272,7 +290,7 @@ def _equal(one: Labels, other: Labels) -> bool:
 def joined(
     states: Sequence[Followed | None], shapes: Sequence[torch.Size], put: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> tuple[Strand, ...]:
-    """The strands of tensors put one beside the other; `put` does that with labels."""
+    """The strands of tensors put one beside the other; `put` does that with labels, all of as many dimensions."""
     found: dict[Any, list[Strand | None]] = {}
     for i, state in enumerate(states):
         for strand in () if state is None else state.strands:
@@ -318,11 +336,20 @@ def _there(label: torch.Tensor) -> torch.Tensor:
 
 def used(state: Followed, op: str, shapes: Mapping[str, torch.Size]) -> list[Use]:
     """The uses that an operation makes of what is in a tensor."""
-    products = [s for s in state.strands if s.kind in ("weight", "table")]
+    products = [s.entries for s in state.strands if s.kind in ("weight", "table")]
+    is_sole = len(products) <= 1 or most_at_once(products) <= 1
     return [
-        Use(s.name, op, s.kind, {axis: s.rows(axis, shapes[s.name][axis]) for axis in s.axes}, is_sole=len(products) <= 1)
+        Use(s.name, op, s.kind, {axis: s.rows(axis, shapes[s.name][axis]) for axis in s.axes}, is_sole=is_sole)
         for s in state.strands
     ]
+
+
+def most_at_once(entries: Sequence[torch.Tensor]) -> int:
+    """In how many of several masks an entry is at most."""
+    count = torch.zeros((), dtype=torch.int32)
+    for mask in entries:
+        count = count + mask
+    return int(count.max()) if count.numel() else 0
 
 
 def head_rows(at: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -333,6 +360,7 @@ def head_rows(at: Sequence[torch.Tensor]) -> torch.Tensor | None:
     if not at:
         return None
     found = {tuple(sorted({i for i in of_n if i >= 0})) for of_n in torch.unique(torch.cat(list(at), 1), dim=0).tolist()}
+    found.discard(())  # heads of other parameters, which stand beside those of this one
     return torch.tensor(sorted(found)) if len({len(rows) for rows in found}) == 1 else None
 
 

@@ -273,6 +273,8 @@ class TrainingMonitor:
         record = self._record
         bounds: dict[str, float] = {}
         if self._bounds is not None:
+            if self._is_as_known():
+                self._measure_parameters()  # bounds ask for the norms of the same parameters, which are remembered then
             problem = self._bounds.misfit(seen.args, seen.kwargs)
             if problem is None:
                 bounds = self._bounds(seen.args, seen.kwargs)
@@ -290,16 +292,24 @@ class TrainingMonitor:
             record["attention"][name] = [_larger(a, b) for a, b in zip(before, values, strict=True)] if same else values
 
     def _before_step(self) -> None:
-        parameters = measured_names(self.model)
-        if {name: p.shape for name, p in parameters.items()} != self._shapes:
+        if not self._is_as_known():
             with contextlib.nullcontext() if self._forwards is None else self._forwards.blind():
-                self._derive_norms(parameters)
-        for name, p in parameters.items():
+                self._derive_norms(measured_names(self.model))
+        self._record["parameters"] = self._measure_parameters()
+
+    def _is_as_known(self) -> bool:
+        """Whether the model has the parameters that norms were derived of."""
+        return {name: p.shape for name, p in measured_names(self.model).items()} == self._shapes
+
+    def _measure_parameters(self) -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {}
+        for name, p in measured_names(self.model).items():
+            spectrum = Spectrum.of(self._norms[name], p)  # first: the norm is among what it knows
             numbers = {"norm": norm_of(self._norms[name], p)}
-            spectrum = Spectrum.of(self._norms[name], p)
             if spectrum is not None:
                 numbers |= {"sigma_max": spectrum.largest, "sigma_min": spectrum.smallest, "stable_rank": spectrum.stable_rank}
-            self._record["parameters"][name] = numbers
+            found[name] = numbers
+        return found
 
     def _see_gradients(self, gradients: Tensors) -> None:
         names = {name: gradients[id(p)] for name, p in measured_names(self.model).items() if id(p) in gradients}

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
-from thunder_norm.core.measuring import operator_norm, stacked
-from thunder_norm.core.spectral import smallest_singular_value
+from thunder_norm.core.measuring import extreme_singular_values, stacked
 from thunder_norm.core.tensors import has_norm
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.model_state.shards import is_spread
-from thunder_norm.modular.duality import Ball, ball
+from thunder_norm.modular.duality import Ball, OperatorBall, ball
 from thunder_norm.modular.orthogonal import at_least_float32
 from thunder_norm.modular.steepest import steepest_steps
 from thunder_norm.norms.lifts.inference import NormSpec
@@ -94,25 +93,23 @@ class Spectrum:
         t = t.detach()
         groups = getattr(spec.kind, "groups", 1)
         dims = spec.elem_dims[0], spec.elem_dims[1]
-        largest = operator_norm(t, dims, groups).item()
-        if not math.isfinite(largest):
+        extremes = extreme_singular_values(t, dims, groups)
+        if extremes is None:
             return Spectrum(math.nan, math.nan, math.nan)
+        largest, smallest = extremes
         matrices = stacked(t, dims, groups)
-        if t.dtype.itemsize >= 8:  # float64 and complex numbers
-            smallest = torch.linalg.svdvals(matrices).amin().item()
-        else:
-            smallest = smallest_singular_value(matrices)
         scaled = torch.linalg.vector_norm(matrices.abs(), dtype=torch.float64).item() / largest if largest > 0 else 0.0
-        return Spectrum(largest, min(smallest, largest), scaled**2 / len(matrices))
+        return Spectrum(largest, smallest, scaled**2 / len(matrices))
 
 
 @torch.no_grad()
 def dual_norms(specs: Mapping[str, NormSpec], grads: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The dual norm of each gradient, ``max <G, D> over |D| <= 1``: what a step of norm 1 gains, to first order.
 
-    Of an operator it is ``sqrt(out / in)`` times the sum of the singular values, here ``<G, lmo(G)>`` with the polar factor by
-    Newton-Schulz steps: up to 0.6 % below the exact value, more only where many singular values below 0.004 of the Frobenius norm add
-    up (see `orthogonalize`).  NaN where an entry is not finite.  Left out: a kind of which no duality map is known.
+    Of an operator it is ``sqrt(out / in)`` times the sum of the singular values.  Where these are not found faster (see `OperatorBall.dual`) it is
+    ``<G, lmo(G)>`` with the polar factor by Newton-Schulz steps: up to 0.6 % below the exact value, more only where many singular values
+    below 0.004 of the Frobenius norm add up (see `orthogonalize`).  NaN where an entry is not finite.  Left out: a kind of which no duality
+    map is known.
     """
     found: dict[str, float] = {}
     parts: list[tuple[str, Ball, torch.Tensor]] = []
@@ -124,6 +121,8 @@ def dual_norms(specs: Mapping[str, NormSpec], grads: Mapping[str, torch.Tensor])
             continue
         if not dense.isfinite().all():
             found[name] = math.nan
+        elif isinstance(its, OperatorBall) and (size := its.dual(dense)) is not None:
+            found[name] = size
         else:
             parts.append((name, its, at_least_float32(dense)))
     steps = steepest_steps([(its, g, 1.0) for _, its, g in parts])
