@@ -312,3 +312,24 @@ def test_tensors_beside_wrappers_with_gradients_are_what_they_were():
     found, expected = thunder.jit(f, transforms=[SubclassTransform()])(w, p), f(w, p)
     assert found[1] == expected[1]
     torch.testing.assert_close(found[0].detach(), expected[0].detach())
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_format": torch.contiguous_format}])
+def test_what_is_handed_back_under_no_grad_keeps_its_gradient(options):
+    """Whether it is depends on how the tensor lies, and so does the trace."""
+
+    def f(x):
+        v = x * 1
+        with torch.no_grad():
+            w = v.contiguous(**options)
+        return (w * v).sin(), w.requires_grad, w is v
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    lies = torch.stack([x, -x])
+    for n, given in enumerate([lies, lies.t(), lies]):
+        given = given.detach().requires_grad_()
+        found, expected = jf(given), f(given)
+        assert found[1:] == expected[1:] and thunder.cache_misses(jf) == min(n, 1) + 1
+        torch.testing.assert_close(found[0], expected[0])
+        gradients = [torch.autograd.grad(r[0].sum(), given)[0] for r in (found, expected)]
+        torch.testing.assert_close(*gradients)
