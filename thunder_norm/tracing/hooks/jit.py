@@ -221,9 +221,11 @@ def _tensor_from_nowhere(error: NotImplementedError) -> Exception:
     if "PseudoInst.OPAQUE(" in str(error) or "PseudoInst.NEW(" in str(error):
         return UnsupportedOpError(
             with_details(
-                "a traced function uses a tensor that it got from a call which is no part of the trace, such as a parameter of a module that it makes",
+                "a traced function uses a tensor that it got from a call which is no part of the trace: an item of a deque that was there before, "
+                "a parameter of a module that it makes",
                 why="such a call is made once, while the trace is acquired, and later calls would find the same values again",
-                instead="make the module, or the tensor, outside of the function, or give the module its tensors with torch.func.functional_call",
+                instead="keep tensors in a list or dict; make the module, or the tensor, outside of the function, or give the module its tensors "
+                "with torch.func.functional_call",
             )
         )
     if re.search(r"PseudoInst\.BINARY_SUBSCR\(\w+, (?!['\d-])|Unpacking from", f"{error} {error.__cause__}"):
