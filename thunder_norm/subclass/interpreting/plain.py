@@ -28,7 +28,7 @@ from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.guarding.layouts import guard_layout, guard_put_off
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder_norm.tracing.torch_functions import contexts, known_classes
+from thunder_norm.tracing.torch_functions import contexts, known_classes, sparse
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -252,11 +252,16 @@ _STORED: dict[str, Callable[[TensorProxy], Any]] = {
 }
 
 
+_SPARSE = ("is_sparse", "is_sparse_csr", "layout")
+
+
 def _how_stored(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     real = _real(acquisition, obj)
     if name.value == "retains_grad" and acquisition is not None and tensor_hooks.is_retained(acquisition, obj.value):
         return wrapped_result(True, [obj.provenance, name.provenance])
     if real is None:
+        if name.value in _SPARSE and sparse.may_be_sparse(obj.value):
+            return do_raise(sparse.refused(name.value))
         return wrapped_result(_STORED[unwrap(name)](obj.value), [obj.provenance, name.provenance])
     return attribute_of_input(real, obj, unwrap(name))
 
