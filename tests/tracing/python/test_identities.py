@@ -43,6 +43,7 @@ HAND_BACK: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a copy": lambda z: z.to(torch.float32, copy=True),
     "a view": lambda z: z.view(3),
     "T": lambda z: z.T,
+    "t": lambda z: z.t(),
     "detach": lambda z: z.detach(),
     "data": lambda z: z.data,
 }
@@ -62,6 +63,13 @@ def test_what_is_handed_back_is_the_tensor(name: str):
     found, expected = thunder.jit(f, transforms=[SubclassTransform()])(given), f(other)
     assert found[0] == expected[0]
     torch.testing.assert_close((*found[1:], given), (*expected[1:], other))
+
+
+@pytest.mark.parametrize("transpose", [torch.t, torch.Tensor.t, lambda t: t.t(), lambda t: t.T, lambda t: t.view(3)])
+def test_a_view_that_a_program_returns_is_another_tensor_in_the_same_memory(transpose):
+    given = x.clone()
+    found = thunder.jit(lambda x: transpose(x), transforms=[SubclassTransform()])(given)
+    assert found is not given and found.data_ptr() == given.data_ptr()
 
 
 def test_what_lies_otherwise_is_not_handed_back():
