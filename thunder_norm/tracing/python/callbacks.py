@@ -198,35 +198,38 @@ def _substituted(pattern: Any, repl: Callable, string: Any, count: int = 0) -> A
 
 
 @instead_of(eval)
-def _eval(source: WrappedValue, names: WrappedValue | None = None, own: WrappedValue | None = None, /) -> Any:
+def _eval(source: WrappedValue, /, globals: WrappedValue | None = None, locals: WrappedValue | None = None) -> Any:  # noqa: A002
     """Thunder loses track of what stands for the values in the dicts that `eval` is given, which it has for those of `exec`."""
-    return _run("eval", source, names, own, None)
+    return _run(eval, source, globals, locals, None)
 
 
 @instead_of(exec)
 def _exec(
     source: WrappedValue,
-    names: WrappedValue | None = None,
-    own: WrappedValue | None = None,
     /,
+    globals: WrappedValue | None = None,  # noqa: A002 - Python's names
+    locals: WrappedValue | None = None,  # noqa: A002
     *,
     closure: WrappedValue | None = None,
 ) -> Any:
-    return _run("exec", source, names, own, closure)
+    return _run(exec, source, globals, locals, closure)
 
 
 def _run(
-    mode: str, source: WrappedValue, names: WrappedValue | None, own: WrappedValue | None, closure: WrappedValue | None
+    fn: Callable, source: WrappedValue, names: WrappedValue | None, own: WrappedValue | None, closure: WrappedValue | None
 ) -> Any:
     """Run text, which Thunder takes bytes for as they are shown, or code."""
     names, own = names or wrap_const(None), own or wrap_const(None)
     if not isinstance(names.value, dict | None):
-        return do_raise(TypeError(f"{mode}() globals must be a dict, not {type(names.value).__name__}"))
+        try:
+            fn("0", names.value)
+        except TypeError as e:  # Python's own
+            return do_raise(e)
     text = source.value
     if not isinstance(text, CodeType):
         text = text if isinstance(text, str) else bytes(text).decode()
-        source = wrap_const(text.lstrip(" \t") if mode == "eval" else text)
-    return thunders.eval_exec_helper(source, names, own, closure=closure, mode=mode)
+        source = wrap_const(text.lstrip(" \t") if fn is eval else text)
+    return thunders.eval_exec_helper(source, names, own, closure=closure, mode=fn.__name__)
 
 
 @_written_out(itertools.zip_longest)
