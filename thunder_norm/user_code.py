@@ -20,6 +20,7 @@ def _folders(*packages: str) -> tuple[str, ...]:
 
 
 _LIBRARIES = _folders("torch", "thunder")
+_PYTHONS = f"{Path(os.__file__).parent}{os.sep}"
 _OF_TRACES = "thunder."  # how files begin that Thunder makes up
 _COMMENT = re.compile(r" {2,}# ([^ ].*?:\d+):\s+(.*)")
 
@@ -63,7 +64,7 @@ def user_line_of(error: BaseException) -> str | None:
         file = traceback.tb_frame.f_code.co_filename
         if file.startswith(_OF_TRACES):
             found = _written_above(file, traceback.tb_lineno) or found
-        elif is_users(file):
+        elif is_users(file) and (is_installed(file) or not file.startswith(_PYTHONS)):  # not ``contextlib.py``, between torch's
             found = shown_line(file, traceback.tb_lineno)
         traceback = traceback.tb_next
     return found

@@ -657,6 +657,39 @@ def test_results_that_no_gradient_goes_back_from_require_grad_all_the_same(f, tr
                 assert torch.equal(*(torch.zeros(3) if g is None else g for g in (wanted, got)))
 
 
+class Rounded(torch.autograd.Function):
+    """Its second result is no function of its argument for autograd."""
+
+    @staticmethod
+    def forward(x):
+        return x * 2, x.round() + x, x > 0
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(*output[1:])
+
+    @staticmethod
+    def backward(ctx, g, *_):
+        return g * 3
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_results_that_are_marked_as_not_differentiable_do_not_require_grad(transform):
+    def f(x):
+        a, b, is_positive = Rounded.apply(x)
+        flags = a.requires_grad, b.requires_grad, (b * 2).requires_grad, is_positive.requires_grad
+        return (a * b * x).where(is_positive, b), flags
+
+    x = torch.randn(3, requires_grad=True)
+    jitted = thunder.jit(f, transforms=[transform()])
+    for _ in range(2):
+        expected, found = f(x), jitted(x)
+        assert found[1] == expected[1]
+        torch.testing.assert_close(found[0], expected[0])
+        torch.testing.assert_close(*(torch.autograd.grad(r[0].sum(), x)[0] for r in (found, expected)))
+    torch.testing.assert_close(grad(lambda x: f(x)[0].sum())(x), torch.autograd.grad(f(x)[0].sum(), x)[0])
+
+
 def _leaving_out(x, a, b):
     return sum(g * n for g, n in ((a, 2), (b, 3)) if g is not None) * x
 

@@ -149,6 +149,33 @@ def test_nested_in_both_orders():
     torch.testing.assert_close(vmap(vmap(product, (0, None)), (None, 0))(rows, columns), outer.T)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: x * x,
+        lambda x: x.softmax(-1),
+        lambda x: F.layer_norm(x, (5,)),
+        lambda x: x.to(x.dtype),  # the very tensor, which keeps its gradient
+        lambda x: torch.linalg.svdvals(x).sum(),  # which torch batches
+        lambda x: x.clone().mul_(2),
+    ],
+)
+def test_what_samples_compute_under_no_grad_is_a_constant_to_gradients_around(made: Callable):
+    """And only to these: what is made of it afterwards has its gradient, and so has what was given."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            constant = made(x)
+        return (constant * x).sin() + x
+
+    expected = torch.func.grad(lambda x: torch.func.vmap(function)(x).square().sum())(X)
+    torch.testing.assert_close(grad(lambda x: vmap(function)(x).square().sum())(X), expected)
+    nested = torch.func.grad(lambda x: torch.func.vmap(torch.func.grad(lambda x: function(x).sum()))(x).square().sum())(X)
+    torch.testing.assert_close(grad(lambda x: vmap(grad(lambda x: function(x).sum()))(x).square().sum())(X), nested)
+    given = X.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(vmap(function)(given).square().sum(), given)[0], expected)
+
+
 def test_keyword_arguments_are_the_same_for_all_samples():
     agree_on = tensor(4, 3)
     got = vmap(lambda x, *, y: x + y)(agree_on, y=tensor(3))

@@ -226,6 +226,18 @@ def test_a_program_that_needs_values_is_refused_with_its_line():
         profile(program, torch.ones(3), target="eager")
 
 
+def test_transforms_inside_are_counted_and_with_a_backward_refused():
+    def program(x):
+        return torch.func.grad(lambda v: (v @ v.T).sum())(x) @ x.T
+
+    x = torch.randn(3, 4, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        program(x)
+    assert profile(program, x, target="eager").flops == counter.get_total_flops()
+    with pytest.raises(UnsupportedOpError, match=r"test_eager.py:\d+:  return torch.func.grad"):
+        profile(program, x, backward=True, target="eager")
+
+
 def test_a_backward_of_nothing_is_refused():
     with pytest.raises(ProfileError, match="requires grad"):
         profile(torch.exp, torch.ones(3), backward=True, target="eager")

@@ -110,3 +110,50 @@ def test_what_it_returns_is_looked_at_in_each_call(call):
         assert torch.equal(found, x * call(cached))
         assert filled == cached.cache_info().currsize
     assert thunder.cache_misses(jitted) == 2
+
+
+@functools.lru_cache
+def _ramp(n):
+    made = torch.zeros(n)
+    made[1:] = 2.0
+    return {"ramp": made.add_(1), "others": [torch.ones(n)]}
+
+
+def _filled(x):
+    with torch.no_grad():
+        _ramp(4)["ramp"].fill_(3.0)
+    return x * 2
+
+
+def _added(x):
+    ramp = _ramp(4)["ramp"]
+    ramp += 1
+    return x * ramp
+
+
+def _set(x):
+    _ramp(4)["others"][0][1:] = 5.0
+    return x * 2
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("f", [_added, _set, _filled, lambda x: _ramp(4)["ramp"].view(2, 2)[0].mul_(x.detach()[:2]).sum() * x])
+def test_writes_into_what_a_cache_keeps_are_refused(f, requires_grad):
+    """In eager mode each call finds there what those before have written."""
+    with pytest.raises(UnsupportedOpError, match=r"writes into what a function with a cache(.|\n)*test_cached_calls.py"):
+        thunder.jit(f, transforms=[SubclassTransform()])(torch.ones(4, requires_grad=requires_grad))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_writes_into_copies_of_what_a_cache_keeps_are_not(requires_grad):
+    def f(x):
+        ramp = _ramp(4)["ramp"].clone()
+        ramp += x
+        made = x * 2
+        made[1:] = _ramp(4)["ramp"][1:]
+        return ramp * _ramp(4)["ramp"], made.add_(_ramp(4)["others"][0])
+
+    x = torch.tensor([1.0, -2.0, 3.0, 0.5], requires_grad=requires_grad)
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for _ in range(2):
+        torch.testing.assert_close(jitted(x), f(x))

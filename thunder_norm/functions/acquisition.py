@@ -28,6 +28,7 @@ from thunder_norm.subclass.interpreting.interception import current_acquisition
 from thunder_norm.tracing import hooks
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.shared_memory.views_in_place import keep_histories
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, wrap_const
 from thunder.core.jit_ext import JitCtx, get_jit_ctx
@@ -108,6 +109,7 @@ def acquire(
             raise Interrupted
         out_leaves, out_spec = tree_flatten(value_of(found))
 
+    keep_histories(bsyms)
     outs = [v for v in out_leaves if isinstance(v, TensorProxy)]
     made = {p.name for b in bsyms for p in b.flat_proxy_outs} | {p.name for p in fresh}
     captured = {p.name: p for b in bsyms for p in b.flat_proxy_args if p.name not in made}

@@ -30,6 +30,7 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.torch_functions import known_classes
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 from thunder_norm.trees import flat_tensors
+import thunder.torch as ltorch
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     WrappedValue,
@@ -304,6 +305,8 @@ class FunctionCall(RanFunction):
         )
         made = {id(t): p for t, p in zip(self.outputs, self.operation().symbol(*self.proxies), strict=True)}
         for t in self.outputs:
+            if not t.requires_grad and (t.is_floating_point() or t.is_complex()) and any(o.requires_grad for o in self.outputs):
+                made[id(t)] = ltorch.detach(made[id(t)])  # `mark_non_differentiable`
             if (cls := classed_fakes.class_of(t)) is not torch.Tensor:
                 known_classes.note(made[id(t)], cls)
         return tree_map(lambda v: made[id(v)] if isinstance(v, torch.Tensor) else v, self.result)

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from thunder_norm.errors import DataDependentError, TransformError, with_details
 from thunder_norm.functions.opaque import derived, is_whole, operation_of
-from thunder_norm.functions.programs import Values, flat_proxies, is_bookkeeping, outputs_of
+from thunder_norm.functions.programs import Values, detach, flat_proxies, is_bookkeeping, is_detached, outputs_of
 from thunder_norm.functions.registry import batching_rules, decomposed, drawing_rules, missing_rule
 from thunder_norm.scalars import is_count
 from thunder_norm.tracing.locations import at_line_of, location_of
@@ -144,6 +144,17 @@ class _Program:
             else:
                 with at_line_of(get_tracectx(), bsym):
                     self._batch(bsym)
+            if is_detached(bsym):
+                self._detach(bsym)
+
+    def _detach(self, bsym: BoundSymbol) -> None:
+        """Have a reverse mode around the vmap take the results for constants; not what was given, where they are nothing else."""
+        given = {v.name for v in map(self.values.get, bsym.flat_proxy_args) if isinstance(v, Proxy)}
+        for p in bsym.flat_proxy_outs:
+            value = self.values.get(p)
+            if isinstance(value, TensorProxy):
+                self.values[p] = prims.shallow_copy(value) if value.name in given else value
+                detach(self.values.get(p))
 
     def _is_batched(self, bsym: BoundSymbol) -> bool:
         return any(p.name in self.batched for p in bsym.flat_proxy_args)

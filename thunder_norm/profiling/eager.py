@@ -40,7 +40,8 @@ def record(
     note_inputs(recorder.memory, target if module is not None else None, (args, kwargs))
     resident = recorder.memory.resident()
     calls = _Calls(recorder, tick)
-    saved = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda t: t)
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda t: t)
+    saved = hooks if backward else contextlib.nullcontext()  # transforms of `torch.func` inside refuse any
     with stand_ins.mode, _explained(), torch.random.fork_rng(devices=[]):
         with torch.set_grad_enabled(backward), saved, calls.module_paths(), recorder, calls:
             result = target(*args, **kwargs)
@@ -189,5 +190,16 @@ def _explained() -> Iterator[None]:
                 f"{getattr(e, 'func', e)} needs the values of its arguments, and a profile has none",
                 at=user_line_of(e),
                 instead="branch on shapes; for an operation of your own, thunder_norm.transforms.register_shape_rule",
+            )
+        ) from e
+    except RuntimeError as e:
+        if "support saved tensor hooks" not in str(e):
+            raise
+        raise UnsupportedOpError(
+            with_details(
+                'a transform of torch.func in a program whose backward is profiled with target="eager"',
+                at=user_line_of(e),
+                why=str(e).splitlines()[0],
+                instead='target="trace", or backward=False',
             )
         ) from e

@@ -30,10 +30,11 @@ def is_known(fn: Callable) -> bool:
 
 
 def lookaside(fn: Callable) -> Callable | None:
-    """What to call instead of `fn` if it is a method or the constructor of such a class; None if Thunder knows it, or it is none."""
+    """What to call instead of `fn` if it is a method, of objects or of the class, of such a class; None if Thunder knows it, or it is none."""
     if not is_opaque(fn):
         return None
-    owner = getattr(fn, "__self__", None) if fn.__name__ == "__new__" else getattr(fn, "__objclass__", None)
+    owner = getattr(fn, "__self__", None)
+    owner = owner if isinstance(owner, type) else getattr(fn, "__objclass__", None)
     if not isinstance(owner, type) or owner.__module__ == "builtins":
         return None
     if owner.__module__.partition(".")[0] not in sys.stdlib_module_names or is_known(fn):

@@ -43,6 +43,7 @@ HAND_BACK: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a copy": lambda z: z.to(torch.float32, copy=True),
     "a view": lambda z: z.view(3),
     "T": lambda z: z.T,
+    "t": lambda z: z.t(),
     "detach": lambda z: z.detach(),
     "data": lambda z: z.data,
 }
@@ -62,6 +63,13 @@ def test_what_is_handed_back_is_the_tensor(name: str):
     found, expected = thunder.jit(f, transforms=[SubclassTransform()])(given), f(other)
     assert found[0] == expected[0]
     torch.testing.assert_close((*found[1:], given), (*expected[1:], other))
+
+
+@pytest.mark.parametrize("transpose", [torch.t, torch.Tensor.t, lambda t: t.t(), lambda t: t.T, lambda t: t.view(3)])
+def test_a_view_that_a_program_returns_is_another_tensor_in_the_same_memory(transpose):
+    given = x.clone()
+    found = thunder.jit(lambda x: transpose(x), transforms=[SubclassTransform()])(given)
+    assert found is not given and found.data_ptr() == given.data_ptr()
 
 
 def test_what_lies_otherwise_is_not_handed_back():
@@ -312,3 +320,24 @@ def test_tensors_beside_wrappers_with_gradients_are_what_they_were():
     found, expected = thunder.jit(f, transforms=[SubclassTransform()])(w, p), f(w, p)
     assert found[1] == expected[1]
     torch.testing.assert_close(found[0].detach(), expected[0].detach())
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_format": torch.contiguous_format}])
+def test_what_is_handed_back_under_no_grad_keeps_its_gradient(options):
+    """Whether it is depends on how the tensor lies, and so does the trace."""
+
+    def f(x):
+        v = x * 1
+        with torch.no_grad():
+            w = v.contiguous(**options)
+        return (w * v).sin(), w.requires_grad, w is v
+
+    jf = thunder.jit(f, transforms=[SubclassTransform()])
+    lies = torch.stack([x, -x])
+    for n, given in enumerate([lies, lies.t(), lies]):
+        given = given.detach().requires_grad_()
+        found, expected = jf(given), f(given)
+        assert found[1:] == expected[1:] and thunder.cache_misses(jf) == min(n, 1) + 1
+        torch.testing.assert_close(found[0], expected[0])
+        gradients = [torch.autograd.grad(r[0].sum(), given)[0] for r in (found, expected)]
+        torch.testing.assert_close(*gradients)

@@ -70,6 +70,13 @@ def _unbound_after_a_first(x):
     return x
 
 
+def _of_nothing():
+    class Named:
+        value = nothing  # noqa: F821
+
+    return Named
+
+
 def _sum(*values):
     return sum(values)
 
@@ -98,6 +105,11 @@ _MISUSED = {
     "globals of a number": lambda x: globals(5),
     "a program that is none": lambda x: exec("1 +"),
     "a number as a program": lambda x: exec(5),
+    "names of a program in a list": lambda x: eval("x", [x]),  # noqa: S307
+    "names of statements in a list": lambda x: exec("x", [x]),  # noqa: S102
+    "a program with too much": lambda x: eval("x", {}, {}, x),  # noqa: S307
+    "a name of nothing in a program": lambda x: eval("x * nothing", {"x": x}),  # noqa: S307
+    "a name of nothing in a class": lambda x: _of_nothing(),
     "tensors joined": lambda x: operator.concat(x, x),
     "a tensor joined to itself": lambda x: operator.iconcat(x, x),
     "a list joined to a tensor": lambda x: operator.concat([x], x),
@@ -108,7 +120,7 @@ _MISUSED = {
 
 @pytest.mark.parametrize("name", _MISUSED)
 def test_what_python_refuses_it_refuses_in_its_words(name):
-    with pytest.raises((TypeError, UnboundLocalError, SyntaxError)) as expected:
+    with pytest.raises((TypeError, NameError, SyntaxError)) as expected:
         _MISUSED[name](torch.ones(2))
     with pytest.raises(expected.type) as found:
         thunder.jit(_MISUSED[name], transforms=[NormTransform()])(torch.ones(2))

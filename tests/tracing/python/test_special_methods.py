@@ -397,6 +397,37 @@ def test_special_methods_are_those_of_the_class(ask):
     assert thunder.cache_misses(jitted) == 1
 
 
+class _Length:
+    def __init__(self, value):
+        self.value = value
+
+    def __add__(self, other):
+        return NotImplemented if isinstance(other, _Length) else _Length(self.value + other)
+
+    def __radd__(self, other):
+        return _Length(self.value * 100)
+
+
+class _Longer(_Length):
+    pass
+
+
+@pytest.mark.parametrize(("left", "right"), [(_Length, _Length), (_Length, _Longer), (_Longer, _Length), (_Longer, _Longer)])
+def test_of_two_objects_of_one_class_the_left_alone_is_asked(left, right):
+    def f(x):
+        a = left(x)
+        try:
+            a += right(x)
+        except TypeError as e:
+            return (a + 1).value, (1 + a).value, str(e)
+        return (right(x) + a).value if left is right else a.value, a.value, ""
+
+    x = torch.ones(2)
+    found, expected = thunder.jit(f, transforms=[SubclassTransform()])(x), f(x)
+    torch.testing.assert_close(found[:2], expected[:2])
+    assert found[2] == expected[2]
+
+
 def test_vars_of_what_has_no_dict_is_pythons_error():
     with pytest.raises(TypeError, match=r"vars\(\) argument must have __dict__ attribute"):
         thunder.jit(lambda x: (x, vars(1)), transforms=[SubclassTransform()])(torch.ones(2))

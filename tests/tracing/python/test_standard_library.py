@@ -1,9 +1,11 @@
 """Classes of Python's standard library that are given tensors hold them in traces as in eager mode."""
 
+import array
 import bisect
 import collections
 import collections.abc
 import functools
+import heapq
 import itertools
 import operator
 import re
@@ -13,6 +15,7 @@ import typing
 import pytest
 import torch
 
+from thunder_norm.errors import DataDependentError
 from thunder_norm.transforms import SubclassTransform, grad, vmap
 import thunder
 
@@ -24,6 +27,12 @@ def deque(x):
     d.append(x * 2)
     d.appendleft(x * 3)
     return d[0] + d[-1] + len(d)
+
+
+def executed(x):
+    names = {"x": x}
+    exec(b"y = x * 2\ndef f(v): return v + y", names)  # noqa: S102 - of what stands here
+    return names["f"](x) + eval(compile("y * 3", "text", "eval"), names)  # noqa: S307
 
 
 def generic_alias(x):
@@ -66,6 +75,9 @@ PROGRAMS = {
         functools.partial(torch.mul, x)(x.cos()) + functools.partial(functools.partial(torch.add, x, alpha=2), x)()
     ),
     "chain": lambda x: sum(itertools.chain([x], [x * 2])),
+    "chain of what is in a list": lambda x: sum(itertools.chain.from_iterable([x[None], [x * 2], (x * 3 for _ in range(1))])),
+    "eval": lambda x: eval(" v * k + sum(u * k for u in [v])", {"v": x, "k": 3}) + eval(b"v", None, {"v": x}),  # noqa: S307
+    "exec": executed,
     "product": lambda x: (
         sum(a * b for a, b in itertools.product([x, x + 1], range(1, 3))) + len([*itertools.chain(b"ab", range(2))])
     ),
@@ -80,6 +92,12 @@ PROGRAMS = {
     ][-1],
     "counter": lambda x: x * collections.Counter("aab")["a"] + collections.OrderedDict(a=x)["a"],
 }
+
+
+@pytest.mark.parametrize("ask", [lambda x: array.array("f", x), lambda x: heapq.heapify([*x])])
+def test_values_that_c_asks_for_are_refused(ask):
+    with pytest.raises(DataDependentError, match=r"by a function in C(.|\n)*test_standard_library.py"):
+        thunder.jit(lambda x: (x, ask(x)), transforms=[SubclassTransform()])(torch.ones(2))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

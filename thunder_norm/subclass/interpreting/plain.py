@@ -28,7 +28,8 @@ from thunder_norm.tracing.guarding.conditions import GuardError
 from thunder_norm.tracing.guarding.layouts import guard_layout, guard_put_off
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.provenances import wrapped_result
-from thunder_norm.tracing.torch_functions import contexts, known_classes
+from thunder_norm.tracing.torch_functions import contexts, known_classes, sparse
+import thunder.torch as ltorch
 from thunder.core import devices, dtypes
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -87,6 +88,8 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
             return functools.partial(_asks_put_off, acquisition)
         asked = layout_of_plain if args[1].value in _LAYOUT else _how_stored if args[1].value in _STORED else None
         return functools.partial(asked, acquisition) if asked is not None and from_user() else None
+    if (fn is torch.t or fn is torch.Tensor.t or fn is ltorch.t) and args[0].value.ndim < 2:  # as with "T"
+        return lambda obj: _interpret_call(torch.Tensor.view_as, obj, obj)
     if fn in _ASKS_PUT_OFF and from_user():
         return functools.partial(_is_put_off, acquisition, fn.__name__)
     if fn is torch.Tensor.requires_grad_:
@@ -252,11 +255,16 @@ _STORED: dict[str, Callable[[TensorProxy], Any]] = {
 }
 
 
+_SPARSE = ("is_sparse", "is_sparse_csr", "layout")
+
+
 def _how_stored(acquisition: Acquisition | None, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     real = _real(acquisition, obj)
     if name.value == "retains_grad" and acquisition is not None and tensor_hooks.is_retained(acquisition, obj.value):
         return wrapped_result(True, [obj.provenance, name.provenance])
     if real is None:
+        if name.value in _SPARSE and sparse.may_be_sparse(obj.value):
+            return do_raise(sparse.refused(name.value))
         return wrapped_result(_STORED[unwrap(name)](obj.value), [obj.provenance, name.provenance])
     return attribute_of_input(real, obj, unwrap(name))
 

@@ -100,7 +100,7 @@ def with_fallback(
             return _written(acquisition, torch_fn, args[0], result)
         if not is_raised and not decides and agreement.agrees(result, wanted):
             agreement.note_strides(acquisition, result, wanted, (args, kwargs))
-            return _handed_back(acquisition, torch_fn, kwargs, same, result)
+            return _handed_back(acquisition, torch_fn, args, kwargs, same, result)
         trace.scopes[:] = scopes  # a symbol whose meta function raises leaves its own scope behind
         for scope, length in zip(scopes, lengths, strict=True):
             del scope[length:]
@@ -130,7 +130,12 @@ def _written(acquisition: Acquisition, torch_fn: Callable, target: WrappedValue,
 
 
 def _handed_back(
-    acquisition: Acquisition, torch_fn: Callable, kwargs: dict[str, WrappedValue], same: WrappedValue | None, result: Any
+    acquisition: Acquisition,
+    torch_fn: Callable,
+    args: tuple[WrappedValue, ...],
+    kwargs: dict[str, WrappedValue],
+    same: WrappedValue | None,
+    result: Any,
 ) -> Any:
     """What an operation returns: its argument where it hands that back, unless it does as long as it lies as it does.
 
@@ -141,8 +146,13 @@ def _handed_back(
             return result
         real = acquisition.fakes.real_input(same.value)
         return result if real is not None and real.layout is not torch.strided else same
-    if isinstance(result.value, TensorProxy):
-        second_names.note(result.value, None if same is None else same.value, acquisition.fakes.guard_layouts)
+    if not isinstance(result.value, TensorProxy):
+        return result
+    of = args[0].value if args else None
+    if not is_grad_enabled() and isinstance(of, TensorProxy) and acquisition.autograd.requires_grad(of):
+        acquisition.fakes.guard_layouts()  # what is handed back keeps its history there, and another tensor has none
+        return result if same is None else same
+    second_names.note(result.value, None if same is None else same.value, acquisition.fakes.guard_layouts)
     return result
 
 

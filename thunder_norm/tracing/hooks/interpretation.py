@@ -203,6 +203,7 @@ def _process_modifications(ctx: jit_ext.JitCtx, epilogue: TraceCtx) -> None:
         changing_numbers.note(ctx._constraints)
         own_changes.let_be(ctx, guards.roots())
         arrays.check(ctx.computation_trace)
+        cached_calls.check_unwritten(ctx)
         epilogue.names = set(ctx.computation_trace.names)
     guards.add(ctx, functools.partial(bindable, "check_surroundings"))
     if has_part():

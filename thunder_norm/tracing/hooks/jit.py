@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.errors import ThunderNormError, UnsupportedOpError, with_details
+from thunder_norm.errors import DataDependentError, ThunderNormError, UnsupportedOpError, with_details
 from thunder_norm.tracing import containers, native, own_changes, proxy_names, python, whereabouts
 from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.calls import raising, threads
@@ -31,6 +31,7 @@ from thunder_norm.tracing.hooks.participants import (
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder_norm.tracing.shared_memory import alias_updates, aliases, arrays, replaced_memory, tied_inputs, views_of_results
 from thunder_norm.tracing.torch_functions import autocast, contexts, lazy_modules, modules, named_results, tensor_classes
+from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 from thunder_norm.tracing.torch_functions.random_numbers import keep_draws
 from thunder_norm.tracing.undefined_gradients import leave_undefined
 from thunder_norm.user_code import user_line_of
@@ -140,7 +141,7 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         try:
             found = _original_acquire(fn, args, kwargs, **options)
         except NotImplementedError as e:
-            if (known := _tensor_from_nowhere(e)) is e:
+            if (known := _asked_in_c(e) or _tensor_from_nowhere(e)) is e:
                 raise
             raise known from e
         except InterpreterError as e:  # raised beside the program: while it is answered what a call of it does
@@ -207,14 +208,24 @@ def _of_unknown_instruction(error: BaseException, cause: BaseException | None) -
     )
 
 
+def _asked_in_c(error: NotImplementedError) -> DataDependentError | None:
+    """The error where a function in C asks what stands for a tensor for its value (``array.array("f", x)``); None for any other."""
+    found = re.fullmatch(r"casting a TensorProxy to a Python (\w+) is not supported .*", str(error))
+    if found is None:
+        return None
+    return data_dependent(f"a {found[1]}, by a function in C that is given it", at=user_line_of(error))
+
+
 def _tensor_from_nowhere(error: NotImplementedError) -> Exception:
     """The error where a prologue would have to find a tensor that is in none of its inputs; any other as it is."""
     if "PseudoInst.OPAQUE(" in str(error) or "PseudoInst.NEW(" in str(error):
         return UnsupportedOpError(
             with_details(
-                "a traced function uses a tensor that it got from a call which is no part of the trace, such as a parameter of a module that it makes",
+                "a traced function uses a tensor that it got from a call which is no part of the trace: an item of a deque that was there before, "
+                "a parameter of a module that it makes",
                 why="such a call is made once, while the trace is acquired, and later calls would find the same values again",
-                instead="make the module, or the tensor, outside of the function, or give the module its tensors with torch.func.functional_call",
+                instead="keep tensors in a list or dict; make the module, or the tensor, outside of the function, or give the module its tensors "
+                "with torch.func.functional_call",
             )
         )
     if re.search(r"PseudoInst\.BINARY_SUBSCR\(\w+, (?!['\d-])|Unpacking from", f"{error} {error.__cause__}"):

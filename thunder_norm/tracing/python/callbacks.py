@@ -15,7 +15,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, MethodType, WrapperDescriptorType
+from types import CodeType, FunctionType, MethodType, WrapperDescriptorType
 from typing import Any
 
 from thunder_norm.tracing import lookasides
@@ -26,7 +26,7 @@ from thunder_norm.tracing.python.comparisons import Compared
 from thunder_norm.tracing.python.lists import is_plain
 from thunder_norm.tracing.python.misused import late_error
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import WrappedValue, interpreter_needs_wrap, wrap_const, wrapped_build_tuple
+from thunder.core.interpreter import WrappedValue, do_raise, interpreter_needs_wrap, wrap_const, wrapped_build_tuple
 
 _MISSING = object()
 # functions of C that take elements of lists: those that were there before the call have no proxy yet
@@ -195,6 +195,41 @@ def _substituted(pattern: Any, repl: Callable, string: Any, count: int = 0) -> A
         if number == count:
             break
     return string[:0].join([*parts, string[end:]])
+
+
+@instead_of(eval)
+def _eval(source: WrappedValue, /, globals: WrappedValue | None = None, locals: WrappedValue | None = None) -> Any:  # noqa: A002
+    """Thunder loses track of what stands for the values in the dicts that `eval` is given, which it has for those of `exec`."""
+    return _run(eval, source, globals, locals, None)
+
+
+@instead_of(exec)
+def _exec(
+    source: WrappedValue,
+    /,
+    globals: WrappedValue | None = None,  # noqa: A002 - Python's names
+    locals: WrappedValue | None = None,  # noqa: A002
+    *,
+    closure: WrappedValue | None = None,
+) -> Any:
+    return _run(exec, source, globals, locals, closure)
+
+
+def _run(
+    fn: Callable, source: WrappedValue, names: WrappedValue | None, own: WrappedValue | None, closure: WrappedValue | None
+) -> Any:
+    """Run text, which Thunder takes bytes for as they are shown, or code."""
+    names, own = names or wrap_const(None), own or wrap_const(None)
+    if not isinstance(names.value, dict | None):
+        try:
+            fn("0", names.value)
+        except TypeError as e:  # Python's own
+            return do_raise(e)
+    text = source.value
+    if not isinstance(text, CodeType):
+        text = text if isinstance(text, str) else bytes(text).decode()
+        source = wrap_const(text.lstrip(" \t") if fn is eval else text)
+    return thunders.eval_exec_helper(source, names, own, closure=closure, mode=fn.__name__)
 
 
 @_written_out(itertools.zip_longest)

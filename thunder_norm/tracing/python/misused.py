@@ -24,6 +24,7 @@ from thunder.core.proxies import NumberProxy, Proxy
 _handlers = thunders._default_opcode_handler_map
 _thunders_delete_fast, _thunders_call_ex = _handlers["DELETE_FAST"], _handlers["CALL_FUNCTION_EX"]
 _thunders_unpack_ex, _thunders_delete_global = _handlers["UNPACK_EX"], _handlers["DELETE_GLOBAL"]
+_thunders_load_name = _handlers["LOAD_NAME"]
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _WITH_NAMES = 1
 _FUNCTION_BELOW = (
@@ -44,6 +45,16 @@ def _delete_global(inst: dis.Instruction, /, **state: Any) -> Any:
     result = _thunders_delete_global(inst, **state)
     ctx = thunders.get_interpreterruntimectx()
     if result is _EXCEPTION_RAISED and isinstance(ctx.curexc, KeyError):
+        ctx.curexc = None
+        return do_raise(NameError(f"name {inst.argval!r} is not defined", name=inst.argval))
+    return result
+
+
+def _load_name(inst: dis.Instruction, /, **state: Any) -> Any:
+    """A name in the body of a class, or in text that is run; Thunder's error has other words than Python's."""
+    result = _thunders_load_name(inst, **state)
+    ctx = thunders.get_interpreterruntimectx()
+    if result is _EXCEPTION_RAISED and type(ctx.curexc) is NameError and str(ctx.curexc).startswith("name="):
         ctx.curexc = None
         return do_raise(NameError(f"name {inst.argval!r} is not defined", name=inst.argval))
     return result
@@ -134,7 +145,7 @@ def _called(fn: Callable, instead: Callable, *args: WrappedValue, **kwargs: Wrap
         fits = _fits(instead, args, kwargs)
         if fits and not _REFUSING[fn]:
             raise
-        return do_raise(e if fits or fn in _RUNNING else _natively(fn, args, kwargs) or e)
+        return do_raise(e if fits else _natively(fn, args, kwargs) or e)
 
 
 def _of_first(fn: Callable, value: Any) -> TypeError | None:
@@ -179,6 +190,7 @@ def _natively(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
 REPLACEMENTS = (
     Replacement(_handlers, "DELETE_FAST", _delete_fast, "_delete_fast_handler: frame.localsplus[var_num] = Py_NULL()"),
     Replacement(_handlers, "DELETE_GLOBAL", _delete_global, "_delete_global_handler: frame_globals.__delitem__(name)"),
+    Replacement(_handlers, "LOAD_NAME", _load_name, '_load_name_handler: NameError(f"{name=} is not defined")'),
     Replacement(_handlers, "UNPACK_EX", _unpack_ex, "_unpack_ex_handler: results.append(next(it))"),
     Replacement(_handlers, "CALL_FUNCTION_EX", _call_ex, "_call_function_ex_handler: assert wrapped_isinstance(args, Iterable)"),
 )

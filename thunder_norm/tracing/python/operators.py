@@ -137,12 +137,17 @@ def _noted(obj: WrappedValue, name: str) -> bool:
 
 
 def _thunders_binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
-    """Thunder's answer, where it asks the classes of the operands: a metaclass has methods too, as ``type.__or__``."""
+    """Thunder's answer, where it asks the classes of the operands: a metaclass has methods too, as ``type.__or__``.
+
+    And of two operands of one class Python asks the method of the left alone.
+    """
     b, a = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
     kinds = type(a.value), type(b.value)
     reflected = _REFLECTED[op.value % BINARY_OP.IADD.value]
     names = reflected.replace("__r", "__", 1), reflected
-    if not any(hasattr(type(kind), name) for kind, name in zip(kinds, names, strict=True)):
+    is_left_alone = kinds[0] is kinds[1] and isinstance(in_classes(kinds[0].__mro__, reflected, None), FunctionType)
+    is_left_alone = is_left_alone and not isinstance(a.value, Proxy)
+    if not is_left_alone and not any(hasattr(type(kind), name) for kind, name in zip(kinds, names, strict=True)):
         result = _thunders_helper(stack, op)
         error = thunders.get_interpreterruntimectx().curexc if result is _EXCEPTION_RAISED else None
         if type(error) is TypeError and str(error).endswith(f": '{kinds[0]}' and '{kinds[1]}'"):
@@ -151,7 +156,7 @@ def _thunders_binary_op(stack: InterpreterStack, op: BINARY_OP) -> Any:
     stack.pop_wrapped()
     stack.pop_wrapped()
     in_place = reflected.replace("__r", "__i", 1)
-    asked = [(in_place, a, b)] * (op.value >= BINARY_OP.IADD.value) + [(names[0], a, b), (names[1], b, a)]
+    asked = [(in_place, a, b)] * (op.value >= BINARY_OP.IADD.value) + [(names[0], a, b), (names[1], b, a)][: 2 - is_left_alone]
     for name, asks, other in asked:
         method = in_classes(type(asks.value).__mro__, name, _nothing)
         result = asks if method is _nothing else thunders._interpret_call(wrap_const(method), asks, other)

@@ -23,7 +23,7 @@ from thunder.core import dtypes, prims
 from thunder.core.interpreter import WrappedValue, do_raise, unwrap, wrap_const
 from thunder.core.jit_ext import get_jit_ctx
 from thunder.core.langctxs import Languages, langctx
-from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.proxies import ProxyTag, TensorProxy, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.update_aliases import _is_inplace_op
 
@@ -40,6 +40,7 @@ NAMES = frozenset(_VIEWS)
 _RETURNING_SELF = RETURNING_SELF | frozenset(
     "atleast_1d atleast_2d atleast_3d broadcast_tensors flatten positive torch_type".split()
 )
+_BY_LAYOUT = frozenset({"broadcast_tensors", "contiguous", "resolve_neg"})
 _CONJUGATING = frozenset({"conj", "resolve_conj"})
 _PERMUTING = frozenset("T mT movedim moveaxis permute swapaxes swapdims t transpose".split())
 
@@ -127,6 +128,22 @@ def _taken_and_returned(bsym: BoundSymbol) -> Sequence[tuple[TensorProxy, Tensor
     if bsym.sym.name in SEVERAL:
         return [(a, b) for a, b in pairs if a.shape == b.shape]
     return pairs if bsym.sym.name == "contiguous" or _does_nothing(bsym, *pairs[0]) else ()
+
+
+def keep_histories(bsyms: Sequence[BoundSymbol]) -> None:
+    """Let gradients go through what operations handed back as it was, under ``torch.no_grad()`` too: it is the tensor with its history.
+
+    What hangs on how the tensor lies, or on what torch has put off (a sign), is not known here.
+    """
+    for bsym in bsyms:
+        name = bsym.sym.name
+        if name not in _RETURNING_SELF - _BY_LAYOUT or (name == "dropout" and not bsym.subsymbols):
+            continue
+        if bsym.kwargs.get("memory_format") not in (None, torch.preserve_format):
+            continue
+        for given, returned in _taken_and_returned(bsym):
+            if ProxyTag.DETACHED_AUTOGRAD_GRAPH not in given.tags:
+                returned.tags.discard(ProxyTag.DETACHED_AUTOGRAD_GRAPH)
 
 
 def _does_nothing(bsym: BoundSymbol, taken: TensorProxy, returned: TensorProxy) -> bool:

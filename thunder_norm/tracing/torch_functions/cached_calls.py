@@ -1,7 +1,7 @@
 """Functions with a cache, `functools.lru_cache`, that return tensors: masks, grids of positions, tables of rotary embeddings.
 
 Thunder calls such a function natively, and a tensor from such a call is none that a prologue could find.  So the function inside is
-interpreted, like one without a cache: what it makes of the same arguments is the same.
+interpreted, like one without a cache: what it makes of the same arguments is the same, unless the program writes into it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.tracing.locations import location_of_user
+from thunder_norm.tracing.locations import location_of, location_of_user
+from thunder_norm.tracing.shared_memory.views import makes_view
+from thunder_norm.tracing.shared_memory.writes import targets
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
-from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, unwrap
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, unwrap
+from thunder.core.jit_ext import JitCtx, get_jit_ctx
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import get_tracectx
+
+_MADE = "_thunder_norm_made_by_cached"  # of an acquisition: the names, and the operations before each
 
 
 def lookaside(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Callable | None:
@@ -46,6 +51,8 @@ def _interpreted(fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> A
     recorded = get_tracectx().bound_symbols
     before = len(recorded)
     found = _interpret_call(fn.__wrapped__, *args, **kwargs)
+    if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return found
     if any(map(draws_numbers, recorded[before:])):
         return do_raise(
             UnsupportedOpError(
@@ -57,4 +64,35 @@ def _interpreted(fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> A
                 )
             )
         )
+    _note(found.value)
     return found
+
+
+def _note(made: Any) -> None:
+    """Note what such a function has returned, and which operations come before that: its own, which may write into what they make."""
+    names = {p.name for p in tree_leaves(made) if isinstance(p, TensorProxy)}
+    known: dict[str, set[int]] = vars(get_jit_ctx()).setdefault(_MADE, {})
+    known.update(dict.fromkeys(names, {id(b) for scope in get_jit_ctx().computation_trace.scopes for b in scope}))
+
+
+def check_unwritten(ctx: JitCtx) -> None:
+    """Refuse a program, gone through, that writes into what a function with a cache has returned.
+
+    Raises:
+        UnsupportedOpError: it does.
+    """
+    made = getattr(ctx, _MADE, {})
+    for bsym in ctx.computation_trace.bound_symbols if made else ():
+        for target in targets(bsym):
+            if id(bsym) not in made.get(target.name, {id(bsym)}):
+                raise UnsupportedOpError(
+                    with_details(
+                        "the program writes into what a function with a cache (functools.lru_cache) has returned",
+                        at=location_of(bsym),
+                        why="in eager mode the cache keeps it, and later calls find there what was written",
+                        instead="write into a clone of it, or keep the tensor in a module or a dict",
+                    )
+                )
+        if bsym.flat_proxy_args and (known := made.get(bsym.flat_proxy_args[0].name)) is not None:
+            if makes_view(bsym) or targets(bsym):
+                made.update(dict.fromkeys((p.name for p in bsym.flat_proxy_outs), known))
