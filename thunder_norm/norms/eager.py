@@ -210,7 +210,8 @@ class _Run:
             no_values() if self.is_without_values else contextlib.nullcontext(),
         ):
             result = (self.flat or functools.partial(call_with, self.model))(self.tensors, self.args, self.kwargs)
-            return map_tensors(lifting.written.current, result), environment
+            result = map_tensors(lifting.written.current, result)
+            return map_tensors(environment.as_result, result) if perturbed else result, environment
 
     def flattened(self, error: InnerDerivativeError) -> _Run:
         """The same program with the operations of the derivatives that it takes written out.
