@@ -41,7 +41,7 @@ from thunder_norm.rules.linear_algebra import determinants, reflections
 from thunder_norm.rules.quotients import typical_quotients
 from thunder_norm.rules.layers import own_lengths
 from thunder_norm.rules.layout import drawn
-from thunder_norm.rules.linear_algebra import inverses
+from thunder_norm.rules.linear_algebra import inverses, factorizations
 from thunder_norm.rules.entrywise import binary
 from thunder_norm.rules.layout import selections
 from thunder_norm.rules.entrywise import divisions, log_sums
