@@ -27,9 +27,10 @@ from tests.modular.modular_models import (
     operator_norm,
 )
 from tests.seeds import seeded
-from thunder_norm import NormedTensor, RMSTensor
+from thunder_norm import NormedTensor, RMSTensor, norm_report
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning
 from thunder_norm.modular import ModularNorm, ball
+from thunder_norm.transforms import NormTransform
 import thunder
 
 # -- the numbers of Modula -------------------------------------------------------------------------------------------------
@@ -319,7 +320,10 @@ def test_a_result_made_from_parameters_alone_moves_with_them(of, sensitivity):
         def forward(self, x):
             return {"mean": self.mean(x), "std": of(self.log_std)}
 
-    norm = ModularNorm(Policy(), torch.randn(5, 3))
+    model, x = Policy(), torch.randn(5, 3)
+    rows = norm_report(thunder.jit(model, transforms=[NormTransform()]), x).rows
+    assert all(r.actual <= r.norm_size * (1 + 1e-6) and math.isfinite(r.sensitivity) for r in rows)
+    norm = ModularNorm(model, x)
     assert not norm.unreached and norm.sensitivities["log_std"] == pytest.approx(sensitivity)
     assert norm.sensitivities["mean.weight"] == pytest.approx(1)
 

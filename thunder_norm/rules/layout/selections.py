@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
@@ -31,13 +32,19 @@ from thunder_norm.scalars import times
 
 
 def one_of(operands: Mapping[str, NormedTensor | Number], is_blockwise: bool = False) -> RMSTensor:
-    """Each entry from one of the operands: energies add, unless whole groups of elem_dims come from one of them."""
+    """Each entry from one of the operands: energies add, unless whole groups of elem_dims come from one of them.
+
+    Typically, of several that all move, as many entries are from each of them: the mean of their movements, and not their sum, which
+    would double in each step of a loop (a bisection).
+    """
     tensors = {name: x for name, x in operands.items() if isinstance(x, NormedTensor)}
     dims, factors = align(broadcast(*(x.shape for x in tensors.values())), *tensors.values())
     sizes = [times(x.norm_size, c) for x, c in zip(tensors.values(), factors, strict=True)]
     sizes += [scalar(math.fabs(x), sizes[0]) for x in operands.values() if not isinstance(x, NormedTensor) and x != 0]
-    value = maximum(sizes) if is_blockwise or not dims else root_sum_squares(*sizes)
-    return rms(value if len(sizes) > 1 else sizes[0], dims, sensitivity=dict(zip(tensors, factors, strict=True)))
+    are_shares = current_mode() == "typical" and len(tensors) > 1 and all(x.perturbation_size is not None for x in tensors.values())
+    value = maximum(sizes) if is_blockwise or are_shares or not dims else root_sum_squares(*sizes)
+    constants = [c / (len(tensors) if are_shares else 1) for c in factors]
+    return rms(value if len(sizes) > 1 else sizes[0], dims, sensitivity=dict(zip(tensors, constants, strict=True)))
 
 
 @normed_op(torch.fmax).register_norm(lift_dims=SAME_DIMS)
