@@ -6,7 +6,6 @@ decays of a chunk in Mamba-2 and in gated linear attention.  Between each two pl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,7 +31,10 @@ def _cumulative(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     along = negative(dim, x.ndim) if x.ndim else 0
     sums = PartialSums(along, tuple(d for d in range(-x.ndim, 0) if d != along), False, object()) if x.ndim else None
     count = float(x.shape[along]) if x.ndim else 1.0
-    low, high = (r.low, r.least) if r.low >= 0 else (r.low * count, None), (r.high, r.most) if r.high <= 0 else (r.high * count, None)
+    low, high = (
+        (r.low, r.least) if r.low >= 0 else (r.low * count, None),
+        (r.high, r.most) if r.high <= 0 else (r.high * count, None),
+    )
     most = min(high[0], r.most_sum[1]) if r.most_sum is not None and r.most_sum[0] == along else high[0]
     return Range(low[0], most, sums=sums, least=low[1], most=high[1])
 
