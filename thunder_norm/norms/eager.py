@@ -23,11 +23,10 @@ from thunder_norm.model_state.initial_buffers import initial_buffers
 from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
 from thunder_norm.norms.flat_programs import FlatProgram
 from thunder_norm.norms.lifts.eager_lifting import EagerLifting
-from thunder_norm.norms.lifts.inference import Candidate, NormSpec, RunWith, choose, reference_size
+from thunder_norm.norms.lifts.inference import Candidate, NormSpec, RunWith, choose
 from thunder_norm.norms.lifts.lifting import Otherwise
 from thunder_norm.norms.lifts.parameters import Policy, call_with, detached, tensor_names
 from thunder_norm.norms.lifts.plain_operations import Functions
-from thunder_norm.norms.lifts.starts import start_size
 from thunder_norm.norms.undisturbed import Surroundings
 from thunder_norm.trees import flat_tensors, map_tensors
 
@@ -231,26 +230,11 @@ class _Run:
     def choose(self, environment: EagerEnvironment) -> dict[str, tuple[NormSpec, tuple[Candidate, ...]]]:
         """A norm for each parameter whose uses disagree, in the order in which they are used."""
         chosen: dict[str, tuple[NormSpec, tuple[Candidate, ...]]] = {}
-        tensors = environment.lifting.tensors
         for name, wants in environment.disagreements().items():
-            others = {other: self._at_reference(wanted, tensors[other]) for other, (wanted, _) in chosen.items()}
-            size_in = functools.partial(self._relative_size, tensors[name].shape, wants[0])
-            run = self._with_norms(environment)
-            chosen[name] = choose(name, tensors[name], environment.uses[name], wants, run, others, size_in)
+            decided = {other: wanted for other, (wanted, _) in chosen.items()}
+            uses = environment.uses[name]
+            chosen[name] = choose(name, environment.lifting.tensors[name], uses, wants, self._with_norms(environment), decided)
         return chosen
-
-    @property
-    def _is_at_start(self) -> bool:
-        """Whether parameters are as large as they start."""
-        return self.otherwise == "start"
-
-    def _relative_size(self, shape: torch.Size, unit: NormSpec, wanted: NormSpec) -> float:
-        """How large a parameter is in one norm if it has norm 1 in another, about; or as it starts, which depends on what it is taken for."""
-        return start_size(wanted, shape) if self._is_at_start else reference_size(wanted, shape) / reference_size(unit, shape)
-
-    def _at_reference(self, wanted: NormSpec, t: torch.Tensor) -> NormedTensor:
-        """A parameter without data, as large as it is where a choice does not depend on that: norm 1, or as it starts."""
-        return wanted.kind(start_size(wanted, t.shape) if self._is_at_start else 1.0, elem_dims=wanted.elem_dims)
 
     def on_copies(self) -> _Run:
         """The same program on detached parameters, and on copies of buffers, which it may change."""
@@ -260,13 +244,12 @@ class _Run:
         return replace(self, tensors={name: copies[id(t)] for name, t in self.tensors.items()}, values=values)
 
     def _with_norms(self, environment: EagerEnvironment) -> RunWith:
-        """The program with inputs of norm 1, and parameters of norm 1 or as they start, but for those given."""
+        """The program with inputs and parameters of norm 1 but for those given."""
         lifting = environment.lifting
         stated = {name: lifting.stated(name, t) for name, t in lifting.tensors.items()}
-        others = {name: self._at_reference(w, lifting.tensors[name]) for name, w in stated.items() if w is not None}
+        others = {name: w.kind(1.0, elem_dims=w.elem_dims) for name, w in stated.items() if w is not None}
         # which norm is chosen does not depend on the data
-        otherwise: Otherwise = "start" if self._is_at_start else "unit"
-        copy = replace(self.on_copies(), otherwise=otherwise, sensitivity="global", arithmetic=Arithmetic)
+        copy = replace(self.on_copies(), otherwise="unit", sensitivity="global", arithmetic=Arithmetic)
 
         def run(norms: Mapping[str, NormedTensor]) -> Any:
             args, kwargs = tree_map(_of_norm_1, (self.args, self.kwargs))  # anew: a program may write into them

@@ -189,18 +189,12 @@ def reference_size(wanted: NormSpec, shape: Sequence[int]) -> float:
     return math.sqrt(n) if issubclass(wanted.kind, L2Tensor) else 1.0
 
 
-# Runs the program with these norms for some parameters and those that they have by themselves for the others; returns its result.
+# Runs the program with these norms for some parameters and 1 for the others; returns its result.
 RunWith = Callable[[Mapping[str, NormedTensor]], Any]
 
 
 def choose(
-    name: str,
-    t: torch.Tensor,
-    uses: Sequence[Use],
-    wants: Sequence[NormSpec],
-    run: RunWith,
-    others: Mapping[str, NormedTensor],
-    size_in: Callable[[NormSpec], float],
+    name: str, t: torch.Tensor, uses: Sequence[Use], wants: Sequence[NormSpec], run: RunWith, decided: Mapping[str, NormSpec]
 ) -> tuple[NormSpec, tuple[Candidate, ...]]:
     """The norm among `wants` for a parameter whose uses disagree, that of its largest entry if none of them fits, and what each costs.
 
@@ -210,17 +204,18 @@ def choose(
         uses: where it is used.
         wants: the different norms its uses want.
         run: runs the program.
-        others: other parameters in the norms that were chosen for them already.
-        size_in: how large the parameter is in each norm.
+        decided: what was chosen for other parameters already.
 
     Raises:
         NormMismatchError: neither they nor the norm of the largest entry can be converted to what all uses want.
     """
-    candidates = [_evaluate(name, w, size_in(w), run, others) for w in wants]
+    unit = reference_size(wants[0], t.shape)
+    others = {other: w.kind(1.0, elem_dims=w.elem_dims) for other, w in decided.items()}
+    candidates = [_evaluate(name, w, reference_size(w, t.shape) / unit, run, others) for w in wants]
     possible = [c for c in candidates if not c.problem]
     if not possible:  # the largest entry bounds every other norm
         largest = NormSpec(LinfTensor, ())
-        candidates.append(_evaluate(name, largest, size_in(largest), run, others))
+        candidates.append(_evaluate(name, largest, reference_size(largest, t.shape) / unit, run, others))
         possible = [c for c in candidates if not c.problem]
     if not possible:  # the program's own problems, of one that serves all uses or of all: the data may answer them
         serving = [c for c in candidates if all(c.wanted.factor(w, t) is not None for w in wants)]
