@@ -115,6 +115,7 @@ def linalg_qr(A: RMSToRMSTensor, mode: str = "reduced") -> tuple:  # noqa: N803
     Value:       sqrt(K / M) for Q, whose singular values are 1;  s sqrt(N / K) for R, whose are A's     (attained: an equality)
     Sensitivity: no number: where the columns of A depend on each other those of Q turn
     Typical:     as of s times an orthogonal matrix, in units of singular values sqrt(2) / s for Q, and sqrt(2) for R
+    Gap:         no sensitivity is attained where there is no number
     Source:      Stewart 1977: ``|dQ|_F <= sqrt(2) |A^-1| |dA|_F``, and ``|dR|_F <= sqrt(2) |A| |A^-1| |dA|_F``
     Raises NormMismatchError where the operator is not one of matrices in the last two dimensions.
     """
