@@ -60,6 +60,10 @@ class InnerDerivativeTypeError(TransformTypeError, InnerDerivativeError):
     """A function that is differentiated returns a wrapper that says something of its inner tensor, which does not hold for the derivative."""
 
 
+class InnerDerivativeTransformError(TransformError, InnerDerivativeError):
+    """A function of wrappers is differentiated by torch, which derives the whole of each, and here what is inside would be."""
+
+
 class MissingTransformRuleError(ThunderNormError, NotImplementedError):
     """An operation has no rule for a function transform, and none can be derived for it."""
 

@@ -132,6 +132,16 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
         Sampled(lambda x: F.max_pool1d(x, 3), ((2, 6),)),
         Sampled(lambda x: F.adaptive_max_pool1d(x, 2), ((1, 8),)),
     ],
+    "selections.one_of": [
+        # how they move where both do: `tests/rules/test_typical_choices.py`
+        Sampled(torch.maximum, ((4,), (4,)), moves=False, sizes=((1.0, 1.0), (0.5, 2.0)), off=1e-4),
+        Sampled(
+            lambda x, y: torch.where(torch.tensor([True, False, False, True]), x, y),
+            ((4,), (4,)),
+            moves=False,
+            sizes=((1.0, 2.0),),
+        ),
+    ],
     "masking._dropout": [Sampled(lambda x: F.dropout(x, 0.3, True)), Sampled(lambda x: F.dropout1d(x, 0.3, True), ((2, 2),))],
     "limits.clamp": [
         Sampled(lambda x: x.clamp(-0.5, 1.0)),

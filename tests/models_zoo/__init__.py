@@ -9,6 +9,7 @@ from . import (
     written_after_papers,
     written_estimators,
     written_more,
+    written_thresholds,
 )
 from .case import MODELS, Built, Model, built
 
@@ -25,4 +26,5 @@ __all__ = [
     "written_after_papers",
     "written_estimators",
     "written_more",
+    "written_thresholds",
 ]

@@ -44,6 +44,11 @@ WHY = {
         "That they converge is a fact about one iteration, which no norm of its parts has."
     ),
     "spectrally normed critic": "u^T W v is 0 for some weights of norm 1, and what is divided by it has no bound.",
+    "spline flow": (
+        "That bins have a width is known of their shares, whose running sums are written over at the ends; that a parabola between two "
+        "positive slopes stays above 0 is a fact about the whole of it."
+    ),
+    "channel energies": "What is raised to a power has a parameter added to it, which may be negative, as may be the energies.",
     "Kalman filter": (
         "That (I - K C) P stays positive for all parameters, and with it s invertible, is an identity of matrices: "
         "with any other K of the same norm it does not."

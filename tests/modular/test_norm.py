@@ -27,9 +27,10 @@ from tests.modular.modular_models import (
     operator_norm,
 )
 from tests.seeds import seeded
-from thunder_norm import NormedTensor, RMSTensor
+from thunder_norm import NormedTensor, RMSTensor, norm_report
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, VanishingTargetWarning
 from thunder_norm.modular import ModularNorm, ball
+from thunder_norm.transforms import NormTransform
 import thunder
 
 # -- the numbers of Modula -------------------------------------------------------------------------------------------------
@@ -303,6 +304,28 @@ def test_a_parameter_no_output_depends_on_has_no_target_and_is_reported():
     assert norm({"other.weight": torch.ones(4, 4)}).item() == 0
     norm.initialize_()
     assert largest_rms(model.other.weight, (-1,)).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("of", "sensitivity"), [(lambda p: p, 1.0), (lambda p: 3 * p, 3.0), (lambda p: p.exp().expand(5, 4), math.exp(2))]
+)
+def test_a_result_made_from_parameters_alone_moves_with_them(of, sensitivity):
+    """A policy returns its mean and a standard deviation that depends on no input; of norm 1, one of 4 entries is at most 2."""
+
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean, self.log_std = nn.Linear(3, 4), nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            return {"mean": self.mean(x), "std": of(self.log_std)}
+
+    model, x = Policy(), torch.randn(5, 3)
+    rows = norm_report(thunder.jit(model, transforms=[NormTransform()]), x).rows
+    assert all(r.actual <= r.norm_size * (1 + 1e-6) and math.isfinite(r.sensitivity) for r in rows)
+    norm = ModularNorm(model, x)
+    assert not norm.unreached and norm.sensitivities["log_std"] == pytest.approx(sensitivity)
+    assert norm.sensitivities["mean.weight"] == pytest.approx(1)
 
 
 def test_without_mass_nothing_moves():

@@ -65,6 +65,22 @@ class Equation(nn.Module):
         return {"residual": ut + u * ux - 0.1 * uxx, "name": "burgers"}["residual"]
 
 
+class Forwards(nn.Module):
+    """FFJORD's: steps along a field, and how volumes change, by forward mode in one direction."""
+
+    def __init__(self):
+        super().__init__()
+        self.field = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, x):
+        direction, volume = torch.ones_like(x), torch.zeros(x.shape[0], 1)
+        for i in range(2):
+            t = torch.full((x.shape[0], 1), i / 2)
+            step, moved = torch.func.jvp(lambda z: self.field(torch.cat([z, t], -1)), (x,), (direction,))  # noqa: B023
+            x, volume = x + step / 2, volume + (moved * direction).sum(-1, keepdim=True) / 2
+        return torch.cat([x, volume], -1)
+
+
 class Jacobians(nn.Module):
     """Each sample's Jacobian."""
 
@@ -88,7 +104,7 @@ class InnerStep(nn.Module):
         return x @ (self.weight - 0.1 * g).t()
 
 
-PROGRAMS = {Penalty: (2, 2, 8, 8), Energy: (3, 4), Equation: (5, 2), Jacobians: (3, 3), InnerStep: (4, 4)}
+PROGRAMS = {Penalty: (2, 2, 8, 8), Energy: (3, 4), Equation: (5, 2), Forwards: (3, 4), Jacobians: (3, 3), InnerStep: (4, 4)}
 
 
 def made(cls):

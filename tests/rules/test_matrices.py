@@ -70,6 +70,10 @@ AWAY = [
     Case("batch", lambda x: torch.linalg.pinv(torch.bmm(x.mT, x) + 0.5 * EYE[:2, :2]), (Ball("x", RMSTensor, (2, 3, 2), 0.8),)),
     Case("cholesky", lambda x: torch.linalg.cholesky(x @ x.T + 0.5 * EYE), (X,)),
     Case("cholesky_solve", lambda x, b: torch.cholesky_solve(b, torch.linalg.cholesky(x @ x.T + 0.3 * EYE)), (X, B)),
+    Case("cholesky_ex", lambda x: torch.linalg.cholesky_ex(x @ x.T + 0.5 * EYE)[0], (X,)),
+    Case("cholesky_inverse", lambda x: torch.cholesky_inverse(torch.linalg.cholesky(x @ x.T + 0.5 * EYE)), (X,)),
+    Case("inv_ex", lambda x: torch.linalg.inv_ex(x @ x.T + 0.5 * EYE)[0], (X,)),
+    Case("solve_ex", lambda x, b: torch.linalg.solve_ex(x @ x.T + 0.3 * EYE, b)[0], (X, B)),
     Case("logdet", lambda x: torch.logdet(x @ x.T + 0.3 * EYE), (X,)),
     Case("slogdet", lambda a: torch.slogdet(0.1 * EYE + (a - a.T))[1], (operator(3, 3, n=0.1),)),
     Case("linalg.slogdet", lambda v: torch.linalg.slogdet(torch.diag_embed(v.sigmoid() + 0.1))[1], (Ball("v", LinfTensor, (3,), 0.8),)),
@@ -130,6 +134,13 @@ INVERSES = {
     "pinv": lambda a, x: torch.linalg.pinv(a) @ x.mT,
     "cholesky": lambda a, x: torch.linalg.cholesky(spd(a)) @ x.mT,
     "cholesky_solve": lambda a, x: torch.cholesky_solve(x.mT, torch.linalg.cholesky(spd(a))),
+    "cholesky_ex": lambda a, x: torch.linalg.cholesky_ex(spd(a)).L @ x.mT,
+    "cholesky_inverse": lambda a, x: torch.cholesky_inverse(torch.linalg.cholesky_ex(spd(a))[0]) @ x.mT,
+    "inv_ex": lambda a, x: torch.linalg.inv_ex(a).inverse @ x.mT,
+    "solve_ex": lambda a, x: torch.linalg.solve_ex(a, x.mT, left=True)[0],
+    "lstsq": lambda a, x: torch.linalg.lstsq(a, x.mT).solution,
+    "pinverse": lambda a, x: torch.pinverse(a) @ x.mT,
+    "negative power": lambda a, x: torch.matrix_power(a, -2) @ x.mT,
 }
 
 
@@ -158,6 +169,9 @@ VECTORS = {
     "svd, older": lambda a: torch.svd(a, some=False),
     "svd, values alone": lambda a: torch.svd(a, compute_uv=False),
     "eigh": lambda a: torch.linalg.eigh(a @ a.mT),
+    "qr": lambda a: torch.linalg.qr(a),
+    "qr, tall": lambda a: torch.linalg.qr(a.mT),
+    "qr, complete": lambda a: torch.linalg.qr(a.mT, "complete"),
 }
 
 

@@ -45,6 +45,8 @@ REDUCTIONS = [
     Case("sum l1 over other dims", lambda t: t.sum(0), (x(3, 4, kind=L1),)),
     Case("cumsum", lambda t: t.cumsum(-1), (x(3, 4),)),
     Case("cumsum over other dims", lambda t: t.cumsum(0), (x(3, 4),)),
+    Case("cumsum of an l1 norm", lambda t: t.cumsum(-1), (x(3, 4, kind=L1Tensor),)),
+    Case("cumsum of an l1 norm over other dims", lambda t: t.cumsum(0), (x(3, 4, kind=L1Tensor),)),
     Case("cumsum, largest entry", lambda t: t.cumsum(-1), (x(3, 4, kind=INF),)),
     Case("amax", lambda t: t.amax(-1), (x(3, 4),)),
     Case("amax over other dims", lambda t: t.amax(0), (x(3, 4),)),

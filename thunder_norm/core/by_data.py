@@ -124,7 +124,7 @@ def _wrapped(y: torch.Tensor, dims: ed.Dims, moving: Sequence[NormedTensor], con
     with perturbations_recorded():
         terms = [x.perturbation_size * c for x, c in zip(moving, constants, strict=True) if x.perturbation_size is not None]
         movement = functools.reduce(torch.add, terms) if terms else None
-    return kind._wrap(y, kind.measure(y.detach(), dims).detach().to(NORM_DTYPE), movement, dims)
+    return kind._wrap(y, kind.of(y.detach(), dims).norm_size.detach(), movement, dims)
 
 
 @functools.cache

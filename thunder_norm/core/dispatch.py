@@ -110,7 +110,7 @@ def _condition_first(input: Any, condition: Any, other: Any) -> tuple[Any, Any, 
     return condition, input, other
 
 
-_DERIVATIVES = frozenset({torch.autograd.grad, torch.autograd.backward})
+_DERIVATIVES = frozenset({torch._make_dual, torch.autograd.grad, torch.autograd.backward})
 _READING = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__})
 
 

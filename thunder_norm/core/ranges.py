@@ -90,6 +90,7 @@ class Range:
         low: no entry is less.
         high: no entry is more.
         least_sum: (dimension, negative; s): the entries along it sum up to at least s.  Only where none is negative.
+        most_sum: the same for at most s.
         averaged: of how many numbers each entry is a mean, a sum or a length, at least: the more, the closer it is to its typical size.
             Says something of entries of one sign; infinite for a constant.
         sums: whether they are partial sums, where no number has the other sign, or differences of such.
@@ -108,6 +109,7 @@ class Range:
     most: End | None = field(default=None, compare=False, repr=False)
     rayleigh: Range | None = field(default=None, compare=False, repr=False)
     is_symmetric: bool = field(default=False, compare=False, repr=False)
+    most_sum: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
         # an end that is no number says nothing
@@ -146,7 +148,7 @@ class Range:
     @property
     def is_known_by_norms_alone(self) -> bool:
         """Whether the norm of the entries says it all."""
-        if self.says_something or any(known is not None for known in (self.sums, self.least_sum, self.rayleigh)):
+        if self.says_something or any(known is not None for known in (self.sums, self.least_sum, self.most_sum, self.rayleigh)):
             return False
         return all(end is None or end.is_apart for end in (self.least, self.most))
 
@@ -186,7 +188,7 @@ class Range:
 
     def of_entries(self) -> Range:
         """Of some of the entries, or of numbers between them."""
-        return replace(self, least_sum=None, sums=None, rayleigh=None)
+        return replace(self, least_sum=None, most_sum=None, sums=None, rayleigh=None)
 
     def of_many(self, count: float) -> Range:
         """Of means over so many of them."""

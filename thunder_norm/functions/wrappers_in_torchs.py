@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from thunder_norm.errors import TransformError, with_details
+from thunder_norm.errors import InnerDerivativeTransformError, TransformError, with_details
 from thunder_norm.functions.interpreted import OpenWrapper, is_open
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.interpreting.interception import current_acquisition
@@ -159,7 +159,7 @@ def _cone(name: str, bsyms: Iterable[BoundSymbol]) -> list[BoundSymbol]:
 
 
 def _refused(name: str, what: str, why: str, at: str | None) -> TransformError:
-    return TransformError(
+    return InnerDerivativeTransformError(
         with_details(
             f"torch.func.{name} of a function with {what} in it",
             at=at,

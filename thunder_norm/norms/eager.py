@@ -206,11 +206,12 @@ class _Run:
             context.environment(environment),
             _module_paths(self.model, environment),
             first_calls.shown("running", lambda: environment.module_path[-1]),
-            Functions(environment),
             no_values() if self.is_without_values else contextlib.nullcontext(),
         ):
-            result = (self.flat or functools.partial(call_with, self.model))(self.tensors, self.args, self.kwargs)
-            return map_tensors(lifting.written.current, result), environment
+            with Functions(environment):
+                result = (self.flat or functools.partial(call_with, self.model))(self.tensors, self.args, self.kwargs)
+                result = map_tensors(lifting.written.current, result)
+            return map_tensors(environment.as_result, result) if perturbed else result, environment
 
     def flattened(self, error: InnerDerivativeError) -> _Run:
         """The same program with the operations of the derivatives that it takes written out.

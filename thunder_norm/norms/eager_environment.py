@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from thunder_norm import op_names
 from thunder_norm.core import context
+from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.norms.lifts.eager_lifting import EagerLifting
 from thunder_norm.norms.lifts.given_integers import GivenIntegers
@@ -87,6 +88,14 @@ class EagerEnvironment(LiftingEnvironment):
         if name is not None:
             self._of_parameters[id(normed)] = (name,), ""
         return normed
+
+    def as_result(self, t: torch.Tensor) -> torch.Tensor:
+        """What a program returns, with a norm also where it is a parameter, or made from parameters alone: it moves with those."""
+        if isinstance(t, NormedTensor) or not self.lifting.concerns(t):
+            return t
+        leaf = self.lifted.get(self.lifting.name_of(t) or "")
+        kind, dims = (RMSTensor, None) if leaf is None else (type(leaf), leaf.elem_dims)
+        return self.lift(t, kind, dims)
 
     def run_real(self, func: Callable, args: tuple, kwargs: dict) -> Any:
         """Run an operation on plain tensors, and follow the values of constants, and given integers, through it."""

@@ -308,6 +308,10 @@ _NORMALIZATIONS = get_decompositions(
 )
 
 
+# what forward mode asks of a tangent before it takes it, and does no more with
+_ASKED_OF_TANGENTS = frozenset({aten.is_same_size.default, aten._has_same_storage_numel.default})
+
+
 def _with_rules(graph: torch.fx.GraphModule) -> bool:
     """Put operations that have rules for those that have none and are alike; whether one was left out that writes into an argument."""
     writes = False
@@ -321,6 +325,10 @@ def _with_rules(graph: torch.fx.GraphModule) -> bool:
         elif node.target is aten.copy_.default and node.args[0].op == "placeholder" and not node.users:
             graph.graph.erase_node(node)
             writes = True
+        elif node.target in _ASKED_OF_TANGENTS and not node.users:
+            graph.graph.erase_node(node)
+        elif node.target is aten._new_zeros_with_same_feature_meta.default and not node.kwargs.get("self_num_batch_dims"):
+            node.target, node.args, node.kwargs = aten.zeros_like.default, node.args[1:2], {}  # what a tangent is copied into
     graph.graph.set_codegen(torch.fx.graph.CodeGen())  # with tensors for arguments, as the nodes have them
     graph.recompile()
     return writes

@@ -123,6 +123,21 @@ def add_number(input: RMSTensor, other: Number, alpha: Number = 1) -> RMSTensor:
     return like(input, input.norm_size + math.fabs(alpha * other), sensitivity={"input": 1})
 
 
+@normed_op(torch.add).register_norm(mode="typical")
+def add_number_l1(input: L1Tensor, other: Number, alpha: Number = 1) -> L1Tensor:
+    """a + alpha c of an l1 norm over N entries, a softmax and a least share of each.  Typical: |a| + N |alpha c|, and 1."""
+    more = math.fabs(alpha * other) * input.numel_normed
+    return L1Tensor(input.norm_size + more, elem_dims=input.elem_dims, sensitivity={"input": 1})
+
+
+@normed_op(torch.add).register_norm(mode="typical")
+def number_add_l1(input: Number, other: L1Tensor, alpha: Number = 1) -> L1Tensor:
+    """c + alpha b: `add_number_l1`."""
+    c = math.fabs(alpha)
+    size = times(other.norm_size, c) + math.fabs(input) * other.numel_normed
+    return L1Tensor(size, elem_dims=other.elem_dims, sensitivity={"other": c})
+
+
 @normed_op(torch.rsub).register_norm
 def rsub_number(input: RMSTensor, other: Number, alpha: Number = 1) -> RMSTensor:
     """c - alpha a: value |c| + |alpha| |a|; sensitivity |alpha|."""

@@ -6,7 +6,6 @@ decays of a chunk in Mamba-2 and in gated linear attention.  Between each two pl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,18 +23,23 @@ from thunder_norm.rules.known_ranges.ranges_of_activations import or_zero
 
 
 def _cumulative(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    """Sums of one sign have it, and are at least, or at most, their first term."""
+    """Sums of one sign have it, and are at least, or at most, their first term; of numbers that sum up to s at most, none is more."""
     x, dim = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "dim")
     r = of(x)
     if r is None or not (r.low >= 0 or r.high <= 0):
         return None
     along = negative(dim, x.ndim) if x.ndim else 0
     sums = PartialSums(along, tuple(d for d in range(-x.ndim, 0) if d != along), False, object()) if x.ndim else None
-    low, high = (r.low, r.least) if r.low >= 0 else (-math.inf, None), (r.high, r.most) if r.high <= 0 else (math.inf, None)
-    return Range(low[0], high[0], sums=sums, least=low[1], most=high[1])
+    count = float(x.shape[along]) if x.ndim else 1.0
+    low, high = (
+        (r.low, r.least) if r.low >= 0 else (r.low * count, None),
+        (r.high, r.most) if r.high <= 0 else (r.high * count, None),
+    )
+    most = min(high[0], r.most_sum[1]) if r.most_sum is not None and r.most_sum[0] == along else high[0]
+    return Range(low[0], most, sums=sums, least=low[1], most=high[1])
 
 
-normed_op(torch.cumsum).register_range(_cumulative)
+normed_op(torch.cumsum).register_range(_cumulative, caps=True)
 
 
 def _without_sums(op: Callable) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
@@ -119,7 +123,7 @@ def place_put_in(index: Any, ndim: int) -> int | None:
 def _beside(found: Range, new: int) -> Range:
     assert isinstance(found.sums, PartialSums), "it has been looked at"
     along, *beside = (d - (d <= new) for d in (found.sums.along, *found.sums.beside))
-    return replace(found, least_sum=None, sums=replace(found.sums, along=along, beside=tuple(beside)))
+    return replace(found, least_sum=None, most_sum=None, sums=replace(found.sums, along=along, beside=tuple(beside)))
 
 
 def _of_earlier(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:

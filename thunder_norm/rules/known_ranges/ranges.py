@@ -241,10 +241,22 @@ _register(_power, (torch.pow, torch.float_power))
 # -- of several -----------------------------------------------------------------------------------------------------------
 
 
+def _with_sums(found: Range, x: Any, r: Range, factor: float, more: float = 0.0) -> Range:
+    """With what multiples, and a number more, of numbers that are not negative sum up to."""
+    if factor <= 0 or more < 0 or not isinstance(x, torch.Tensor):
+        return found
+    least, most = (None if s is None else (s[0], factor * s[1] + more * x.shape[s[0]]) for s in (r.least_sum, r.most_sum))
+    return replace(found, least_sum=least, most_sum=most)
+
+
 def _sum(args: tuple, kwargs: Mapping[str, Any], of: Of, sign: float = 1.0) -> Known:
     alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-    found = _operands(argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other"), of)
-    return None if found is None or not isinstance(alpha, int | float) else found[0].plus(found[1].scaled(sign * alpha))
+    x, other = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
+    found = _operands(x, other, of)
+    if found is None or not isinstance(alpha, int | float):
+        return None
+    total = found[0].plus(found[1].scaled(sign * alpha))
+    return _with_sums(total, x, found[0], 1.0, sign * alpha * other) if isinstance(other, int | float) else total
 
 
 normed_op(torch.add).register_range(_sum, caps=True)
@@ -267,7 +279,13 @@ def _product(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     if first is second and isinstance(first, torch.Tensor):
         return (of(first) or _ANY).even_image(lambda x: x * x, torch.square)
     found = _operands(first, second, of)
-    return None if found is None else found[0].times(found[1])
+    if found is None:
+        return None
+    return (
+        _with_sums(found[0].times(found[1]), first, found[0], second)
+        if isinstance(second, int | float)
+        else found[0].times(found[1])
+    )
 
 
 normed_op(torch.mul).register_range(_product)
@@ -276,7 +294,15 @@ normed_op(torch.mul).register_range(_product)
 def _quotient(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = _operands(argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other"), of)
     inverse = None if found is None or kwargs.get("rounding_mode") is not None else found[1].inverse()
-    return None if found is None or inverse is None else found[0].times(inverse)
+    if found is None or inverse is None:
+        return None
+    second = argument(args, kwargs, 1, "other")
+    quotient = found[0].times(inverse)
+    return (
+        _with_sums(quotient, argument(args, kwargs, 0, "input", "self"), found[0], 1 / second)
+        if isinstance(second, int | float)
+        else quotient
+    )
 
 
 normed_op(torch.div).register_range(_quotient)

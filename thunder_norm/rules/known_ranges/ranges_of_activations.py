@@ -124,7 +124,7 @@ def _softmax(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     x, dim = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "dim")
     logarithm = _log_softmax(args, kwargs, of)
     total = (negative(dim, x.ndim), 1.0) if isinstance(dim, int) and x.ndim else None
-    return replace(logarithm.image(exponential, torch.exp), least_sum=total)
+    return replace(logarithm.image(exponential, torch.exp), least_sum=total, most_sum=total)
 
 
 def _log_softmax(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Range:
@@ -280,7 +280,7 @@ def _running_product(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     count = float(x.shape[dim] if isinstance(dim, int) and not isinstance(dim, bool) and x.ndim else x.numel())
     low, high = r.between(0.0, 1.0), r.between(1.0, math.inf)  # a factor 1 is none
     least, most = (raised(end, count) or end for end in (low, high)) if count else (low, high)
-    return replace(least, high=max(most.high, 1.0), most=most.most, averaged=1.0, least_sum=None)
+    return replace(least, high=max(most.high, 1.0), most=most.most, averaged=1.0, least_sum=None, most_sum=None)
 
 
 for _op in (torch.cumprod, torch.prod):

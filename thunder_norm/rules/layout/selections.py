@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
@@ -31,10 +32,21 @@ from thunder_norm.scalars import times
 
 
 def one_of(operands: Mapping[str, NormedTensor | Number], is_blockwise: bool = False) -> RMSTensor:
-    """Each entry from one of the operands: energies add, unless whole groups of elem_dims come from one of them."""
+    """Each entry from one of the operands: energies add, unless whole groups of elem_dims come from one of them.
+
+    Typically as many entries are from each of k tensors: the mean of their energies, of which one that moves alone has a share 1 / k.
+    Where all move the result moves as they do on average, and not as their sum, which would double in each step of a bisection.
+    """
     tensors = {name: x for name, x in operands.items() if isinstance(x, NormedTensor)}
     dims, factors = align(broadcast(*(x.shape for x in tensors.values())), *tensors.values())
     sizes = [times(x.norm_size, c) for x, c in zip(tensors.values(), factors, strict=True)]
+    if current_mode() == "typical" and 1 < len(tensors) == len(operands):
+        share = 1 / len(tensors)
+        do_all_move = all(x.perturbation_size is not None for x in tensors.values())
+        constants = [c * (share if do_all_move else math.sqrt(share)) for c in factors]
+        return rms(
+            times(root_sum_squares(*sizes), math.sqrt(share)), dims, sensitivity=dict(zip(tensors, constants, strict=True))
+        )
     sizes += [scalar(math.fabs(x), sizes[0]) for x in operands.values() if not isinstance(x, NormedTensor) and x != 0]
     value = maximum(sizes) if is_blockwise or not dims else root_sum_squares(*sizes)
     return rms(value if len(sizes) > 1 else sizes[0], dims, sensitivity=dict(zip(tensors, factors, strict=True)))
@@ -51,6 +63,7 @@ def maximum_of(input: RMSTensor, other: RMSTensor) -> RMSTensor:
 
     Value:       sqrt(|a|^2 + |b|^2), for LinfTensors max(|a|, |b|)    (attained: disjoint supports)
     Sensitivity: 1 to each
+    Typical:     see `one_of`
     Source:      max(a, b)^2 <= a^2 + b^2
     """
     return one_of({"input": input, "other": other})
@@ -63,6 +76,7 @@ def where(condition: torch.Tensor, input: RMSTensor | Number, other: RMSTensor |
     Value:       sqrt(|a|^2 + |b|^2), for LinfTensors or a condition that does not vary along elem_dims max(|a|, |b|)
                  (attained: disjoint supports)
     Sensitivity: 1 to each
+    Typical:     see `one_of`
     """
     operands = [x for x in (input, other) if isinstance(x, NormedTensor)]
     if not operands:  # of a condition on parameters alone

@@ -28,12 +28,13 @@ from thunder_norm.rules._shared import as_kind, like, refuse, rms
 _TINY = 1e-30
 
 
-def _is_typical(args: dict[str, Any]) -> bool:
+def is_typical(args: dict[str, Any]) -> bool:
+    """Whether expected sizes are asked for, in place of bounds."""
     return current_mode() != "bound" and current_sensitivity() == "global"
 
 
 def _divides(args: dict[str, Any]) -> bool:
-    return _is_typical(args) and not args["unitriangular"]
+    return is_typical(args) and not args["unitriangular"]
 
 
 # -- away from singular ones ----------------------------------------------------------------------------------------------
@@ -135,11 +136,19 @@ def cholesky_away(input: RMSToRMSTensor, *, upper: bool = False) -> RMSToRMSTens
     return result
 
 
-def _is_of_factor(args: dict[str, Any]) -> bool:
-    return current_mode() == "bound" and fact(args["L"], Factor) is not None and not is_local(args["L"])
+def is_of_factor(name: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether a bound for all inputs is asked for, and an argument is the factor of a matrix that is away from singular ones."""
+    return lambda args: current_mode() == "bound" and fact(args[name], Factor) is not None and not is_local(args[name])
 
 
-@normed_op(torch.cholesky_solve).register_norm(when=_is_of_factor)
+def smallest_eigenvalue(factor: NormedTensor) -> torch.Tensor:
+    """What no eigenvalue of ``L L^T`` is less than."""
+    known = fact(factor, Factor)
+    assert known is not None, "the rule's condition has been checked"
+    return known.smallest_eigenvalue
+
+
+@normed_op(torch.cholesky_solve).register_norm(when=is_of_factor("L"))
 def cholesky_solve_away(B: RMSTensor, L: RMSToRMSTensor, upper: bool = False) -> RMSTensor:  # noqa: N803
     """X with ``L L^T X = B``, where no eigenvalue of ``L L^T`` is less than c.
 
@@ -148,9 +157,7 @@ def cholesky_solve_away(B: RMSTensor, L: RMSToRMSTensor, upper: bool = False) ->
     Source:      ``dX = -A^-1 (dL L^T + L dL^T) X``
     Gap:         that of `solve_operator`
     """
-    known = fact(L, Factor)
-    assert known is not None, "the rule's condition has been checked"
-    c = known.smallest_eigenvalue
+    c = smallest_eigenvalue(L)
     b, k = as_kind(B, RMSTensor, tuple(sorted({*B.elem_dims, -2})))
     size = b.norm_size / c
     return rms(size, b.elem_dims, sensitivity={"B": k / c, "L": 2 * L.norm_size * size / c})
@@ -189,7 +196,7 @@ def solve_triangular(
     return _solution(A, B)
 
 
-@normed_op(torch.linalg.solve).register_norm(when=_is_typical)
+@normed_op(torch.linalg.solve).register_norm(when=is_typical)
 def solve(A: RMSToRMSTensor, B: RMSTensor, *, left: bool = True) -> RMSTensor:  # noqa: N803
     """X with ``A X = B``, or ``X A = B``.  Typical: |B| / n; 1 / n to B, |B| / n^2 to A.
 
@@ -199,8 +206,8 @@ def solve(A: RMSToRMSTensor, B: RMSTensor, *, left: bool = True) -> RMSTensor:  
     return _solution(A, B)
 
 
-@normed_op(torch.inverse).register_norm(when=_is_typical)
-@normed_op(torch.linalg.inv).register_norm(when=_is_typical)
+@normed_op(torch.inverse).register_norm(when=is_typical)
+@normed_op(torch.linalg.inv).register_norm(when=is_typical)
 def inv(input: RMSToRMSTensor) -> RMSToRMSTensor:
     """The inverse of a matrix.  Typical: 1 / n, and 1 / n^2.
 
@@ -210,7 +217,8 @@ def inv(input: RMSToRMSTensor) -> RMSToRMSTensor:
     return _inverse(input)
 
 
-@normed_op(torch.linalg.pinv).register_norm(when=_is_typical)
+@normed_op(torch.pinverse).register_norm(when=is_typical)
+@normed_op(torch.linalg.pinv).register_norm(when=is_typical)
 def pinv(input: RMSToRMSTensor) -> RMSToRMSTensor:
     """The pseudoinverse of a matrix of full rank.  Typical: 1 / n, and 1 / n^2.
 
@@ -223,7 +231,7 @@ def pinv(input: RMSToRMSTensor) -> RMSToRMSTensor:
 # -- factors ----------------------------------------------------------------------------------------------------------------
 
 
-@normed_op(torch.linalg.cholesky).register_norm(when=_is_typical)
+@normed_op(torch.linalg.cholesky).register_norm(when=is_typical)
 def cholesky(input: RMSToRMSTensor, *, upper: bool = False) -> RMSToRMSTensor:
     """L with ``A = L L^T``.  Typical: sqrt(n), and 1 / (2 sqrt(n)).
 
@@ -236,7 +244,7 @@ def cholesky(input: RMSToRMSTensor, *, upper: bool = False) -> RMSToRMSTensor:
     return RMSToRMSTensor(size, elem_dims=input.elem_dims, sensitivity={"input": 0.5 / size})
 
 
-@normed_op(torch.cholesky_solve).register_norm(when=_is_typical)
+@normed_op(torch.cholesky_solve).register_norm(when=is_typical)
 def cholesky_solve(B: RMSTensor, L: RMSToRMSTensor, upper: bool = False) -> RMSTensor:  # noqa: N803
     """X with ``L L^T X = B``.  Typical: |B| / n^2; 1 / n^2 to B, 2 |B| / n^3 to L.
 
@@ -248,8 +256,16 @@ def cholesky_solve(B: RMSTensor, L: RMSToRMSTensor, upper: bool = False) -> RMST
     return like(B, size, sensitivity={"B": inverse.square(), "L": 2 * size * inverse})
 
 
-_SINGULAR = (
+SINGULAR = (
     "a norm does not keep a matrix away from singular ones; norm_report's default, at the data, and mode='typical' have a size"
 )
-for _op in (torch.linalg.solve, torch.linalg.inv, torch.inverse, torch.linalg.pinv, torch.linalg.cholesky, torch.cholesky_solve):
-    refuse(normed_op(_op), _SINGULAR)
+for _op in (
+    torch.linalg.solve,
+    torch.linalg.inv,
+    torch.inverse,
+    torch.linalg.pinv,
+    torch.pinverse,
+    torch.linalg.cholesky,
+    torch.cholesky_solve,
+):
+    refuse(normed_op(_op), SINGULAR)

@@ -60,10 +60,10 @@ def matrix_power(A: RMSToRMSTensor, n: int) -> RMSToRMSTensor:  # noqa: N803
     return RMSToRMSTensor(size, elem_dims=A.elem_dims, sensitivity={"A": n * A.norm_size.pow(max(n - 1, 0))})
 
 
-refuse(
-    normed_op(torch.linalg.matrix_power),
-    "a negative power of a matrix is one of its inverse, and a norm does not keep it away from singular ones",
-)
+for _op in (torch.matrix_power, torch.linalg.matrix_power):
+    refuse(
+        normed_op(_op), "a negative power of a matrix is one of its inverse, and a norm does not keep it away from singular ones"
+    )
 
 
 @normed_op(torch.linalg.svdvals).register_norm(when=_is_global)

@@ -64,7 +64,7 @@ def _power(c: float, exponent: float) -> float:
 
 
 def _has_positive_base(args: dict[str, Any]) -> bool:
-    if not isinstance(args["input"], NormedTensor) or are_local(args):
+    if not isinstance(args["input"], torch.Tensor) or are_local(args):  # plain: a parameter
         return False
     return current_mode() != "bound" or _least(args["input"]) > TINY
 

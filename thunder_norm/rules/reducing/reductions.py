@@ -97,6 +97,19 @@ def cumsum(input: RMSTensor, dim: int, dtype: torch.dtype | None = None) -> RMST
     return scaled(input, length)
 
 
+@normed_op(torch.cumsum).register_norm
+def cumsum_l1(input: L1Tensor, dim: int, dtype: torch.dtype | None = None) -> NormedTensor:
+    """The same of an l1 norm, that of a softmax: no running sum along it is larger.
+
+    Value:       n for the largest entry, where the norm runs over the dimension of T; else T n    (attained: one sign)
+    Sensitivity: the same factor
+    """
+    along = negative(dim, input.ndim) if input.ndim else 0
+    if along in input.elem_dims or not input.ndim:
+        return _largest(input, 1.0)
+    return like(input, times(input.norm_size, input.shape[along]), sensitivity={"input": input.shape[along]})
+
+
 # -- extrema ------------------------------------------------------------------------------------------------------------------
 
 
