@@ -194,8 +194,10 @@ _VIEWS = frozenset(
 
 def _is_its_argument(bsym: BoundSymbol) -> bool:
     """Whether Thunder differentiates what is the argument itself where torch makes a view of it all, or a copy (``flip(())``)."""
+    if not isinstance(bsym.output, TensorProxy) or not str(bsym.sym.id).startswith("torch."):
+        return False
     parts = [b for b in bsym.subsymbols if b.sym.id is not prims.PrimIDs.SHAPE]
-    if not parts or bsym.sym.is_prim:
+    if not parts:
         return False
     if all(b.sym.id is prims.PrimIDs.SHALLOW_COPY for b in parts):
         return bsym.sym.id in _VIEWS
