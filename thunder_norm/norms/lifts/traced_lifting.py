@@ -349,7 +349,7 @@ def _origins(proxy: TensorProxy, *, with_writes: bool) -> list[TensorProxy]:
         is_write = with_writes and bool(bsym.flat_proxy_args) and bool(_is_inplace_op(bsym))
         writes = is_write and _memory(bsym.flat_proxy_args[0], memory) in {_memory(p, memory) for p in needed.values()}
         if writes or any(p.name in needed for p in bsym.flat_proxy_outs):
-            given = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
+            given = _read_by(bsym)
             for p in bsym.flat_proxy_outs:
                 needed.pop(p.name, None)
             if bsym.sym.id == trace.FLATTEN.id:
@@ -357,6 +357,15 @@ def _origins(proxy: TensorProxy, *, with_writes: bool) -> list[TensorProxy]:
             else:
                 needed |= {p.name: p for p in given}
     return [*needed.values(), *wrappers]
+
+
+def _read_by(bsym: BoundSymbol) -> list[TensorProxy]:
+    """The tensors that an operation is given, but those that it asks for their shape or dtype alone (``mask.type_as(x)``)."""
+    given = [p for p in bsym.flat_proxy_args if isinstance(p, TensorProxy)]
+    if not bsym.subsymbols:
+        return given
+    inside = {p.name for b in bsym.subsymbols for p in _read_by(b)}
+    return [p for p in given if p.name in inside]
 
 
 def _memories(bsyms: Sequence[BoundSymbol]) -> dict[str, str]:
