@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from thunder_norm.core import elem_dims as ed
-from thunder_norm.core.context import current_mode, norm_counts
+from thunder_norm.core.context import current_mode, current_sensitivity, norm_counts
 from thunder_norm.core.conversions import convert, factor
 from thunder_norm.core.kinds import LEAST_SQUARE, L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.nonfinite import has_values
@@ -214,6 +214,11 @@ def register_refusal(op: NormedOp, signature_of: Callable) -> None:
     op.register_norm(signature_of, allow_plain_tensors="constant")
     rule = op.rules.pop()
     op.rules.append(_Refusal(rule.fn, rule.signature, rule.slots, rule.mode, rule.lift_dims))
+
+
+def is_typical(args: dict[str, Any] | None = None) -> bool:
+    """Whether expected sizes are asked for, of all tensors of some norms, in place of bounds: the condition of a rule, whatever it is given."""
+    return current_mode() != "bound" and current_sensitivity() == "global"
 
 
 def refuse(op: NormedOp, reason: str) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity, lift, run_real
+from thunder_norm.core.context import lift, run_real
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._local import beside_jumps
-from thunder_norm.rules._shared import is_moving, like, refuse_perturbation, scalar
+from thunder_norm.rules._shared import is_moving, is_typical, like, refuse_perturbation, scalar
 
 _Number = torch.Tensor | float | int
 
@@ -32,7 +32,7 @@ def _fake_quantized(
     n = input.norm_size
     away = torch.maximum(low[0], high[1])  # how far the range is from 0, where it is
     size = torch.minimum(n + 0.5 * step + away, torch.maximum(low[1], high[0]).maximum(away))
-    if current_mode() != "bound" and current_sensitivity() == "global":
+    if is_typical():
         return like(input, size, sensitivity={"input": 1})
     if is_local(input):
         return like(input, size, sensitivity={"input": beside_jumps(input, 1.0, lambda x: _from_jumps(x, scale, axis))})

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.nonfinite import bounded, spoiled
@@ -20,12 +19,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import is_complex
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._local import beside_jumps
-from thunder_norm.rules._shared import like, refuse_perturbation, root_sum_squares, scalar
-
-
-def _is_typical() -> bool:
-    """Whether sizes are typical ones: far beyond a step rounding moves as far as its input, and a sign as far as its size says."""
-    return current_mode() != "bound" and current_sensitivity() == "global"
+from thunder_norm.rules._shared import is_typical, like, refuse_perturbation, root_sum_squares, scalar
 
 
 def _between_jumps(
@@ -49,7 +43,7 @@ def _step(
 ) -> None:
     def rule(input: RMSTensor) -> RMSTensor:
         n = input.norm_size
-        if slope is not None and _is_typical():
+        if slope is not None and is_typical():
             return like(input, value(n), sensitivity={"input": slope(n)})
         return _between_jumps(op, input, value(n), distance, local)
 
@@ -115,7 +109,7 @@ def round(input: RMSTensor, *, decimals: int = 0) -> RMSTensor:
     Typical:     sensitivity 1, as at steps larger than its jumps
     """
     size = input.norm_size + 0.5 * 10.0**-decimals
-    if _is_typical():
+    if is_typical():
         return like(input, size, sensitivity={"input": 1})
     return _between_jumps(torch.round, input, size, lambda x: _from_integers_below(x * 10.0**decimals) - 0.5)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import is_local
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
-from thunder_norm.rules._shared import like, maximum, scalar
+from thunder_norm.rules._shared import is_typical, like, maximum, scalar
 from thunder_norm.rules.entrywise.powers import reach
 from thunder_norm.rules.known_ranges.ranges import Known, Of, argument
 
@@ -30,7 +30,7 @@ def _has_values(args: dict[str, Any]) -> bool:
     x = args["input"]
     if not isinstance(x, RMSTensor) or is_local(x):
         return False
-    return known_range(x).is_well_above(0.0) or current_mode() != "bound" and current_sensitivity() == "global"
+    return known_range(x).is_well_above(0.0) or is_typical()
 
 
 def _trigamma(x: torch.Tensor) -> torch.Tensor:

@@ -10,17 +10,12 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
-from thunder_norm.rules._shared import like, refuse, rms
+from thunder_norm.rules._shared import is_typical, like, refuse, rms
 
 _TINY = 1e-30
 _gamma, _dirichlet = torch.ops.aten._standard_gamma.default, torch.ops.aten._sample_dirichlet.default
-
-
-def _is_typical(args: dict[str, Any]) -> bool:
-    return current_mode() != "bound" and current_sensitivity() == "global"
 
 
 def _growth(n: torch.Tensor) -> torch.Tensor:
@@ -28,7 +23,7 @@ def _growth(n: torch.Tensor) -> torch.Tensor:
     return (1 + (4 * n.clamp(min=_TINY)).reciprocal()).sqrt()
 
 
-@normed_op(_gamma).register_norm(when=_is_typical)
+@normed_op(_gamma).register_norm(when=is_typical)
 def _standard_gamma(input: RMSTensor, generator: Any = None) -> RMSTensor:
     """A draw of a gamma distribution of scale 1.  Typical: ``sqrt(n^2 + n)``, and ``sqrt(1 + 1 / (4 n))``.
 
@@ -39,7 +34,7 @@ def _standard_gamma(input: RMSTensor, generator: Any = None) -> RMSTensor:
     return like(input, (n.square() + n).sqrt(), sensitivity={"input": _growth(n)})
 
 
-@normed_op(_dirichlet).register_norm(when=_is_typical)
+@normed_op(_dirichlet).register_norm(when=is_typical)
 def _sample_dirichlet(input: RMSTensor, generator: Any = None) -> RMSTensor:
     """A draw of a Dirichlet distribution over the K entries of the last dimension.
 

@@ -6,25 +6,18 @@ multiple of an orthogonal one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
 from thunder_norm.core.local import are_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import refuse, rms
+from thunder_norm.rules._shared import is_typical, refuse, rms
 from thunder_norm.rules.linear_algebra.inverses import keeps_away, smallest_singular_value
 from thunder_norm.scalars import times
 
 _TINY = 1e-30
-
-
-def _is_typical(args: dict[str, Any]) -> bool:
-    return current_mode() != "bound" and current_sensitivity() == "global"
 
 
 def _logdet(x: NormedTensor) -> RMSTensor:
@@ -95,7 +88,7 @@ def logdet_away(input: RMSToRMSTensor) -> RMSTensor:
     return _logdet_away(input)
 
 
-@normed_op(torch.linalg.slogdet).register_norm(when=lambda args: _is_typical({"input": args["A"]}))
+@normed_op(torch.linalg.slogdet).register_norm(when=is_typical)
 def linalg_slogdet(A: RMSToRMSTensor) -> tuple:  # noqa: N803
     """`slogdet`.
 
@@ -109,7 +102,7 @@ def _renamed(result: RMSTensor) -> RMSTensor:
     return result
 
 
-@normed_op(torch.slogdet).register_norm(when=_is_typical)
+@normed_op(torch.slogdet).register_norm(when=is_typical)
 def slogdet(input: RMSToRMSTensor) -> tuple:
     """The sign, which has no norm, and log |det W|.  Typical: ``sqrt((N log n)^2 + N)``, and N / n.
 
@@ -118,7 +111,7 @@ def slogdet(input: RMSToRMSTensor) -> tuple:
     return None, _logdet(input)
 
 
-@normed_op(torch.logdet).register_norm(when=_is_typical)
+@normed_op(torch.logdet).register_norm(when=is_typical)
 def logdet(input: RMSToRMSTensor) -> RMSTensor:
     """log det W.  Typical: ``sqrt((N log n)^2 + N)``, and N / n.
 

@@ -12,9 +12,9 @@ from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
 from thunder_norm.core.local import are_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import refuse, root
+from thunder_norm.rules._shared import is_typical, refuse, root
 from thunder_norm.rules.linear_algebra import inverses
-from thunder_norm.rules.linear_algebra.inverses import SINGULAR, is_typical, keeps_away
+from thunder_norm.rules.linear_algebra.inverses import SINGULAR, keeps_away
 from thunder_norm.scalars import times
 
 _TINY = 1e-30
@@ -80,7 +80,7 @@ def solve_ex(A: RMSToRMSTensor, B: RMSTensor, *, left: bool = True, check_errors
 # -- what comes nearest to a solution ------------------------------------------------------------------------------------
 
 
-@normed_op(torch.linalg.lstsq).register_norm(when=lambda args: is_typical({"input": args["A"]}))
+@normed_op(torch.linalg.lstsq).register_norm(when=is_typical)
 def lstsq(A: RMSToRMSTensor, B: RMSTensor, rcond: float | None = None, *, driver: str | None = None) -> tuple:  # noqa: N803
     """X for which ``|A X - B|`` is smallest, and what else torch gives, without norms.  Typical: `solve`, by the pseudoinverse.
 

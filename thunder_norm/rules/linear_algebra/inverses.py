@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity
+from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
 from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import is_local
@@ -23,14 +23,9 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._facts import Alternatives, fact
-from thunder_norm.rules._shared import as_kind, like, refuse, rms
+from thunder_norm.rules._shared import as_kind, is_typical, like, refuse, rms
 
 _TINY = 1e-30
-
-
-def is_typical(args: dict[str, Any]) -> bool:
-    """Whether expected sizes are asked for, in place of bounds."""
-    return current_mode() != "bound" and current_sensitivity() == "global"
 
 
 def _divides(args: dict[str, Any]) -> bool:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from thunder_norm.core.context import current_mode, current_sensitivity, lift
+from thunder_norm.core.context import lift
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import are_local
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._shared import Constant, maximum
+from thunder_norm.rules._shared import Constant, is_typical, maximum
 from thunder_norm.rules.loss_functions._loss import count, entries_or_mean, loss, measured, product, scalar_loss, unlikeliest
 from thunder_norm.rules.loss_functions.losses import binary_cross_entropy_of_normed_labels, binary_cross_entropy_with_logits
 from thunder_norm.rules.quotients.kept_away import between_0_and_1, ends
@@ -135,15 +135,11 @@ def of_kept_away_and_labels(
     return _entropy(input, target, weight, reduction, ends(input))
 
 
-def _is_typical(args: dict[str, Any]) -> bool:
-    return current_mode() != "bound" and current_sensitivity() == "global"
-
-
 def _half(input: RMSTensor) -> tuple[torch.Tensor, ...]:
     return (torch.full_like(input.norm_size, 0.5),)
 
 
-@loss(F.binary_cross_entropy, when=_is_typical)
+@loss(F.binary_cross_entropy, when=is_typical)
 def typical(input: RMSTensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: str = "mean") -> LinfTensor:
     """-y log p - (1 - y) log(1 - p).  Typical: that of p = 1 / 2.
 
@@ -152,7 +148,7 @@ def typical(input: RMSTensor, target: torch.Tensor, weight: torch.Tensor | None 
     return _entropy(input, target, weight, reduction, _half(input))
 
 
-@loss(F.binary_cross_entropy, lift_dims=_LIFT, when=_with_normed_labels(_is_typical))
+@loss(F.binary_cross_entropy, lift_dims=_LIFT, when=_with_normed_labels(is_typical))
 def typical_of_labels(
     input: RMSTensor, target: RMSTensor, weight: torch.Tensor | None = None, reduction: str = "mean"
 ) -> LinfTensor:

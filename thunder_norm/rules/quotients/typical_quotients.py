@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from thunder_norm.core.context import current_mode, current_sensitivity
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, is_complex
-from thunder_norm.rules._shared import SAME_DIMS, Number, is_moving, like, refined, rms
+from thunder_norm.rules._shared import SAME_DIMS, Number, is_moving, is_typical, like, refined, rms
 from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.quotients.range_bounds import times_logarithm
 from thunder_norm.scalars import times
@@ -34,8 +33,7 @@ def _has_size(name: str, takes_complex: bool = False) -> Condition:
 
     def has_size(args: dict[str, Any]) -> bool:
         x = args[name]
-        is_typical = current_mode() != "bound" and current_sensitivity() == "global"
-        return is_typical and (isinstance(x, NormedTensor) or is_moving(x)) and (takes_complex or not is_complex(x))
+        return is_typical() and (isinstance(x, NormedTensor) or is_moving(x)) and (takes_complex or not is_complex(x))
 
     return has_size
 
