@@ -127,15 +127,12 @@ def test_what_a_class_holds_is_read_and_written(name: str, cls: type):
     assert_same(outcomes[1], outcomes[0])
 
 
-class _WithContext(torch.Tensor):
+class _WithContext(OneTensor):
     """A wrapper whose context is data that programs may change."""
 
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor, data: Any):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
     def __init__(self, inner: torch.Tensor, data: Any):
-        self.inner, self.data_ = inner, data
+        super().__init__(inner)
+        self.data_ = data
 
     def __tensor_flatten__(self):
         return ["inner"], self.data_

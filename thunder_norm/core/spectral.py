@@ -52,7 +52,7 @@ def largest_singular_value(matrices: torch.Tensor, start: torch.Tensor | None = 
         matrices: at least one, none of them empty.
         start: a guess of the singular vector on the smaller side, of the same length as it.  It decides how long it takes only.
     """
-    flat = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT  # the smaller side first
+    flat = _smaller_first(matrices)
     return _of_small(flat) if flat.shape[-2] <= _SMALL else _of_large(flat, start)
 
 
@@ -64,7 +64,7 @@ def smallest_singular_value(matrices: torch.Tensor) -> float:
     Args:
         matrices: at least one, none of them empty.
     """
-    flat = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
+    flat = _smaller_first(matrices)
     if flat.shape[-2] > _SMALL:
         return math.sqrt(min(_smallest_eigenvalue(_gram(matrix)) for matrix in flat))
     count = max(1, _CHUNK // (flat.shape[-1] * flat.shape[-2]))
@@ -76,7 +76,7 @@ def extreme_singular_values(matrices: torch.Tensor, start: torch.Tensor | None =
 
     What is known of the largest one besides comes first, if anything is.
     """
-    flat = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
+    flat = _smaller_first(matrices)
     if not has_fast_spectrum(flat):
         top = largest_singular_value(matrices, start)
         return top, top.value, smallest_singular_value(matrices)
@@ -91,7 +91,12 @@ def has_fast_spectrum(matrices: torch.Tensor) -> bool:
 
 def sum_of_singular_values(matrices: torch.Tensor) -> float:
     """The sum of all singular values of finite `matrices` [number, m, n] that have a fast spectrum, of a floating dtype below float64."""
-    return _spectra(matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT).sum().item()
+    return _spectra(_smaller_first(matrices)).sum().item()
+
+
+def _smaller_first(matrices: torch.Tensor) -> torch.Tensor:
+    """The matrices, or their transposes, with no more rows than columns."""
+    return matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
 
 
 def _spectra(flat: torch.Tensor) -> torch.Tensor:
@@ -99,11 +104,8 @@ def _spectra(flat: torch.Tensor) -> torch.Tensor:
     if flat.shape[-2] > _SMALL:
         return torch.stack([torch.linalg.eigvalsh(_gram(matrix)) for matrix in flat]).clamp(min=0).sqrt()
     count = max(1, _CHUNK // (flat.shape[-1] * flat.shape[-2]))
-    return (
-        torch.cat([torch.linalg.eigvalsh(part @ part.mT) for part in map(torch.Tensor.double, flat.split(count))])
-        .clamp(min=0)
-        .sqrt()
-    )
+    squares = [torch.linalg.eigvalsh(part @ part.mT) for part in map(torch.Tensor.double, flat.split(count))]
+    return torch.cat(squares).clamp(min=0).sqrt()
 
 
 def _smallest_eigenvalue(gram: torch.Tensor) -> float:

@@ -281,28 +281,21 @@ def _product(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
     found = _operands(first, second, of)
     if found is None:
         return None
-    return (
-        _with_sums(found[0].times(found[1]), first, found[0], second)
-        if isinstance(second, int | float)
-        else found[0].times(found[1])
-    )
+    product = found[0].times(found[1])
+    return _with_sums(product, first, found[0], second) if isinstance(second, int | float) else product
 
 
 normed_op(torch.mul).register_range(_product)
 
 
 def _quotient(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
-    found = _operands(argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other"), of)
+    first, second = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
+    found = _operands(first, second, of)
     inverse = None if found is None or kwargs.get("rounding_mode") is not None else found[1].inverse()
     if found is None or inverse is None:
         return None
-    second = argument(args, kwargs, 1, "other")
     quotient = found[0].times(inverse)
-    return (
-        _with_sums(quotient, argument(args, kwargs, 0, "input", "self"), found[0], 1 / second)
-        if isinstance(second, int | float)
-        else quotient
-    )
+    return _with_sums(quotient, first, found[0], 1 / second) if isinstance(second, int | float) else quotient
 
 
 normed_op(torch.div).register_range(_quotient)
