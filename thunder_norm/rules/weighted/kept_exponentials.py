@@ -76,8 +76,7 @@ def _moved(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]
         if (moved := argument_of(found[1].x, args, kwargs)) is None:
             return out._facts
         gate, form = found
-        others = () if op is torch.squeeze and args[1:] == (None,) else args[1:]  # it says None by not being given
-        backing = run_real(of_any_strides(method), (form.x.backing, *others), kwargs)
+        backing = run_real(of_any_strides(method), (form.x.backing, *set_aside.other_arguments(op, args)), kwargs)
         x = form.x.kind._wrap(backing, moved[0].norm_size, moved[1], moved[0].elem_dims)
         assert isinstance(x, RMSTensor), "its kind has been looked at"
         own = own_form(x)

@@ -49,7 +49,9 @@ def _made(
     if claim is None or not issubclass(type(claim[0]), RMSTensor):
         return out._facts
     result, moved = claim
-    backing = run_real(of_any_strides(method), (found.x.backing, *_others(op, args)), kwargs) if is_local(out) else out.backing
+    backing = (
+        run_real(of_any_strides(method), (found.x.backing, *other_arguments(op, args)), kwargs) if is_local(out) else out.backing
+    )
     source = Source(type(result), backing, result.norm_size, moved, result.elem_dims)
     return Alternatives((*every_fact(out), type(found)(source, mask)))
 
@@ -90,7 +92,7 @@ def moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], o
     return laid_out(method, args, kwargs, out)
 
 
-def _others(op: Callable, args: tuple) -> tuple:
+def other_arguments(op: Callable, args: tuple) -> tuple:
     """The arguments after the first: a squeeze of all dimensions says None by not being given."""
     return () if op is torch.squeeze and args[1:] == (None,) else args[1:]
 
@@ -107,7 +109,7 @@ def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], 
             mask, run = real, run_on_values  # which the trace of a program need not have
         mask = run(torch.Tensor.expand, (mask, args[0].shape), {})
         if op not in (torch.Tensor.to, torch.Tensor.float, torch.Tensor.double, torch.clone, torch.Tensor.contiguous):
-            mask = run(of_any_strides(method), (mask, *_others(op, args)), kwargs)
+            mask = run(of_any_strides(method), (mask, *other_arguments(op, args)), kwargs)
         return _made(op, method, masked, (masked.x.moving(), *args[1:]), kwargs, mask, out)
     if is_indexed:
         return out._facts
