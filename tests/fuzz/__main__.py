@@ -35,6 +35,7 @@ PROGRAMS = {
     "networks": 2000,
     "real": 5000,
     "draws": 2000,
+    "regions": 2000,
     "refusals": 1000,
     "state": 1000,
 }

@@ -37,6 +37,7 @@ SUBJECTS = (
     "networks",
     "real",
     "draws",
+    "regions",
     "refusals",
     "state",
 )

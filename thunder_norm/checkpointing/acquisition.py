@@ -30,8 +30,8 @@ from thunder.core.interpreter import (
     get_interpreterruntimectx,
     unwrap,
 )
-from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
-from thunder.core.proxies import Proxy
+from thunder.core.jit_ext import JitCtx, get_jit_ctx
+from thunder.core.proxies import Proxy, ProxyTag
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
@@ -144,9 +144,6 @@ def keeps_regions() -> bool:
     return any(hasattr(t, "checkpointed_modules") for t in getattr(cd, "transforms", None) or ())
 
 
-_thunders = _general_jit_lookaside_map[torch.utils.checkpoint.checkpoint]
-
-
 @lookasides.instead_of(torch.utils.checkpoint.checkpoint)
 def _torch_checkpoint(
     function: WrappedValue,
@@ -173,7 +170,7 @@ def _torch_checkpoint(
             return do_raise(_contexts_refused(f"they are a {type(seeing).__name__}, which may do something else"))
     scope_around = get_jit_ctx().computation_trace.peek_scope()
     start = len(scope_around)
-    result = _interpreted(function, args, kwargs, context_fn, determinism_check, debug)
+    result = _interpreted(function, args, kwargs, context_fn)
     if torch.is_grad_enabled():
         _warn_of_writes(scope_around[start:])
     return result
@@ -213,19 +210,34 @@ def _warn_of_writes(bsyms: list[BoundSymbol]) -> None:
         )
 
 
-def _interpreted(
-    function: WrappedValue, args: tuple, kwargs: dict[str, WrappedValue], context_fn: Any, determinism_check: Any, debug: Any
-) -> Any:
+def _interpreted(function: WrappedValue, args: tuple, kwargs: dict[str, WrappedValue], context_fn: Any) -> Any:
     if not keeps_regions():
-        # Thunder's takes none of the function's own, no tensors from around a function that is transformed, and no wrapper that is met inside,
-        # which opens at the edge of the program; nothing of ours needs the region
-        if kwargs or functions_inside(get_jit_ctx()) or side_effects.reaches_wrapper():
+        # tensors from around a function that is transformed are none of its region, nor is a wrapper, which opens at the edge of the program
+        if functions_inside(get_jit_ctx()) or side_effects.reaches_wrapper():
             return _interpret_call(function, *args, **kwargs)
-        given = {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
-        return _thunders(function, *args, **{k: v for k, v in given.items() if v is not None})
+        return _interpret_computed_again(function, *args, **kwargs)
     if context_fn is not None and context_fn.value is not torch.utils.checkpoint.noop_context_fn:
         return do_raise(_contexts_refused("its contexts choose among kernels as they run"))
     return interpret_region(function, *args, **kwargs)
+
+
+def _interpret_computed_again(function: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Have the interpreter call a function, and tag what Thunder's backward is to compute again: all but what it takes and returns.
+
+    As ``thunder.core.jit_ext._general_jit_torch_checkpoint_lookaside`` has it, but where the program is, without a scope: there, what
+    a region inside another computes would come before what it needs.
+    """
+    bsyms = get_jit_ctx().computation_trace.peek_scope()
+    start = len(bsyms)
+    result = _interpret_call(function, *args, **kwargs)
+    if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        return result
+    kept = {p.name for v in (*args, *kwargs.values(), result) for p in _proxies(v)}
+    for bsym in bsyms[start:]:
+        for p in bsym.flat_proxy_outs:
+            if p.name not in kept:
+                p.tags.add(ProxyTag.RECOMPUTE_IN_BACKWARD)
+    return result
 
 
 # the same code under another identity: interpreting it does not lead here again

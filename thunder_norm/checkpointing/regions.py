@@ -221,8 +221,9 @@ def _rule(*args: Any, region: Region) -> Any:
     wanted = [i for i, p in enumerate(outs) if _is_differentiable(p)]
     cotangents = [prims.get_grad(outs[i]) for i in wanted]
     second = Region(region.name, *_made_anew(again, [outs_again[i] for i in wanted]))
+    kept = names_in(first)  # states, and numbers that are drawn once, which no gradient goes to
     for p, gradient in zip(second.args, _write_backward(second, cotangents), strict=True):
-        if gradient is not None:
+        if gradient is not None and p.name not in kept:
             prims.put_grad(p, gradient)
     return outs[0] if len(outs) == 1 else tuple(outs)
 

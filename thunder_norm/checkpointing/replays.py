@@ -15,15 +15,21 @@ import torch
 from torch._guards import detect_fake_mode
 
 from thunder_norm.errors import UnsupportedOpError, with_details
-from thunder_norm.functions.registry import decomposed
-from thunder_norm.functions.writes.aliasing import VIEWS
+from thunder_norm.functions.opaque import noted
+from thunder_norm.functions.programs import is_differentiable
+from thunder_norm.functions.registry import decomposed, drawing_kernels
+from thunder_norm.functions.writes.aliasing import VIEWS, as_written
 from thunder_norm.tracing.locations import location_of
+from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
+from thunder_norm.trees import flat_tensors
 from thunder.core import devices, dtypes
 from thunder.core.prims import OpTags, PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import get_tracectx
 from thunder.core.transform_common import NON_FUNCTIONAL_OPS
+from thunder.core.transforms import register_grad
 from thunder.extend import OperatorExecutor
 
 executor = OperatorExecutor("thunder_norm_replays", version="1")  # in no executor list: its operations carry it
@@ -108,37 +114,51 @@ class _Splitter:
         if bsym.sym.id is PrimIDs.COPY_:
             return self._write(bsym)
         drawing = _draws().get(bsym.sym.id)
-        # of what torch runs as a whole the gradient would be that of other numbers
-        parts = bsym.subsymbols or (decomposed(bsym) if drawing is None else None)
-        if parts:
-            first: list[BoundSymbol] = []
-            second: list[BoundSymbol] = []
-            for sub in parts:
-                once, again = self.split(sub)
-                first += once
-                second += again
+        if drawing is not None:
+            once, again = drawing(bsym)
+            return [_swapped(b, self.values) for b in once], [_swapped(b, self.values_again) for b in again]
+        # of what torch runs as a whole the gradient would be that of other numbers; Thunder's parts of a dropout draw others than torch
+        parts = decomposed(bsym)
+        if parts is not None:
+            sharing = set(self.sharing)
+            runs = self._split_parts(parts)
+            self.sharing = sharing  # of views in a decomposition the program knows nothing
+            return runs
+        if bsym.subsymbols:
+            first, second = self._split_parts(bsym.subsymbols)
             return first, [self._region(bsym, second)] if bsym.sym.id == REGION else second
-        if drawing is None:
-            return [_swapped(bsym, self.values)], []  # what it drew is kept
-        return drawing(bsym)
+        first, second = _noted(bsym)
+        return [_swapped(b, self.values) for b in first], [_swapped(b, self.values_again) for b in second]
+
+    def _split_parts(self, bsyms: Sequence[BoundSymbol]) -> Split:
+        first: list[BoundSymbol] = []
+        second: list[BoundSymbol] = []
+        for bsym in bsyms:
+            once, again = self.split(bsym)
+            first += once
+            second += again
+        return first, second
 
     def _region(self, bsym: BoundSymbol, second: Sequence[BoundSymbol]) -> BoundSymbol:
         """A region inside; what a tensor holds once it was written into must get out of it."""
-        output = tuple(self.values_again.get(variableify(p), p) for p in bsym.flat_proxy_outs)
         made = {name for b in second for name in _names(b)}
-        return self.rebuilt(bsym.from_bsym(output=tuple(p for p in output if p.name in made)), second)
+        outs = [self.values_again.get(variableify(p), p) for p in bsym.flat_proxy_outs]
+        given_out = {p.name: p for p in (*outs, *self.values_again.values()) if p.name in made}
+        return self.rebuilt(bsym.from_bsym(output=tuple(given_out.values())), second)
 
     def _write(self, bsym: BoundSymbol) -> Split:
         source, target, *_ = bsym.args
         if target.name in self.sharing:
             raise refused(bsym, f"{target.name}, which shares memory with others, is changed in place in a checkpointed region")
-        once, again = (v.get(variableify(source), source) for v in (self.values, self.values_again))
+        (expanded, once), (expanded_again, again) = (
+            _written(values.get(variableify(source), source), target) for values in (self.values, self.values_again)
+        )
+        self.values |= _values(self.values, bsym, once)
         self.values_again |= _values(self.values_again, bsym, again)
         if target.name in self.made:
-            self.values |= _values(self.values, bsym, once)
-            return [], []
+            return expanded, expanded_again
         self.targets[target.name] = bsym
-        return [_swapped(bsym, self.values)], []
+        return [*expanded, bsym.from_bsym(args=(once, target, *bsym.args[2:]))], expanded_again
 
     def check(self, second: Sequence[BoundSymbol]) -> None:
         """Refuse a second run that reads what the first has changed."""
@@ -146,6 +166,13 @@ class _Splitter:
             for p in bsym.flat_proxy_args:
                 if p.name in self.targets:
                     raise refused(self.targets[p.name], f"{p.name} is changed in place in a checkpointed region that reads it")
+
+
+def _written(value: TensorProxy, target: TensorProxy) -> tuple[list[BoundSymbol], TensorProxy]:
+    """What a copy of `value` leaves in `target`, and the operation that makes it, if it takes one."""
+    with scope(get_tracectx()) as made:
+        value = as_written(value, target)
+    return made, value
 
 
 def _values(known: dict[Variable, Proxy], write: BoundSymbol, value: Proxy) -> dict[Variable, Proxy]:
@@ -188,44 +215,78 @@ def _needed(bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy]) -> list[BoundSy
 # -- random operations ------------------------------------------------------------------------------------------------
 
 
-def _drawing(name: str, run: Callable[..., torch.Tensor]) -> Callable[[BoundSymbol], Split]:
+def _drawing(name: str, meta: Callable[..., TensorProxy], run: Callable[..., torch.Tensor]) -> Callable[[BoundSymbol], Split]:
     """How a random operation is split: the first time it returns the state too, the second time it starts from that."""
 
-    def meta(shape: Sequence[int], *args: Any, device: devices.Device, dtype: dtypes.dtype) -> tuple[TensorProxy, TensorProxy]:
-        size = len(_state(devices.to_torch_device(device)))
-        state = TensorProxy(shape=(size,), device=devices.cpu, dtype=dtypes.uint8)
-        return TensorProxy(shape=tuple(shape), device=device, dtype=dtype), state
+    def meta_with_state(*args: Any, **kwargs: Any) -> tuple[TensorProxy, TensorProxy]:
+        with scope(get_tracectx()):
+            result = meta(*args, **kwargs)
+        return result, _state_proxy(result.device)
 
-    def draw(shape: Sequence[int], *args: Any, device: Any, dtype: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        device, dtype = devices.to_torch_device(device), dtypes.to_torch_dtype(dtype)
-        state = _state(device)
-        return run(tuple(shape), *args, device=device, dtype=dtype), state
+    def draw(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        state = _state(_device(args, kwargs))
+        return run(*args, **kwargs), state
 
-    def meta_again(state: TensorProxy, shape: Sequence[int], *args: Any, device: Any, dtype: Any) -> TensorProxy:
-        return TensorProxy(shape=tuple(shape), device=device, dtype=dtype)
+    def meta_again(state: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
+        with scope(get_tracectx()):
+            return meta(*args, **kwargs)
 
-    def redraw(state: torch.Tensor, shape: Sequence[int], *args: Any, device: Any, dtype: Any) -> torch.Tensor:
-        device, dtype = devices.to_torch_device(device), dtypes.to_torch_dtype(dtype)
+    def redraw(state: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        device = _device(args, kwargs)
         if _is_simulated(device):
-            return run(tuple(shape), *args, device=device, dtype=dtype)
+            return run(*args, **kwargs)
         with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type="cuda"):
             torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
-            return run(tuple(shape), *args, device=device, dtype=dtype)
+            return run(*args, **kwargs)
 
     first = executor.register_operator(
-        f"draw_{name}", meta=meta, fn=draw, tags=(OpTags.RANDOM_OP, OpTags.DONT_RECOMPUTE_IN_BACKWARD)
+        f"draw_{name}", meta=meta_with_state, fn=draw, tags=(OpTags.RANDOM_OP, OpTags.DONT_RECOMPUTE_IN_BACKWARD)
     )
     again = executor.register_operator(f"redraw_{name}", meta=meta_again, fn=redraw)
     NON_FUNCTIONAL_OPS.add(first.id)
+    for symbol in (first, again):  # whatever the tensor whose shape they take has
+        register_grad(symbol.id, symbol)
 
     def split(bsym: BoundSymbol) -> Split:
-        size = len(_state(devices.to_torch_device(bsym.output.device)))
-        state = TensorProxy(shape=(size,), device=devices.cpu, dtype=dtypes.uint8)
-        args, kwargs = bsym.args, bsym.kwargs
+        state, args, kwargs = _state_proxy(bsym.output.device), bsym.args, bsym.kwargs
         drawn = first.bind(*args, **kwargs, output=(bsym.output, state))
         return [_at(drawn, bsym)], [_at(again.bind(state, *args, **kwargs, output=bsym.output), bsym)]
 
     return split
+
+
+def _state_proxy(device: devices.Device) -> TensorProxy:
+    size = len(_state(devices.to_torch_device(device)))
+    return TensorProxy(shape=(size,), device=devices.cpu, dtype=dtypes.uint8)
+
+
+def _device(args: tuple, kwargs: dict[str, Any]) -> torch.device:
+    """Where numbers are drawn: on a device that is given, or that of a tensor."""
+    return flat_tensors(args)[0].device if "device" not in kwargs else devices.to_torch_device(kwargs["device"])
+
+
+def _noted(bsym: BoundSymbol) -> Split:
+    """A random operation that torch runs as a whole; what no state tells it to draw again is kept.
+
+    Raises:
+        UnsupportedOpError: it is such a one, and has a gradient.
+    """
+    symbols = noted(bsym)
+    if symbols is not None:
+        first, again = symbols
+        state, args, kwargs = _state_proxy(bsym.flat_proxy_args[0].device), bsym.args, bsym.kwargs
+        drawn = first.bind(args, kwargs, output=(state, bsym.output))
+        return [_at(drawn, bsym)], [_at(again.bind(state, *args, **kwargs, output=bsym.output), bsym)]
+    if any(map(is_differentiable, bsym.flat_proxy_args)) and any(map(is_differentiable, bsym.flat_proxy_outs)):
+        raise UnsupportedOpError(
+            with_details(
+                f"{bsym.sym.name} draws numbers in a checkpointed region",
+                at=location_of(bsym),
+                why="it has a gradient, for which it would run again, and no state of a generator tells it what to draw",
+                instead="leave it out of the region",
+            )
+        )
+    return [bsym], []
 
 
 def _at(bsym: BoundSymbol, original: BoundSymbol) -> BoundSymbol:
@@ -246,15 +307,27 @@ def _state(device: torch.device) -> torch.Tensor:
 _SIZE = len(torch.get_rng_state())
 
 
-def _uniform(shape: tuple[int, ...], low: float, high: float, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, device=device, dtype=dtype).uniform_(low, high)
+def _meta(shape: Sequence[int], *args: Any, device: devices.Device, dtype: dtypes.dtype) -> TensorProxy:
+    return TensorProxy(shape=tuple(shape), device=device, dtype=dtype)
 
 
-def _randn(shape: tuple[int, ...], *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape, device=device, dtype=dtype)
+def _uniform(shape: Sequence[int], low: float, high: float, *, device: Any, dtype: Any) -> torch.Tensor:
+    return _empty(shape, device, dtype).uniform_(low, high)
+
+
+def _randn(shape: Sequence[int], *, device: Any, dtype: Any) -> torch.Tensor:
+    return _empty(shape, device, dtype).normal_()
+
+
+def _empty(shape: Sequence[int], device: Any, dtype: Any) -> torch.Tensor:
+    return torch.empty(tuple(shape), device=devices.to_torch_device(device), dtype=dtypes.to_torch_dtype(dtype))
 
 
 @functools.cache
 def _draws() -> dict[Any, Callable[[BoundSymbol], Split]]:
-    """How to take apart what draws random numbers, by primitive."""
-    return {PrimIDs.UNIFORM: _drawing("uniform", _uniform), PrimIDs.RANDN: _drawing("randn", _randn)}
+    """How to take apart what draws random numbers, by primitive, or by what is carried out by a kernel of ours."""
+    return {
+        PrimIDs.UNIFORM: _drawing("uniform", _meta, _uniform),
+        PrimIDs.RANDN: _drawing("randn", _meta, _randn),
+        **{symbol.id: _drawing(symbol.name, symbol.meta, kernel) for symbol, kernel in drawing_kernels.items()},
+    }

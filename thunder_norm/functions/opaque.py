@@ -318,7 +318,7 @@ def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
     if not operation.is_random:
         is_layer = bsym.sym.name in _LAYERS
         return _torchs_rule(bsym.sym, operation, active, is_recorded=is_layer)
-    if operation.name in _UNWRITTEN or not flat_proxies((bsym.args, bsym.kwargs)) or _keeps_a_state(bsym):
+    if not _draws_from_a_state(bsym, operation):
         raise missing_rule(
             bsym, "vjp", "draws numbers and ", why="torch's formula for its gradient would run it again, with other numbers"
         )
@@ -329,6 +329,27 @@ def torch_vjp_rule(bsym: BoundSymbol, active: Container[str]) -> VjpRule | None:
         return noting(args, kwargs)
 
     return _torchs_rule(symbol, again, active, is_noted=True)
+
+
+def noted(bsym: BoundSymbol) -> tuple[Symbol, Symbol] | None:
+    """For an operation that draws numbers and that torch runs: ``state, result = first(args, kwargs)`` and ``again(state, *args, **kwargs)``.
+
+    None if it is no such operation, or none that draws the same from the same state.
+    """
+    operation = operation_of(bsym)
+    if operation is None or not operation.is_random or not _draws_from_a_state(bsym, operation):
+        return None
+    return derived("noting", operation), _symbol_again(operation)
+
+
+@functools.cache
+def _symbol_again(operation: Operation) -> Symbol:
+    return symbol_for(_again(operation))
+
+
+def _draws_from_a_state(bsym: BoundSymbol, operation: Operation) -> bool:
+    """Whether an operation that draws numbers draws the same from the same state of the generator of the device of a tensor it takes."""
+    return operation.name not in _UNWRITTEN and bool(flat_proxies((bsym.args, bsym.kwargs))) and not _keeps_a_state(bsym)
 
 
 def _keeps_a_state(bsym: BoundSymbol) -> bool:

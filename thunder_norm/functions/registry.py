@@ -141,6 +141,9 @@ decompositions: Registry[Callable] = Registry("decomposition")
 # for all of them if `size` is None; `dim` is 0 where the tensor has the dimension of the batch.
 drawing_rules: Registry[Callable] = Registry("drawing")
 
+# Symbols that draw numbers, and what carries them out.
+drawing_kernels: dict[Symbol, Callable] = {}
+
 
 def decomposed(bsym: BoundSymbol) -> list[BoundSymbol] | None:
     """What an operation consists of, by its own arguments and results; None if it has no decomposition, or none of these arguments."""

@@ -10,7 +10,7 @@ import torch
 
 from thunder_norm.errors import TransformError, with_details
 from thunder_norm.functions.batching import with_batch, with_sample_ndim
-from thunder_norm.functions.registry import batching_rules, decompositions, register_jvp, register_vjp
+from thunder_norm.functions.registry import batching_rules, decompositions, drawing_kernels, register_jvp, register_vjp
 from thunder_norm.functions.rules.elementwise import elementwise
 from thunder_norm.functions.rules.reductions import of_two
 from thunder_norm.tracing.recording import print_without_module
@@ -41,6 +41,8 @@ def with_kernel(kernel: Callable, *, draws: bool = False) -> Callable[[Callable]
         torchex.ex.register_implementation(
             symbol, operation, checker=torchex._always_executable, grad_transform=symbol if draws else None
         )
+        if draws:
+            drawing_kernels[symbol] = kernel
         return symbol
 
     return make

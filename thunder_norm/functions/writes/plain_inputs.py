@@ -16,7 +16,7 @@ from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.shared_memory.version_counters import VersionCounters
 from thunder_norm.tracing.shared_memory.writes import copies_in, recorded_copies, stays_without_history
 from thunder.core import prims
-from thunder.core.proxies import TensorProxy, variableify
+from thunder.core.proxies import TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
@@ -121,7 +121,16 @@ class PlainInputs:
         kept = [p for p in targets.values() if self.is_kept(p, bsym)]
         if stays_without_history(bsym) or bsym.sym.name in _KEEP_NOTHING or not kept:
             return bsym
-        with scope(get_tracectx()) as made:
-            swaps = {variableify(p): prims.clone(p) for p in kept}
-        parts = [b if copies_in(b) else b.from_bsym_swap_proxies(swaps, skip_output=True) for b in parts_of_copies(bsym)]
-        return bsym.from_bsym(subsymbols=[*made, *parts])
+        parts: list[BoundSymbol] = []
+        swaps: dict[Variable, TensorProxy] = {}
+        for part in parts_of_copies(bsym):
+            written = [variableify(c.args[1]) for c in copies_in(part)]
+            if written:  # what reads it after this, in a region of several operations, has another copy
+                swaps = {v: p for v, p in swaps.items() if v not in written}
+                parts.append(part)
+                continue
+            read = {p.name for p in part.flat_proxy_args}
+            with scope(get_tracectx()) as made:
+                swaps |= {variableify(p): prims.clone(p) for p in kept if p.name in read and variableify(p) not in swaps}
+            parts += [*made, part.from_bsym_swap_proxies(swaps, skip_output=True)]
+        return bsym.from_bsym(subsymbols=parts)
