@@ -138,6 +138,16 @@ def test_a_buffer_that_a_region_writes_into_is_read_as_it_is_then(write: Callabl
     check(write, False, transforms)
 
 
+def scaled(m: Once, x: torch.Tensor) -> torch.Tensor:
+    y, mean = region(lambda x: (x.sin() * m.w, x.mean()), x) if m.run is region else (x.sin() * m.w, x.mean())
+    return y * mean.detach()
+
+
+@pytest.mark.parametrize(("is_nested", "transforms"), crossed([False, True], TRANSFORMS))
+def test_a_result_without_dimensions_may_be_detached(is_nested: bool, transforms: str) -> None:
+    check(scaled, is_nested, transforms)
+
+
 def test_what_draws_from_no_state_that_can_be_set_is_refused_where_it_has_a_gradient(monkeypatch) -> None:
     monkeypatch.setattr(opaque, "_keeps_a_state", lambda bsym: True)  # as recurrent layers of cuDNN do
     with pytest.raises(UnsupportedOpError, match=r"(?s)lstm draws numbers in a checkpointed region.*rnn\.py"):

@@ -53,6 +53,7 @@ WRITING = (
 )  # fmt: skip
 CALLS = (
     "x = checkpoint({g}, x, use_reentrant=False)", "x = checkpoint({g}, x, use_reentrant=True)", "x = checkpoint({g}, x, use_reentrant=False, preserve_rng_state=False)",
+    "x, s = checkpoint(lambda x: ({g}(x), x.mean()), x, use_reentrant=False)\nx = x * s.detach()",
     "x = checkpoint(lambda x, *, by: {g}(x) * by, x, by=x.mean(), use_reentrant=False)", "x, y, _ = checkpoint(lambda x: ({g}(x), x * 2, None), x, use_reentrant=False)\nx = x + y",
 )  # fmt: skip
 TRANSFORMS = {

@@ -13,9 +13,11 @@ from typing import Any
 
 from thunder_norm.checkpointing.replays import REGION, refused, replayable, writes
 from thunder_norm.functions.missing_gradients import differentiated_inside
-from thunder_norm.tracing.recording import declare_arguments, print_without_module
+from thunder_norm.tracing.recording import declare_arguments, print_without_module, scope
+import thunder.torch as ltorch
 from thunder.core import prims
 from thunder.core.dtypes import is_float_dtype
+from thunder.core.langctxs import Languages, langctx
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_flatten, tree_map
@@ -120,11 +122,31 @@ def _finished(bsyms: Sequence[BoundSymbol], wanted: set[str]) -> list[BoundSymbo
                 found.extend(reversed(inside))
                 wanted.update(p.name for b in inside for p in b.flat_proxy_args)
                 continue
-            region = Region(bsym.sym.name, inside, outs.values()).symbol()
-            bsym = region.from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
+            region, taken_away = _with_dimensions(Region(bsym.sym.name, inside, outs.values()))
+            found.extend(taken_away)
+            bsym = region.symbol().from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
         found.append(bsym)
         wanted.update(p.name for p in bsym.flat_proxy_args)
     return found[::-1]
+
+
+def _with_dimensions(region: Region) -> tuple[Region, list[BoundSymbol]]:
+    """The region with one dimension in place of none in its results, and what takes it away.
+
+    Of a result whose cotangent a rule asks for and that nobody differentiates Thunder writes ``zeros(*shape)``: ``torch.zeros()``, an error.
+    """
+    scalars = [p for p in region.outs if _is_differentiable(p) and p.ndim == 0]
+    if not scalars or sum(map(_is_differentiable, region.outs)) == 1:
+        return region, []
+    trace = get_tracectx()
+    inner = {variableify(p): _another(p) for p in scalars}
+    with langctx(Languages.TORCH), scope(trace) as made:
+        between = {p.name: ltorch.reshape(inner[variableify(p)], (1,)) for p in scalars}
+    with langctx(Languages.TORCH), scope(trace) as taken_away:
+        again = {variableify(ltorch.reshape(between[p.name], ())): p for p in scalars}
+    bsyms = [*(b.from_bsym_swap_proxies(inner) for b in region.bsyms), *made]
+    outs = [between.get(p.name, p) for p in region.outs]
+    return Region(region.name, bsyms, outs), [b.from_bsym_swap_proxies(again) for b in taken_away]
 
 
 def _made_in(bsym: BoundSymbol) -> Iterator[Proxy]:

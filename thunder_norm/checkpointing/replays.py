@@ -74,7 +74,7 @@ def replayable(
         first += once
         second += again
     first_outs, second_outs = splitter.named(outs)
-    second = _needed(second, second_outs)
+    second = _needed(second, second_outs, rebuilt)
     splitter.check(second)
     return Runs(first, first_outs, second, second_outs)
 
@@ -202,11 +202,18 @@ def _names(bsym: BoundSymbol) -> set[str]:
     return {p.name for p in bsym.flat_proxy_outs}.union(*(_names(s) for s in bsym.subsymbols))
 
 
-def _needed(bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy]) -> list[BoundSymbol]:
+def _needed(
+    bsyms: Sequence[BoundSymbol],
+    outs: Sequence[Proxy],
+    rebuilt: Callable[[BoundSymbol, Sequence[BoundSymbol]], BoundSymbol],
+) -> list[BoundSymbol]:
     wanted = {p.name for p in outs}
     kept = []
     for bsym in reversed(bsyms):
-        if bsym.sym.id is PrimIDs.COPY_ or any(p.name in wanted for p in bsym.flat_proxy_outs):
+        used = tuple(p for p in bsym.flat_proxy_outs if p.name in wanted)
+        if bsym.sym.id is PrimIDs.COPY_ or used:
+            if bsym.sym.id == REGION and len(used) < len(bsym.flat_proxy_outs):
+                bsym = rebuilt(bsym.from_bsym(output=used), bsym.subsymbols)
             wanted.update(p.name for p in bsym.flat_proxy_args)
             kept.append(bsym)
     return kept[::-1]
