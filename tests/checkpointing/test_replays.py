@@ -130,7 +130,16 @@ def averaged(m: Once, x: torch.Tensor) -> torch.Tensor:
     return x * m.w
 
 
-WRITES = (twice, replaced, filled, of_another_dtype, averaged)
+def for_nobody(m: Once, x: torch.Tensor) -> torch.Tensor:
+    def inner(x):
+        m.seen.add_(torch.rand(8))
+        F.dropout(x, 0.5)
+        return x.sin()
+
+    return m.run(inner, x).detach() * x + torch.rand(8)
+
+
+WRITES = (twice, replaced, filled, of_another_dtype, averaged, for_nobody)
 
 
 @pytest.mark.parametrize(("write", "transforms"), crossed(WRITES, TRANSFORMS))

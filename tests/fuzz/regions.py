@@ -46,6 +46,7 @@ DRAWING = (
     "x = F.alpha_dropout(x, 0.3, True)", "x = F.dropout1d(x[None], 0.4, True)[0]", "x = x * torch.rand_like(x)", "x = x + torch.randn(4)", "x = x * torch.bernoulli(x.detach().sigmoid())",
     "x = self.lstm(x[None])[0][0]", "x = x[:, torch.randperm(4)]", "x = x + torch._standard_gamma(x.exp())", "x = x + torch.normal(0.0, 1.0, (4,))",
     "x = F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.3)[0]", "x = F.dropout(x, 1.0) + x",
+    "torch.rand(3)", "F.dropout(x, 0.5)",
 )  # fmt: skip
 WRITING = (
     "self.seen.add_(x.detach().mean(0))", "self.seen.mul_(0.9).add_(x.detach().amax(0), alpha=0.1)", "self.seen.copy_(x.detach().mean(0))", "self.seen.copy_(x.detach().mean())",
@@ -53,6 +54,7 @@ WRITING = (
 )  # fmt: skip
 CALLS = (
     "x = checkpoint({g}, x, use_reentrant=False)", "x = checkpoint({g}, x, use_reentrant=True)", "x = checkpoint({g}, x, use_reentrant=False, preserve_rng_state=False)",
+    "x = checkpoint({g}, x, use_reentrant=False).detach() * x",
     "x, s = checkpoint(lambda x: ({g}(x), x.mean()), x, use_reentrant=False)\nx = x * s.detach()",
     "x = checkpoint(lambda x, *, by: {g}(x) * by, x, by=x.mean(), use_reentrant=False)", "x, y, _ = checkpoint(lambda x: ({g}(x), x * 2, None), x, use_reentrant=False)\nx = x + y",
 )  # fmt: skip

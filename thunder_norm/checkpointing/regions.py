@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from thunder_norm.checkpointing.replays import REGION, refused, replayable, writes
+from thunder_norm.checkpointing.replays import REGION, refused, replayable, with_effects, writes
 from thunder_norm.functions.missing_gradients import differentiated_inside
 from thunder_norm.tracing.recording import declare_arguments, print_without_module, scope
 import thunder.torch as ltorch
@@ -240,6 +240,7 @@ def _rule(*args: Any, region: Region) -> Any:
     bsyms, outs = region.copied(args)
     first, outs, again, outs_again = replayable(bsyms, outs, with_body)
     trace.peek_scope().extend(first)
+    outs = with_effects(first, outs)
     wanted = [i for i, p in enumerate(outs) if _is_differentiable(p)]
     cotangents = [prims.get_grad(outs[i]) for i in wanted]
     second = Region(region.name, *_made_anew(again, [outs_again[i] for i in wanted]))

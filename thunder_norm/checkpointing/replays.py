@@ -19,6 +19,7 @@ from thunder_norm.functions.opaque import noted
 from thunder_norm.functions.programs import is_differentiable
 from thunder_norm.functions.registry import decomposed, drawing_kernels
 from thunder_norm.functions.writes.aliasing import VIEWS, as_written
+from thunder_norm.subclass.crossing.turns import after
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
@@ -77,6 +78,22 @@ def replayable(
     second = _needed(second, second_outs, rebuilt)
     splitter.check(second)
     return Runs(first, first_outs, second, second_outs)
+
+
+def with_effects(bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy]) -> list[Proxy]:
+    """Results of the first run that need all that it draws and writes: recorded in the open trace.
+
+    Relies on ``thunder.transforms.autodiff``: what no result of a rule needs is put off until after the forward, and left out where no
+    gradient comes.
+    """
+    needed = {p.name for b in _needed(bsyms, outs, lambda bsym, _: bsym, keeps_writes=False) for p in b.flat_proxy_outs}
+    effects = [b for b in bsyms if b.sym.id is PrimIDs.COPY_ or draws_numbers(b)]
+    unneeded = [p for b in effects if needed.isdisjoint(p.name for p in b.flat_proxy_outs) for p in b.flat_proxy_outs]
+    first = next((p for p in outs if isinstance(p, TensorProxy)), None)
+    if first is None or not unneeded:
+        return list(outs)
+    later = after(first, *unneeded)
+    return [later if p is first else p for p in outs]
 
 
 def _needs_care(bsym: BoundSymbol) -> bool:
@@ -206,12 +223,14 @@ def _needed(
     bsyms: Sequence[BoundSymbol],
     outs: Sequence[Proxy],
     rebuilt: Callable[[BoundSymbol, Sequence[BoundSymbol]], BoundSymbol],
+    *,
+    keeps_writes: bool = True,
 ) -> list[BoundSymbol]:
     wanted = {p.name for p in outs}
     kept = []
     for bsym in reversed(bsyms):
         used = tuple(p for p in bsym.flat_proxy_outs if p.name in wanted)
-        if bsym.sym.id is PrimIDs.COPY_ or used:
+        if (keeps_writes and bsym.sym.id is PrimIDs.COPY_) or used:
             if bsym.sym.id == REGION and len(used) < len(bsym.flat_proxy_outs):
                 bsym = rebuilt(bsym.from_bsym(output=used), bsym.subsymbols)
             wanted.update(p.name for p in bsym.flat_proxy_args)

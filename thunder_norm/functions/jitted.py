@@ -33,7 +33,7 @@ from thunder_norm.subclass.crossing.recorded_writes import returning_recorded
 from thunder_norm.subclass.crossing.replaced import returning_current
 from thunder_norm.subclass.crossing.returned_inputs import returning_inputs
 from thunder_norm.subclass.crossing.tape_inputs import hand_on_inputs, tape_of
-from thunder_norm.subclass.crossing.turns import awaited
+from thunder_norm.subclass.crossing.turns import awaited, with_all_draws
 from thunder_norm.subclass.interpreting import interception
 from thunder_norm.subclass.interpreting.opaque_traces import check_computation
 from thunder_norm.tracing import compilation, hooks
@@ -66,8 +66,13 @@ class Watching(interception.Watching):
     def transform_traces_pre_prologue(
         self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, *, executors_list: Any
     ) -> tuple[TraceCtx, TraceCtx, TraceCtx | None]:
-        """Refuse a program whose numbers are values of tensors, and have gradients be torch's, of inputs that are written into too."""
+        """Refuse a program whose numbers are values of tensors, and have gradients be torch's, of inputs that are written into too.
+
+        Numbers are drawn that nobody uses: those that are drawn later are others.
+        """
         values.check_numbers(computation_trace)
+        if not interception.is_interpreted():
+            computation_trace = with_all_draws(computation_trace)
         if not is_grad_enabled():
             return prologue_trace, computation_trace, epilogue_trace
         moved = {p.name for p in computation_trace.args if isinstance(p, TensorProxy) and p.requires_grad}

@@ -47,6 +47,11 @@ def _after_effects() -> Symbol:
     return symbol
 
 
+def after(result: TensorProxy, *awaited: TensorProxy) -> TensorProxy:
+    """`result`, once others are computed."""
+    return _after_effects()(result, *awaited)
+
+
 def _check_is_forward(trace: TraceCtx) -> None:
     """Refuse a program of which no result waits for its operations with effects, if Thunder is to split it.
 
@@ -113,7 +118,7 @@ def with_all_draws(trace: TraceCtx, *others: TensorProxy) -> TraceCtx:
     with tracectx(new):
         new.bound_symbols = list(body)
         new.push_scope(waiting := [])
-        later = _after_effects()(found, *turns)
+        later = after(found, *turns)
         new.pop_scope()
     output: Any = type(values["output"])(later if p is found else p for p in values["output"])
     new.bound_symbols = [*body, *waiting, returned.from_bsym(args=({**values, "output": output},))]
