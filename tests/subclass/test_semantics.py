@@ -11,7 +11,8 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
-from tests.subclasses import assert_same, two
+from tests.subclasses import OneTensor, assert_same, two
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.classes.wrapper_scan import may_construct_wrappers
 from thunder_norm.transforms import SubclassTransform
 import thunder
@@ -226,3 +227,23 @@ def around(cls):
 )
 def test_code_is_seen_to_construct_wrappers(fn: Callable, expected: bool):
     assert may_construct_wrappers(fn) is expected
+
+
+class _Inner(OneTensor):
+    """Does to what is inside what is done to it, and keeps its own shape."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain, named = tree_map_only(cls, lambda x: x.inner, (args, kwargs or {}))
+        out = tree_map_only(torch.Tensor, cls, func(*plain, **named))
+        return args[0] if func._schema.is_mutable else out
+
+
+def test_a_result_that_would_come_out_with_another_shape_is_refused():
+    program = lambda v, w: v @ w  # noqa: E731 - what is jitted
+    v, w = torch.ones(4), _Inner(torch.ones(4, 4))
+    assert (program(v, w).shape, program(v, w).inner.shape) == ((1, 4), (4,))
+    with pytest.raises(UnsupportedOpError, match=r"has shape \(1, 4\), and is put together with shape \(4,\)"):
+        thunder.jit(program, transforms=[SubclassTransform()])(v, w)
+    jitted = thunder.jit(lambda v, w: (v @ w).inner * 2, transforms=[SubclassTransform()])
+    assert_same(jitted(v, w), program(v, w).inner * 2)
