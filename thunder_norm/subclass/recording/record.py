@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.model_state.shards import DTensor
 from thunder_norm.subclass.acquiring import aliasing
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autocast import Regions, UnderAutocast, regions, regions_of
@@ -176,6 +177,8 @@ class Recorder(Writing):
 
     def _told_of_wrappers(self, func: Any, types: Sequence[type], args: tuple, kwargs: dict) -> Any:
         """What the classes of wrappers say, of which each is told of the others: plain tensors are of no class there, and fakes are."""
+        if any(cls is DTensor for cls in types):  # torch does in C++ what it would say
+            return NotImplemented
         classes = tuple([cls for cls in types if not issubclass(cls, FakeTensor)])
         for cls in classes:
             with self:
