@@ -55,7 +55,7 @@ def check_without_attributes(function: type, results: Iterable[torch.Tensor]) ->
         UnsupportedSubclassError: says of which class.
     """
     for t in results:
-        names = [name for name in vars(t) if name not in _OF_FAKES] if class_of(t) is not torch.Tensor else []
+        names = [name for name in vars(t) if name not in _of_fakes()] if class_of(t) is not torch.Tensor else []
         if names:
             raise UnsupportedSubclassError(
                 with_details(
@@ -67,8 +67,11 @@ def check_without_attributes(function: type, results: Iterable[torch.Tensor]) ->
             )
 
 
-with FakeTensorMode() as _mode:
-    _OF_FAKES = frozenset(vars(torch.empty(0)))
+@functools.cache
+def _of_fakes() -> frozenset[str]:
+    """The attributes that each fake has; asked late, as torch starts threads for one, which a process that is forked must not have."""
+    with FakeTensorMode():
+        return frozenset(vars(torch.empty(0)))
 
 
 def class_of(fake: torch.Tensor) -> type:
