@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_map_only
 
 from tests.compiled_classes import Tagged
 from tests.seeds import seeded
-from tests.subclasses import ScaleTensor, assert_same, leaves, two
+from tests.subclasses import OneTensor, ScaleTensor, assert_same, leaves, two
 from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass import register_implementation
@@ -355,3 +356,46 @@ def test_gradients_lie_as_in_eager_mode(make, f):
             call(x).backward(torch.ones_like(result.detach()))
         found.append([(t.stride(), [getattr(t, n).stride() for n in t.__tensor_flatten__()[0]], t) for t in (gradient, x.grad)])
     assert_same(found[1], found[0])
+
+
+class _Unmoved(OneTensor):
+    """Does to a tensor of its own what is to be done to it in place: what autograd records is all that there is."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mul.Tensor, torch.ops.aten.detach.default) and not isinstance(args[-1], torch.Tensor | None):
+            return cls(func(args[0].inner, *args[1:]))
+        if func is torch.ops.aten.detach.default:
+            return cls(func(args[0].inner))
+        plain, named = tree_map_only(cls, lambda x: x.inner * 1, (args, kwargs or {}))
+        return func(*plain, **named)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y, p: y.add_(p),
+        lambda y, p: y.mul_(p),
+        lambda y, p: y.copy_(p),
+        lambda y, p: y.mul_(2).add_(p, alpha=3),
+        lambda y, p: y.addcmul_(p, p),
+    ],
+)
+@pytest.mark.parametrize("after", [lambda y: y, lambda y: y * 2, lambda y: y.sum(), lambda y: y.cos()])
+def test_what_is_done_to_something_else_in_place_has_its_gradients(write, after):
+    def program(w, p):
+        y = w * 1
+        write(y, p)
+        return after(y)
+
+    def run(f):
+        torch.manual_seed(seeded(0))
+        w, p = (torch.randn(3, dtype=torch.float64) for _ in range(2))
+        w, p = _Unmoved(w).requires_grad_(), p.requires_grad_()
+        y = f(w, p)
+        y.backward(torch.ones_like(y.detach()))
+        return y, w.grad, p.grad
+
+    jitted = thunder.jit(program, transforms=[SubclassTransform()])
+    for _ in range(2):
+        assert_same(run(jitted), run(program))

@@ -38,6 +38,41 @@ class Telling(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+class Changing(torch.Tensor):
+    """Doubles products, has sums that are plain, and leaves the rest to torch."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in (torch.Tensor.mul, torch.Tensor.__mul__, torch.mul):
+            plain = [v.as_subclass(torch.Tensor) if isinstance(v, cls) else v for v in args]
+            return (func(*plain, **kwargs) * 2).as_subclass(cls)
+        if func is torch.Tensor.sum:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def twice(self):
+        return self * 2
+
+
+class Closer(Changing):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.cos:
+            return NotImplemented
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class Named(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if func is torch.Tensor.mul:
+            result.what = "product"
+        return result
+
+
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(x):
@@ -79,6 +114,28 @@ class Several(torch.autograd.Function):
         return a * (2 if isinstance(x, Doubling) else 5) + c + d, a + b * ctx.k, None
 
 
+class Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sum(), x @ x, torch.relu(x), x.shape[0] * x
+
+    @staticmethod
+    def backward(ctx, a, b, c, d):
+        (x,) = ctx.saved_tensors
+        return a * x + b + c * 2 + d
+
+
+class Cosine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
 class OfType(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -109,6 +166,10 @@ def made_inside(x, y):
     return Square.apply(z).half, Several.apply(z, x, 2)
 
 
+def sums(x, y):
+    return Sums.apply(x), Sums.apply(y * 2), Sums.apply(Square.apply(x))
+
+
 def _of(cls: type, *numbers: float) -> torch.Tensor:
     return torch.Tensor._make_subclass(cls, torch.tensor(numbers), True)
 
@@ -131,6 +192,9 @@ def _outcome(f: Any, classes: tuple[type, type]) -> Any:
         *((several, c) for c in ((Doubling, torch.Tensor), (Derived, Doubling), (Derived, torch.Tensor), (Other, Silent))),
         (unasked, (Doubling, Telling)),
         (made_inside, (Doubling, Doubling)),
+        *((one, (cls, torch.Tensor)) for cls in (Telling, Changing, Closer)),
+        *((several, c) for c in ((Telling, torch.Tensor), (Changing, torch.Tensor), (Closer, Changing), (Changing, Closer))),
+        *((sums, c) for c in ((Telling, Telling), (Changing, Closer), (Doubling, Changing))),
     ],
 )
 def test_functions_of_tensors_of_classes(program, classes, transform):
@@ -145,7 +209,20 @@ def test_classes_that_do_not_answer_one_another():
             f(_of(Doubling, 1.0), _of(Other, 2.0))
 
 
-@pytest.mark.parametrize(("function", "cls"), [(Square, Telling), (OfType, Doubling)])
+def test_a_class_that_does_not_answer():
+    for f in (Cosine.apply, thunder.jit(lambda x: Cosine.apply(x), transforms=[SubclassTransform()])):
+        with pytest.raises(TypeError, match="returned NotImplemented"):
+            f(_of(Closer, 1.0))
+
+
+@pytest.mark.parametrize(("function", "cls"), [(OfType, Doubling), (Square, Named)])
 def test_what_only_tensors_of_the_class_know_is_refused(function, cls):
     with pytest.raises(UnsupportedSubclassError, match=f"{function.__name__}.*{cls.__name__}"):
         thunder.jit(lambda x: function.apply(x), transforms=[SubclassTransform()])(_of(cls, 1.0))
+
+
+def test_what_a_class_may_read_of_a_tensor_is_refused():
+    x = _of(Telling, 1.0)
+    x.note = 3
+    with pytest.raises(UnsupportedSubclassError, match="Square.*Telling(.|\n)*attributes"):
+        thunder.jit(lambda x: Square.apply(x), transforms=[SubclassTransform()])(x)

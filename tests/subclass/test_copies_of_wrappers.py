@@ -97,15 +97,47 @@ def shallow(x):
     return y, x * 1
 
 
+def around_the_very_tensors(x):
+    y = copy.copy(x)
+    y.a.add_(1)
+    return y.a is x.a, y is x, y, x * 1
+
+
+def around_what_is_made(x):
+    return around_the_very_tensors(x * 2)
+
+
+def around_the_very_lists(x):
+    y = copy.copy(x)
+    y.names.append("more")
+    y.note = 5
+    return y.names is x.names, x.names, y.names, y.note, x.note
+
+
 @pytest.mark.parametrize("cls", [_Doubled, _Own, _Told])
-@pytest.mark.parametrize("program", [deep, written, copied_twice, with_what_is_inside, with_attributes, made_inside, shallow])
+@pytest.mark.parametrize(
+    "program",
+    [
+        deep,
+        written,
+        copied_twice,
+        with_what_is_inside,
+        with_attributes,
+        made_inside,
+        shallow,
+        around_the_very_tensors,
+        around_what_is_made,
+        around_the_very_lists,
+    ],
+)
 def test_copies_are_eagers(program, cls):
     outcomes = []
     for call in (program, thunder.jit(program, transforms=[SubclassTransform()])):
         torch.manual_seed(seeded(0))
         x = cls(torch.randn(3, 4), 3)
+        x.names, x.note = ["one"], 3
         try:
-            outcomes.append((call(x), x))
+            outcomes.append((call(x), x, x.names))
         except AttributeError as e:  # a class that makes another object does not hand attributes on
             outcomes.append(str(e))
     assert_same(*outcomes)
@@ -135,6 +167,19 @@ def test_quantised_weights_are_not_quantised_anew():
     weight = to_nf4(torch.randn(128, 128), 64, 256)
     jf = thunder.jit(lambda w: copy.deepcopy(w), transforms=[SubclassTransform()])
     assert_same(jf(weight), copy.deepcopy(weight))
+
+
+def test_a_shallow_copy_is_no_operation():
+    class NoView(_Doubled):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.view.default:
+                raise ValueError("no views of these")
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    x = NoView(torch.ones(3))
+    jf = thunder.jit(lambda x: copy.copy(x).a * 2, transforms=[SubclassTransform()])
+    assert_same(jf(x), copy.copy(x).a * 2)
 
 
 def test_two_inner_tensors_in_one_memory_are_refused():

@@ -1,6 +1,7 @@
 """Python's operators that a class of tensors defines itself: they are the class's, as in eager mode, for wrappers and for what does not dispatch."""
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -126,6 +127,10 @@ _OPERATORS: dict[str, tuple[dict[str, Any], Callable]] = {
         lambda a, b: (int(a), float(a), complex(a), operator.index(a), a * 2),
     ),
     "calls": ({"__call__": lambda s, x, k=1: s * x * k}, lambda a, b: (a(2), a(3, k=4), callable(a), callable(b))),
+    "calls with arguments in lists and dicts": (
+        {"__call__": lambda s, x, k=1: s * x * k},
+        lambda a, b: (a(*[2]), a(*[3], **{"k": 4}), list(map(a, [1, 2])), list(itertools.starmap(a, [(1,), (2, 3)]))),
+    ),
     "containers": (
         {"__contains__": lambda s, x: x == 3, "__reversed__": lambda s: [s * 2], "__getitem__": lambda s, i: s * len(i)},
         lambda a, b: (3 in a, 4 in a, operator.contains(a, 3), reversed(a), a["ab"]),
@@ -159,6 +164,19 @@ def test_truth_that_is_no_truth_is_refused_as_python_does(base: type):
     x = torch.ones(2).as_subclass(cls) if base is torch.Tensor else cls(torch.ones(2))  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="__bool__ should return bool"):
         thunder.jit(bool, transforms=[SubclassTransform()])(x)
+
+
+@pytest.mark.parametrize("base", [_Wrapper, torch.Tensor])
+@pytest.mark.parametrize("call", [lambda x: x(2), lambda x: x(*[2]), lambda x: x(**{"k": 2}), lambda x: list(map(x, [2]))])
+def test_what_is_not_callable_is_so_in_pythons_words(call, base: type):
+    def program(x):
+        try:
+            return call(x)
+        except TypeError as e:
+            return str(e), x * 2
+
+    x = torch.ones(2) if base is torch.Tensor else base(torch.ones(2))
+    assert_same(thunder.jit(program, transforms=[SubclassTransform()])(x), program(x))
 
 
 def test_gradients_go_through_operators_of_the_class():

@@ -11,7 +11,9 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
-from tests.subclasses import assert_same, two
+from tests.seeds import seeded
+from tests.subclasses import OneTensor, assert_same, two
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.subclass.classes.wrapper_scan import may_construct_wrappers
 from thunder_norm.transforms import SubclassTransform
 import thunder
@@ -226,3 +228,74 @@ def around(cls):
 )
 def test_code_is_seen_to_construct_wrappers(fn: Callable, expected: bool):
     assert may_construct_wrappers(fn) is expected
+
+
+class _Inner(OneTensor):
+    """Does to what is inside what is done to it, and keeps its own shape."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain, named = tree_map_only(cls, lambda x: x.inner, (args, kwargs or {}))
+        out = tree_map_only(torch.Tensor, cls, func(*plain, **named))
+        return args[0] if func._schema.is_mutable else out
+
+
+def test_a_result_that_would_come_out_with_another_shape_is_refused():
+    program = lambda v, w: v @ w  # noqa: E731 - what is jitted
+    v, w = torch.ones(4), _Inner(torch.ones(4, 4))
+    assert (program(v, w).shape, program(v, w).inner.shape) == ((1, 4), (4,))
+    with pytest.raises(UnsupportedOpError, match=r"has shape \(1, 4\), and is put together with shape \(4,\)"):
+        thunder.jit(program, transforms=[SubclassTransform()])(v, w)
+    jitted = thunder.jit(lambda v, w: (v @ w).inner * 2, transforms=[SubclassTransform()])
+    assert_same(jitted(v, w), program(v, w).inner * 2)
+
+
+class _Choosy(OneTensor):
+    """Answers where its own class takes part alone, with plain tensors: these are no class that it is told of."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if not all(issubclass(t, cls) for t in types) or func is torch.ops.aten.cos.default:
+            return NotImplemented
+        plain, named = tree_map_only(cls, lambda x: x.inner, (args, kwargs or {}))
+        out = tree_map_only(torch.Tensor, cls, func(*plain, **named))
+        return args[0] if func._schema.is_mutable else out
+
+
+class _Closer(_Choosy):
+    """Is asked first."""
+
+
+def _sgd(w, p):
+    y = w * 1
+    y.add_(p)
+    return torch.nn.functional.linear(p, y, p[0]).relu().sum() + (p - w).sum()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [lambda w, p: w * p, lambda w, p: p @ w, lambda w, p: torch.cat([p, w]), lambda w, p: torch.where(p > 0, w, p), _sgd],
+)
+@pytest.mark.parametrize("cls", [_Choosy, _Closer])
+def test_a_class_is_told_of_the_classes_of_wrappers_alone(program: Callable, cls: type):
+    def run(f: Callable):
+        torch.manual_seed(seeded(0))
+        w, p = cls(torch.randn(3, 3)).requires_grad_(), torch.randn(3, 3, requires_grad=True)
+        y = f(w, p)
+        y.backward(torch.ones_like(y.detach()))
+        return y, w.grad, p.grad
+
+    jitted = thunder.jit(lambda w, p: program(w, p), transforms=[SubclassTransform()])
+    for _ in range(2):
+        assert_same(run(jitted), run(program))
+
+
+@pytest.mark.parametrize("program", [lambda w, p: w.cos(), lambda w, p: torch.addcmul(p, w.sin(), w.cos())])
+def test_what_no_class_answers_is_said_in_torchs_words(program: Callable):
+    given = _Choosy(torch.ones(3, 3)), torch.ones(3, 3)
+    said = []
+    for f in (program, thunder.jit(lambda w, p: program(w, p), transforms=[SubclassTransform()])):
+        with pytest.raises(Exception) as e:
+            f(*given)
+        said.append((e.type, str(e.value)))
+    assert said[0] == said[1]

@@ -75,11 +75,14 @@ def _refused_class(cls: type, given: Sequence[Any]) -> UnsupportedSubclassError 
     """The error for a function that is given tensors of classes that it, or they, ask for more than torch knows of fakes."""
     given = tree_flatten(given)[0] if _asks_classes() else []
     classes = [known_classes.class_of(p) for p in given if type(p) is TensorProxy]
-    of = next((c for c in classes if not classed_fakes.leaves_to_torch(c)), None)
-    why = "torch runs it on tensors without values, and the class has a __torch_function__ of its own"
-    if of is None and any(classed_fakes.looks_at_types(f) for f in (cls.forward, cls.backward, cls.setup_context)):
+    own = [c for c in classes if not classed_fakes.leaves_to_torch(c)]
+    tensors = [p for p in given if type(p) is TensorProxy] if own else []
+    of = next((c for p in tensors if (c := known_classes.class_of(p)) in own and classed_fakes.has_attributes(p)), None)
+    why = "torch runs it on tensors without values, of which the class, with a __torch_function__ of its own, may read attributes"
+    asking = (cls.forward, cls.backward, cls.setup_context, *(c.__torch_function__ for c in own))
+    if of is None and any(map(classed_fakes.looks_at_types, asking)):
         of = next((c for c in classes if c is not torch.Tensor), None)
-        why = "torch runs it on tensors without values, whose type it asks for"
+        why = "torch runs it on tensors without values, whose type is asked for"
     if of is None:
         return None
     return UnsupportedSubclassError(
@@ -131,7 +134,8 @@ class FunctionCall(RanFunction):
         self.acquisition = Acquisition()  # of the fakes of this call alone
         self.acquisition.num_levels = 1  # what has effects, or changes what the program holds, is no part of one operation
         self.acquisition.asks = self._ask
-        side_effects.note_read(cls, *[v for v in self.leaves if not isinstance(v, TensorProxy)])
+        self.classes = [c for p in self.proxies if not classed_fakes.leaves_to_torch(c := known_classes.class_of(p))]
+        side_effects.note_read(cls, *self.classes, *[v for v in self.leaves if not isinstance(v, TensorProxy)])
         self.fakes = {p.name: self._fake(p) for p in self.proxies}
         for p in inside:
             if p.name not in given:  # torch knows of no gradient to it
@@ -149,10 +153,15 @@ class FunctionCall(RanFunction):
             self.forward, recorder.log = recorder.log, []
             self.outputs = list({id(t): t for t in flat_tensors(self.result)}.values())
             self._check_unchanged()
+            classed_fakes.check_without_attributes(cls, self.outputs)
             with self.acquisition.fakes.mode, recorder.paused(), torch.no_grad():
                 self.cotangents = [like(t) for t in self.outputs]
             try:
-                with self._watched(is_backward=True), functions_in_backward.recorded(recorder):
+                with (
+                    self._watched(is_backward=True),
+                    functions_in_backward.recorded(recorder),
+                    classed_fakes.followed(bool(self.classes)),
+                ):
                     self._go_backward(recorder, False in are_made)
                 self.backward = recorder.log
             except Exception as e:  # noqa: BLE001 - the forward is right whatever the backward says
@@ -237,8 +246,9 @@ class FunctionCall(RanFunction):
         trace for one call then; but Thunder's interpreter does not see a change of what it has noted the contents of.
         """
         own = (self.cls.backward, self.cls.vjp) if is_backward else (self.cls.forward, self.cls.setup_context)
+        asked = Reachable(self.classes).places
         places = Reachable((*own, [v for v in self.leaves if not isinstance(v, TensorProxy)])).places
-        made = places if is_backward else [p for p in places if self._is_followed(p.owner)]
+        made = [*asked, *(p for p in places if is_backward or self._is_followed(p.owner))]
         yield
         changed = [p for p in made if not p.is_of_others and p.is_changed]
         for place in changed:

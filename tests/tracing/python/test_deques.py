@@ -4,6 +4,7 @@ import copy
 from collections import deque
 from collections.abc import Callable
 from queue import Queue
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -188,3 +189,44 @@ def test_a_queue_that_is_given():
                 q.put(x.clone())
         assert_same(jitted(given[0]), program(given[1]))
         assert_same(list(given[0].queue), list(given[1].queue))
+
+
+_OF_VIEWS: dict[str, Callable[[Any], Any]] = {
+    "subscripts": lambda m: m["a"] * 2,
+    "values": lambda m: [x * 2 for x in m.values()],
+    "items": lambda m: [(name, x * 2) for name, x in m.items()],
+    "get": lambda m: m.get("a") * 2,
+    "iterated over": lambda m: [m[name] * 2 for name in m],
+    "put into a dict": lambda m: [x * 2 for x in {**m, **dict(m)}.values()],
+    "keywords": lambda m: (lambda a, b: a * b)(**m),
+    "copied": lambda m: m.copy()["b"] * 1,
+    "joined": lambda m: (m | {"c": 1})["b"] * len(m),
+    "written into": lambda m: (m["b"].mul_(2), m["a"] + 1),
+}
+
+
+def _view(**given: float) -> MappingProxyType:
+    found = {name: torch.full((3,), value) for name, value in given.items()}
+    found["b"] = TwoTensor(found["b"], found["b"] + 1)
+    return MappingProxyType(found)
+
+
+@pytest.mark.parametrize("name", _OF_VIEWS)
+def test_what_is_in_a_view_of_a_dict_is_what_is_there_in_each_call(name: str):
+    program = _OF_VIEWS[name]
+    jitted = thunder.jit(lambda m: program(m), transforms=[SubclassTransform()])
+    for given in ({"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 4.0}, {"b": 2.0, "a": 1.0}):
+        got, want = _view(**given), _view(**given)
+        assert_same((jitted(got), dict(got)), (program(want), dict(want)))
+
+
+def test_a_view_that_is_global_is_read_in_each_call():
+    held = {"a": torch.ones(3), "b": torch.zeros(3)}
+    view = MappingProxyType(held)
+    program = lambda x: [x * y for y in view.values()]  # noqa: E731 - what is jitted
+    jitted = thunder.jit(program, transforms=[SubclassTransform()])
+    for value in (1.0, 2.0):
+        held["a"] = torch.full((3,), value)
+        assert_same(jitted(torch.ones(3)), program(torch.ones(3)))
+    held["c"] = torch.ones(3)
+    assert_same(jitted(torch.ones(3)), program(torch.ones(3)))

@@ -351,8 +351,26 @@ def _detached_without_autograd(x):
     return z[1:] * x[1:]
 
 
+def _detached_twice(x):
+    z = x * 2
+    w = z.detach()
+    w.detach_()
+    with torch.no_grad():
+        x.detach().detach_()
+    return z * w + x
+
+
+def _detached_again_after_a_write(x):
+    z = (x * 2).detach()
+    z *= x
+    z.detach_()
+    return z * x
+
+
 @pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
-@pytest.mark.parametrize("f", [_truncated, _detached_and_written, _detached_without_autograd])
+@pytest.mark.parametrize(
+    "f", [_truncated, _detached_and_written, _detached_without_autograd, _detached_twice, _detached_again_after_a_write]
+)
 def test_what_is_detached_in_place_has_no_gradient(f, transform):
     torch.manual_seed(seeded(0))
     x = torch.randn(4).requires_grad_()

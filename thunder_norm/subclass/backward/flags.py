@@ -16,7 +16,7 @@ from thunder_norm.subclass.classes.protocol import outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import gradients_recorded
-from thunder_norm.tracing.shared_memory.aliases import is_view, is_written
+from thunder_norm.tracing.shared_memory.aliases import is_detached, is_view, is_written
 import thunder.torch as ltorch
 from thunder.core.interpreter import WrappedValue, do_raise
 from thunder.core.proxies import TensorProxy
@@ -85,9 +85,10 @@ def detached_in_place(acquisition: Acquisition | None, obj: WrappedValue) -> Wra
                 )
             )
         )
-    if given is not None and not (given.requires_grad or is_written(obj.value)):
+    was_detached = is_detached(obj.value)
+    if not is_written(obj.value) and (was_detached or (given is not None and not given.requires_grad)):
         return obj
-    if is_view(obj.value) or (given is not None and given._is_view()):
+    if (is_view(obj.value) and not was_detached) or (given is not None and given._is_view()):
         return do_raise(RuntimeError("Can't detach views in-place. Use detach() instead."))
     with gradients_recorded(True):  # of this write there are none, wherever the program makes it
         ltorch.copy_(obj.value, ltorch.detach(obj.value))

@@ -68,17 +68,17 @@ def _is_tracked(acquisition: Acquisition, fake: torch.Tensor | None) -> bool:
 def outputs_of(acquisition: Acquisition, returned: Sequence[Any], fakes: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """What the program returns with a gradient, inner tensors of wrappers that the program made of such tensors included.
 
-    None of these is an input that is handed back: it comes out as the very object, and what arrives there is its own.  Nor is a tensor
-    that the program has a history start at, a wrapper perhaps: outside it is a leaf.
+    None of these is an input that is handed back, inside of a wrapper too: it comes out as the very object, and what arrives there is its
+    own.  Nor is a tensor that the program has a history start at, a wrapper perhaps: outside it is a leaf.
     """
     found: dict[int, torch.Tensor] = {}
     for p in returned:
         fake = fake_of(p, fakes)
         if fake is None:
             continue
-        results = () if is_handed_back(acquisition, fake) or _is_started(acquisition, fake) else (fake,)
+        results = () if _is_started(acquisition, fake) else (fake,)
         for t in (*results, *(leaves_of(fake) if is_wrapper(fake) else ())):
-            if t.requires_grad:
+            if t.requires_grad and not is_handed_back(acquisition, t):
                 found[id(t)] = t
     return list(found.values())
 

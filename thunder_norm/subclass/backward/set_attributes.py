@@ -17,6 +17,7 @@ from thunder_norm.errors import UnsupportedOpError, UnsupportedSubclassError, wi
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.backward.recipes import holds_proxies
 from thunder_norm.subclass.backward.users_attributes import DATA, contents, data_of, note_data, own_of
+from thunder_norm.subclass.classes.jagged import is_jagged_class
 from thunder_norm.subclass.classes.protocol import WrapperSpec, beside_parts, is_equal, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import trace
@@ -194,10 +195,24 @@ def _note_given(acquisition: Acquisition, proxy: SubclassProxy, places: Sequence
 
 
 def _put_together(acquisition: Acquisition, fake: torch.Tensor) -> torch.Tensor:
-    """What the epilogue makes of what is inside of a wrapper."""
+    """What the epilogue makes of what is inside of a wrapper.
+
+    Raises:
+        UnsupportedOpError: that is of another shape.
+    """
     spec = WrapperSpec.of(fake)
     with torch.no_grad(), acquisition.fakes.mode:
-        return spec.build(spec.leaves(fake))
+        made = spec.build(spec.leaves(fake))
+    if not is_jagged_class(spec.cls) and (shapes := [tuple(outer_metadata(x)[0]) for x in (fake, made)])[0] != shapes[1]:
+        raise UnsupportedOpError(
+            with_details(
+                f"a {spec.cls.__name__} that is returned or kept has shape {shapes[0]}, and is put together with shape {shapes[1]}",
+                why="an operation of torch changed the shape of what is inside in place, and not that of the wrapper "
+                "(the product of a vector and a matrix does), or __tensor_unflatten__ leaves out the size that it is given",
+                instead="give a matrix of one row in place of the vector, or have the class use outer_size",
+            )
+        )
+    return made
 
 
 def _putting(places: Sequence[_Place]) -> Callable[[list], None]:

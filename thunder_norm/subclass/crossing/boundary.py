@@ -25,6 +25,7 @@ from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.crossing.boundary_operators import check_plain, flatten_operator, unflatten_operator
 from thunder_norm.subclass.crossing.boundary_passes import Traces, bind_arguments, results_and_received
 from thunder_norm.subclass.crossing.names import with_readable_names
+from thunder_norm.subclass.crossing.other_objects import Objects, another
 from thunder_norm.subclass.crossing.write_back import Given, Written, write_back, written_inputs
 from thunder_norm.subclass.interpreting.opaque_objects import OpaqueProxy
 from thunder_norm.subclass.interpreting.opaque_traces import guard_input
@@ -75,7 +76,7 @@ def lower(
     new_epilogue = (
         None
         if epilogue is None
-        else made_by_operators(_lower_epilogue(acquisition, epilogue, inner, num_computed, joint, values))
+        else made_by_operators(_lower_epilogue(acquisition, epilogue, inner, num_computed, joint, values, new_computation))
     )
     lowered = new_prologue, new_computation, new_epilogue
     return write_back(acquisition, lowered, written, _given(acquisition, computation), joint) if written else lowered
@@ -308,7 +309,13 @@ def _check_metadata(proxies: Iterable[TensorProxy]) -> None:
 
 
 def _lower_epilogue(
-    acquisition: Acquisition, trace: TraceCtx, inner: Inner, num_computed: int, joint: Joint | None, written: list[TensorProxy]
+    acquisition: Acquisition,
+    trace: TraceCtx,
+    inner: Inner,
+    num_computed: int,
+    joint: Joint | None,
+    written: list[TensorProxy],
+    computation: TraceCtx,
 ) -> TraceCtx:
     """Take inner tensors, each once, and wrap them; the last `num_computed` arguments are what the computation returned.
 
@@ -316,26 +323,36 @@ def _lower_epilogue(
     """
     wrappers = [p for p in trace.args if isinstance(p, SubclassProxy) and p.name in inner]
     is_unique = len({p.name for p in trace.args}) == len(trace.args)
-    if is_unique and not wrappers and not written and (joint is None or not joint.result_carriers()):
-        return trace
     new = from_trace(trace)
     arguments: list[Any] = []
     bodies: list[tuple[SubclassProxy, list[TensorProxy]]] = []
     first = len(trace.args) - num_computed
     plain = {p.name: p for p in trace.args[first:] if not any(p is w for w in wrappers)}
     computed: dict[str, Any] = {}
+    fakes = acquisition.fakes.by_name()
+    given = ((p, fakes[p.name]) for p in computation.args if isinstance(p, TensorProxy) and p.name in fakes)
+    objects, others, renewed = Objects(computation, given), [], {}
     for i, p in enumerate(trace.args):
         is_wrapper = any(p is w for w in wrappers)
         leaves = []
-        for q in inner[p.name] if is_wrapper else (p,):
+        own = WrapperSpec.of(p.fake).leaves(p.fake) if is_wrapper else [fakes.get(getattr(p, "name", None))]
+        for q, fake in zip(inner[p.name] if is_wrapper else (p,), own, strict=True):
             leaf = computed.get(q.name) if i >= first else None
             if leaf is None:
                 leaf = _renamed(q, new) if is_wrapper and (i < first or q.name not in plain) else plain.get(q.name, q)
                 arguments.append(leaf)
                 computed |= {q.name: leaf} if i >= first else {}
+            if i >= first and isinstance(q, TensorProxy) and objects.is_another(q, fake):
+                with tracectx(new):
+                    others.append(another(leaf, fake, TensorProxy(like=leaf)))
+                leaf = others[-1].output
             leaves.append(leaf)
         if is_wrapper:
             bodies.append((p, leaves))
+        elif leaves[0].name != p.name:
+            renewed[variableify(p)] = leaves[0]
+    if is_unique and not (wrappers or written or others) and (joint is None or not joint.result_carriers()):
+        return trace
     arguments.extend(_renamed(q, new) for q in written if q.name not in computed)
     carriers = {} if joint is None else {id(fake): [_renamed(q, new) for q in found] for fake, found in joint.result_carriers()}
     arguments.extend(itertools.chain.from_iterable(carriers.values()))
@@ -350,8 +367,8 @@ def _lower_epilogue(
         b for b in trace.bound_symbols if not (b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL and any(b.output is w for w in wrappers))
     ]
     unpacks = [b for b in kept if b.sym.id == prims.PrimIDs.UNPACK_TRIVIAL]
-    rest = [b for b in kept if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
-    new.bound_symbols = [*unpacks, *body, *rest]
+    rest = [b.from_bsym_swap_proxies(renewed) for b in kept if b.sym.id != prims.PrimIDs.UNPACK_TRIVIAL]
+    new.bound_symbols = [*unpacks, *others, *body, *rest]
     bind_arguments(new, "epilogue", [a for a in arguments if all(a is not q for q in trace.args)])
     new.set_provenance(TraceProvenance("Interpretation of wrapper subclasses"))
     return new

@@ -12,6 +12,7 @@ from thunder_norm.model_state import escapes
 from thunder_norm.model_state.escapes import check_inner
 from thunder_norm.subclass.acquiring.tape import Tape
 from thunder_norm.subclass.backward.differentiation import Joint
+from thunder_norm.subclass.backward.followed import is_handed_back
 from thunder_norm.subclass.backward.gradients import detached
 from thunder_norm.subclass.backward.made_leaves import with_own_history
 from thunder_norm.subclass.classes.protocol import WrapperSpec
@@ -73,13 +74,15 @@ def unflatten_operator(
     """
     spec = WrapperSpec.of(fake)
     result = None if joint is None else joint.result_of(fake)
-    is_result = [joint is not None and joint.result_of(t) is not None for t in spec.leaves(fake)]
+    keeps_history = [
+        joint is not None and (joint.result_of(t) is not None or is_handed_back(joint.acquisition, t)) for t in spec.leaves(fake)
+    ]
 
     def build(leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
         if result is not None:
             return result.close(spec, leaves, tape)
         if joint is not None:
-            leaves = tuple([t if r else detached(t) for t, r in zip(leaves, is_result, strict=True)])
+            leaves = tuple([t if keeps else detached(t) for t, keeps in zip(leaves, keeps_history, strict=True)])
         if starts_in_program:
             return with_own_history(functools.partial(spec.build, leaves), is_leaf=is_leaf)
         return spec.build(leaves)

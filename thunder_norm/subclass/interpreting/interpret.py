@@ -21,7 +21,14 @@ from thunder_norm.subclass.acquiring.arguments import value_of
 from thunder_norm.subclass.backward import side_effects, users_attributes
 from thunder_norm.subclass.classes.protocol import WrapperSpec, is_of_wrappers, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
-from thunder_norm.subclass.interpreting import jagged_makers, opaque_lookasides, random_generators, reading, set_attributes
+from thunder_norm.subclass.interpreting import (
+    copied,
+    jagged_makers,
+    opaque_lookasides,
+    random_generators,
+    reading,
+    set_attributes,
+)
 from thunder_norm.subclass.interpreting.attributes import (
     ASKS_FOR_OVERRIDES,
     above,
@@ -60,6 +67,7 @@ from thunder_norm.subclass.recording.record import recording
 from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.containers import take_proxies
 from thunder_norm.tracing.guarding import guards
+from thunder_norm.tracing.python import copies
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent_on_wrapper
 from thunder_norm.wrapper_classes import is_wrapper, is_wrapper_class, overrides_torch_function
 from thunder.core.interpreter import (
@@ -225,6 +233,8 @@ def _about_wrapper(acquisition: Acquisition, fn: Callable, args: tuple[WrappedVa
         return is_instance
     if fn is type and len(args) == 1:
         return type_of
+    if fn is copies.another:
+        return functools.partial(copied.another, acquisition)
     if type(fn) is type and fn in _NUMBERS:  # C code asks the tensor for it; a callable object may have no hash
         return functools.partial(_interpret_call, _NUMBERS[fn])
     return None

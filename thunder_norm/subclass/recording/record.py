@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.model_state.shards import DTensor
 from thunder_norm.subclass.acquiring import aliasing
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.autocast import Regions, UnderAutocast, regions, regions_of
@@ -119,7 +120,7 @@ class Recorder(Writing):
             self.has_met_wrappers = True
             self.last_on_wrappers = func, type(wrapper).__name__
             self._dispatching.add(type(wrapper))
-            return NotImplemented
+            return self._told_of_wrappers(func, types, args, kwargs)
         if self._is_paused:
             return func(*args, **kwargs)
         self.is_inside_no_grad = self._has_switched_off_gradients()
@@ -173,6 +174,22 @@ class Recorder(Writing):
         if isinstance(result, torch.Tensor):
             self._note_constant(func, args, kwargs, tensors, result)
         return result
+
+    def _told_of_wrappers(self, func: Any, types: Sequence[type], args: tuple, kwargs: dict) -> Any:
+        """What the classes of wrappers say, of which each is told of the others: plain tensors are of no class there, and fakes are."""
+        if any(cls is DTensor for cls in types):  # torch does in C++ what it would say
+            return NotImplemented
+        classes = tuple([cls for cls in types if not issubclass(cls, FakeTensor)])
+        for cls in classes:
+            with self:
+                result = cls.__torch_dispatch__(func, classes, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        told = "\n".join(f"  - tensor subclass {cls}" for cls in classes)
+        raise TypeError(
+            f"Multiple dispatch failed for 'torch._ops.{func}'; all __torch_dispatch__ handlers returned NotImplemented:\n\n{told}\n\n"
+            "For more information, try re-running with TORCH_LOGS=not_implemented"
+        )
 
     def _laid_out(self, t: torch.Tensor) -> torch.Tensor:
         """A tensor whose elements the program takes by where they lie: as in eager mode, which hangs on how inputs lie."""

@@ -208,7 +208,7 @@ def emit_composite(
     everything = log = [*earlier, *log]
     produced = {id(t) for r in log for t in r.outputs}
     outputs = _unique(t for t in (*outputs, *may_change) if id(t) in produced)
-    if not outputs and not any(is_kept(r.func) for r in log):
+    if not (outputs or any(is_kept(r.func) for r in log) or _has_history(acquisition, log)):
         return
     if not acquisition.autograd.is_running:  # the backward may use everything
         log = needed(log, outputs, is_kept)
@@ -236,6 +236,14 @@ def emit_composite(
         acquisition.autograd.made_by |= {id(t): (recorded, used_now) for t in recorded.outputs if id(t) not in written}
         given_back = set() if recorded.is_in_place else {id(t) for t in recorded.inputs}
         written.update(id(t) for t in recorded.outputs if id(t) not in given_back)
+
+
+def _has_history(acquisition: Acquisition, log: Sequence[Recorded]) -> bool:
+    """Whether torch's autograd has recorded operations that a class, which had them to do in place, has done to something else.
+
+    The wrapper is what it was, and has their history: the backward takes what they took.
+    """
+    return acquisition.autograd.is_running and is_grad_enabled() and any(t.requires_grad for r in log for t in r.inputs)
 
 
 _OVERWRITTEN = object()  # what stood for an input of an operation that one after it, of the same composite, wrote into

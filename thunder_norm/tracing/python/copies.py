@@ -129,6 +129,11 @@ def _copied(x: torch.Tensor) -> torch.Tensor:
             "copy.copy of a parameter, or of a tensor that requires grad: the copy is a leaf of its own, of which a trace makes none; "
             "use x.detach(), or x.view_as(x)"
         )
+    return another(x)
+
+
+def another(x: torch.Tensor) -> torch.Tensor:
+    """Another tensor in the same memory. Of a wrapper whoever interprets it makes another object, as torch does, with no operation."""
     return x.view_as(x)
 
 

@@ -17,9 +17,10 @@ from thunder_norm.errors import ThunderNormError
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.replacement import Replacement
+from thunder_norm.tracing.torch_functions import class_members
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterFrame, InterpreterStack, Py_NULL, WrappedValue, do_raise, wrap_const
-from thunder.core.proxies import NumberProxy, Proxy
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 
 _handlers = thunders._default_opcode_handler_map
 _thunders_delete_fast, _thunders_call_ex = _handlers["DELETE_FAST"], _handlers["CALL_FUNCTION_EX"]
@@ -84,10 +85,16 @@ def _enough(values: Iterable, fewest: int) -> Any:
 def _call_ex(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> Any:
     assert inst.arg is not None
     place = 2 if inst.arg & _WITH_NAMES else 1
-    args, fn = stack.getitem_wrapped(-place).value, stack.getitem_wrapped(-place - _FUNCTION_BELOW).value
+    args, wrapped = stack.getitem_wrapped(-place).value, stack.getitem_wrapped(-place - _FUNCTION_BELOW)
+    fn = wrapped.value
     if not isinstance(args, Iterable):
         return do_raise(TypeError(f"{_shown(fn)} argument after * must be an iterable, not {type(args).__name__}"))
-    if (error := not_callable(fn)) is not None:
+    if isinstance(fn, TensorProxy):  # which says nothing of calls; its class may
+        method = class_members.call_of(wrapped)
+        if method is _EXCEPTION_RAISED:
+            return method
+        stack[-place - _FUNCTION_BELOW] = method
+    elif (error := not_callable(fn)) is not None:
         return do_raise(error)
     return _thunders_call_ex(inst, stack=stack, **state)
 

@@ -29,7 +29,7 @@ from thunder_norm.wrapper_classes import gives_its_class, is_of_users
 from thunder.core import dtypes, prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.proxies import TensorProxy, Variable, variableify
-from thunder.core.symbol import BoundSymbol
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, from_trace, get_tracectx, tracectx
 from thunder.core.update_aliases import _is_inplace_op
 from thunder.torch import _syms_returning_views
@@ -288,8 +288,17 @@ def is_written(proxy: TensorProxy) -> bool:
 
 def is_view(proxy: TensorProxy) -> bool:
     """Whether a tensor was made as a view of another, whatever the strides of that."""
-    makers = (b for b in get_tracectx().bound_symbols if any(p.name == proxy.name for p in b.flat_proxy_outs))
-    return any(b.sym in _syms_returning_views and not any(p.name == proxy.name for p in b.flat_proxy_args) for b in makers)
+    return any(sym in _syms_returning_views for sym in _makers(proxy))
+
+
+def is_detached(proxy: TensorProxy) -> bool:
+    """Whether a tensor was made by ``detach()``: it lies in the memory of another, and is no view of it for torch."""
+    return any(sym.id == "torch.detach" for sym in _makers(proxy))
+
+
+def _makers(proxy: TensorProxy) -> Iterator[Symbol]:
+    made = (b for b in get_tracectx().bound_symbols if any(p.name == proxy.name for p in b.flat_proxy_outs))
+    return (b.sym for b in made if not any(p.name == proxy.name for p in b.flat_proxy_args))
 
 
 def check_written_once(trace: TraceCtx) -> None:
