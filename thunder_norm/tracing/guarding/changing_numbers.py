@@ -13,7 +13,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CellType, FunctionType, MethodType, SimpleNamespace
+from types import CellType, FunctionType, MethodDescriptorType, MethodType, SimpleNamespace, WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -344,8 +344,14 @@ _COMPARING = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, o
 _OF_PYTHON = [getattr(kind, f"__{r}{name}__") for kind in (int, float) for name in _OPERATORS for r in ("", "r")]
 # the last of which say that they know no such number
 _ASKING: dict[Any, Any] = dict.fromkeys((bool, operator.truth, operator.not_, *_COMPARING, *_OF_PYTHON), True)
-# the last of which makes a list of what a call is given, where Thunder's interpreter spells that out
-_HANDING_ON: dict[Any, Any] = dict.fromkeys((torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl, list.extend), True)
+# the last of which make a list of what a call is given, and bind a method, where Thunder's interpreter spells that out
+_HANDING_ON: dict[Any, Any] = dict.fromkeys(
+    (
+        *(torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl),
+        *(list.extend, MethodDescriptorType.__get__, WrapperDescriptorType.__get__),
+    ),
+    True,
+)
 _MAKING: dict[Any, Any] = dict.fromkeys((type.__call__, CellType.__new__, object.__init__), True)
 # what takes one thing of a container, or none
 _TAKING_ONE: dict[Any, Any] = dict.fromkeys(
