@@ -259,3 +259,41 @@ def test_what_is_overwritten_whole_has_a_gradient_of_zero(program: Callable, tra
     found, expected = thunder.jit(program, transforms=[transform()])(x), program(x)
     assert found.requires_grad and torch.equal(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(expected.sum(), x))
+
+
+def _asked_of_a_view(x: torch.Tensor) -> tuple[Any, ...]:
+    with torch.no_grad():
+        view = x.view(-1)
+    return x * 2, view.requires_grad
+
+
+def _asked_of_what_is_computed_from_it(x: torch.Tensor) -> tuple[Any, ...]:
+    made = x * 3
+    with torch.no_grad():
+        view = made[0]
+    return x * 2, (view + 1).requires_grad
+
+
+def _asked_of_what_is_no_view(x: torch.Tensor) -> tuple[Any, ...]:
+    with torch.no_grad():
+        made = (x * 3).view(-1)
+        copied = x.view(-1) + 1
+    detached = x.detach().view(-1)
+    return x * 2, made.sin().requires_grad, copied.requires_grad, detached.requires_grad, copied.is_leaf
+
+
+@pytest.mark.parametrize("program", [_asked_of_a_view, _asked_of_what_is_computed_from_it])
+def test_whether_a_view_made_without_gradients_requires_grad_is_refused(program: Callable) -> None:
+    """In eager mode it does, where its tensor does, and so does what is computed from it later."""
+    x = torch.tensor([1.0, -2.0])
+    assert program(x.requires_grad_())[1] is True
+    with pytest.raises(UnsupportedOpError, match=r"made without gradients(.|\n)*at .*return x \* 2"):
+        thunder.jit(program, transforms=[SubclassTransform()])(x)
+    x = x.detach()
+    assert thunder.jit(program, transforms=[SubclassTransform()])(x)[1] is program(x)[1]
+
+
+def test_and_of_what_is_no_view_is_known() -> None:
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    found = thunder.jit(_asked_of_what_is_no_view, transforms=[SubclassTransform()])(x)
+    assert found[1:] == _asked_of_what_is_no_view(x)[1:]

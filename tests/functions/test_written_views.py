@@ -150,3 +150,18 @@ def test_a_loop_that_fills_a_tensor_keeps_none_of_its_states(executor: str):
         for trace in (forward, backward):
             assert sum(b.sym.is_fusion for b in trace.bound_symbols) == 1
             assert not [b for b in trace.bound_symbols if b.sym.name.startswith("write_")]
+
+
+@pytest.mark.parametrize("layer", [torch.nn.functional.batch_norm, torch.nn.functional.instance_norm])
+def test_running_statistics_that_a_program_makes_have_no_gradient(layer: Callable):
+    def program(x: torch.Tensor) -> torch.Tensor:
+        mean, var = torch.zeros(3), torch.ones(3)
+        result = layer(x, mean, var, None, None, True)
+        return (result.sin() * mean[:, None] + var[:, None]).sum() + mean.square().sum()
+
+    seeded(0)
+    x = torch.randn(4, 3, 5, requires_grad=True)
+    (expected,) = torch.autograd.grad(program(x), x)
+    (found,) = torch.autograd.grad(thunder.jit(program, transforms=[NormTransform()])(x), x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grad(program)(x), expected)

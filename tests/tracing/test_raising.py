@@ -89,3 +89,51 @@ def test_a_call_whose_trace_alone_raises_is_run_by_python():
     with pytest.warns(errors.RunByPythonWarning, match="MemoryError(.|\n)*none left"):
         assert jm(torch.ones(2)).tolist() == [2, 2]
     assert jm(torch.ones(2)).tolist() == [4, 4] and model.count == 2
+
+
+class Failing(torch.nn.Module):
+    def forward(self, x):
+        if x.shape[0] > 2:
+            raise ValueError("long")
+        return x * 2
+
+
+class Hooked(torch.nn.Module):
+    """Modules inside that fail, before their own code and in it, with hooks that are called all the same."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.log, self.inner, self.checked = log, Failing(), torch.nn.Identity()
+        for m in (self.inner, self.checked):
+            m.register_forward_hook(lambda m, args, result: log.append(("always", result is None)), always_call=True)
+            m.register_forward_hook(lambda m, args, result: log.append("after what returns"))
+        self.checked.register_forward_pre_hook(self.check)
+
+    def check(self, module, args):
+        if args[0].shape[0] > 3:
+            raise KeyError("longer")
+
+    def forward(self, x):
+        for m in (self.inner, self.checked):
+            try:
+                x = m(x)
+            except (ValueError, KeyError) as e:
+                self.log.append(str(e))
+        return x
+
+
+@pytest.mark.parametrize("kind", [Hooked, Failing])
+def test_hooks_for_exceptions_are_called_after_exceptions(kind):
+    logs, said = ([], []), ([], [])
+    ours, theirs = (Hooked(log) if kind is Hooked else Failing() for log in logs)
+    jitted = thunder.jit(ours, transforms=[NormTransform()])
+    for log, found, model, called in zip(logs, said, (ours, theirs), (jitted, theirs), strict=True):
+        note = lambda m, args, result, log=log: log.append(("outer", type(m).__name__, result is None))  # noqa: E731
+        model.register_forward_hook(note, always_call=True)
+        for length in (1, 3, 4, 3, 1):
+            try:
+                found.append(called(torch.ones(length)).tolist())
+            except ValueError as e:
+                found.append(str(e))
+    assert said[0] == said[1]
+    assert logs[0] == logs[1]

@@ -66,7 +66,7 @@ def assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrapp
         says = class_members.setting(obj, name.value, by_object=fn is not setattr)
         return says or tensor_attributes.assignment(obj, name, value)
     if type(owner) is FunctionType and fn is setattr and name.value not in dir(FunctionType):
-        return _on_new  # whose attributes are a place that is looked at afterwards
+        return _at_once  # whose attributes are a place that is looked at afterwards
     if is_simple(owner) or isinstance(owner, super) or type(name.value) is not str:
         return None
     was_made = is_new(obj)
@@ -75,7 +75,7 @@ def assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrapp
     if fn is setattr and isinstance(owner, torch.nn.Module):
         held = [held_in(obj, members) for members in MEMBERS if members in vars(owner)]
         if not held:  # before ``nn.Module.__init__``, in a module that the program makes
-            return _on_new
+            return _at_once
         if held[-1].get(name.value, _nothing) is value.value or (
             name.value in held[0] and _is_its_own_parameter(obj, name, value)
         ):
@@ -90,11 +90,14 @@ def assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrapp
         return _by_property
     if isinstance(getattr(type(found), "__set__", None), FunctionType):
         return _by_descriptor
-    if was_made and isinstance(owner, _CONTAINERS):  # of a subclass of these Thunder writes into a copy
-        return _on_new
+    is_slot = isinstance(found, MemberDescriptorType)  # Thunder knows what `setattr` stores there alone
+    if (is_slot and fn is not setattr) or (
+        was_made and isinstance(owner, _CONTAINERS)
+    ):  # of a subclass of these it writes into a copy
+        return _at_once
     if fn is setattr or type(owner) in jit_ext._TORCH_DYNAMIC_TYPES or not hasattr(owner, "__dict__"):
         return None
-    return _on_new if was_made else _into_dict
+    return _at_once if was_made else _into_dict
 
 
 def _is_of_a_container(owner: Any) -> bool:
@@ -118,8 +121,8 @@ def is_new(obj: WrappedValue) -> bool:
     return is_made or jit_ext.is_created_during_tracing(obj.provenance)
 
 
-def _on_new(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
-    """Called for attributes of what the program made, where Thunder knows nothing of what it sets."""
+def _at_once(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for attributes of what the program made, and for slots, where Thunder knows nothing of what it sets."""
     try:
         object.__setattr__(obj.value, name.value, value.value)
     except Exception as e:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from types import CellType, FunctionType, MethodType, ModuleType, WrapperDescriptorType
+from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from thunder_norm.tracing.attribute_changes import (
 )
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
-from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.guarding.classes import in_classes, is_answered_by_code
 from thunder_norm.tracing.guarding.snapshots import same_as
 from thunder_norm.tracing.member_dicts import has_written, is_copy, note_member_dict
 from thunder_norm.tracing.torch_functions import class_members, known_classes, tensor_attributes, tensor_classes
@@ -78,12 +78,16 @@ def lookaside(fn: Callable, args: tuple[WrappedValue, ...]) -> Callable | None:
             return tensor_attributes.has
         if tensor_classes.of_class(args[0]) and type(args[1].value) is str:
             return _has
-        return _has if has_written() and not is_simple(args[0].value) and type(args[1].value) is str else None
+        if is_simple(args[0].value) or type(args[1].value) is not str:
+            return None
+        return _has if has_written() or is_answered_by_code(args[0].value, args[1].value) else None
     if fn is object.__getattribute__ and len(args) == 2:
         if type(args[0].value) is TensorProxy:
             return class_members.read_by_object
         return None if isinstance(args[0].value, TensorProxy) else _by_object
     is_of_c = type(fn) is WrapperDescriptorType
+    if is_of_c and fn.__objclass__ in (property, MemberDescriptorType):
+        return _by_descriptor(fn.__name__, *args)
     if (fn is setattr or fn is delattr or (is_of_c and fn in _WRITING)) and len(args) >= 2:
         note_overwritten(*args[:2])
     if (fn is setattr or (is_of_c and fn in SETTING)) and len(args) == 3:
@@ -271,6 +275,27 @@ def _by_object(obj: WrappedValue, name: WrappedValue) -> Any:
     if isinstance(obj.value, torch.nn.Module) and name.value in jit_ext.MODULE_MEMBER_DICT_ATTRS:
         found.provenance.ext_flag |= jit_ext.EXT_FLAG_IS_MODULE_MEMBER_DICT
     return found
+
+
+def _by_descriptor(method: str, descriptor: WrappedValue, obj: WrappedValue | None = None, *_: WrappedValue) -> Callable | None:
+    """What to call instead of a method in C of a property, or of a slot, that is called by its name: ``Base.rate.__set__(self, rate)``."""
+    found = descriptor.value
+    if obj is None or obj.value is None:
+        return None
+    if isinstance(found, property):
+        called = {"__get__": found.fget, "__set__": found.fset, "__delete__": found.fdel}.get(method)
+        named: tuple[WrappedValue, ...] = ()
+        if not isinstance(called, FunctionType):
+            return None
+    else:
+        if of_class(obj.value, found.__name__) is not found:
+            return None
+        called = {"__get__": object.__getattribute__, "__set__": object.__setattr__, "__delete__": object.__delattr__}.get(method)
+        named = (wrap_const(found.__name__),)
+        if called is None:
+            return None
+    count = 1 if method == "__set__" else 0  # what follows in ``__get__`` is the class
+    return lambda _, obj, *others: thunders._interpret_call(called, obj, *named, *others[:count])
 
 
 def _property_above(value: Any, name: str) -> Any:

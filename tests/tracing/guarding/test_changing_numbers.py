@@ -12,6 +12,7 @@ import torch
 import thunder_norm  # noqa: F401
 from tests.seeds import seeded
 from thunder_norm.errors import AcquiredAnewWarning
+from thunder_norm.tracing import native
 from thunder_norm.transforms import NormTransform, SubclassTransform
 
 import thunder  # isort: skip
@@ -211,6 +212,13 @@ def test_one_trace_serves_all_numbers(program, transform):
     # one for the first numbers, one for all; another for each answer of a condition, and where another number begins to change
     more = {warms_up: 1, asks_each_third: 1, decays_by_functions: 2, moves_numbers_in_containers: 1}
     assert _compare(program, transform) <= 2 + more.get(program, 0)
+
+
+@pytest.mark.parametrize("program", [counts_twice, compares_with_a_tensor, counts_in_containers])
+def test_and_so_it_does_in_thunders_own_interpreter(program):
+    """It spells out how arguments become lists and cells, which hands numbers on; so it is with Thunder's nightly build."""
+    with native.switched_off():
+        assert _compare(program, SubclassTransform, calls=4) <= 2
 
 
 @pytest.mark.parametrize("program", FOR_EACH)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import functools
 from types import SimpleNamespace
 
@@ -263,6 +264,35 @@ def slots_and_classes(x):
     return s.a * first + Local.k + Local().k
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    n: int
+
+    def __post_init__(self):
+        object.__setattr__(self, "n", self.n + 1)
+
+
+@program
+def a_slot_is_set_past_the_class(x):
+    s, frozen = Slotted(), Frozen(2)
+    s.a = x
+    first = s.a
+    object.__setattr__(s, "a", x * 3)
+    second = s.a
+    Slotted.a.__set__(s, x * 4)
+    return first + 10 * second + 100 * Slotted.a.__get__(s) + frozen.n
+
+
+@program
+def a_property_is_asked_and_told_by_name(x):
+    d = Doubled()
+    first = d.n
+    Doubled.v.__set__(d, x)
+    second = d.n
+    property.__set__(Doubled.v, d, x * 2)
+    return first + 10 * second + 100 * Doubled.v.__get__(d, Doubled) + d.reads
+
+
 @pytest.mark.parametrize("switch", [contextlib.nullcontext, native.switched_off], ids=["native", "thunder's"])
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
 def test_attributes_are_those_of_eager_mode(function, switch):
@@ -457,3 +487,74 @@ def test_a_property_is_guarded_beside_assignments_to_new_objects(cls):
         config.n = n
         torch.testing.assert_close(jitted(x), f(x))
     assert thunder.cache_misses(jitted) == 2
+
+
+def test_a_property_and_a_slot_of_an_input_are_told_by_name():
+    def f(x, d, s):
+        before = d.n, s.a
+        Doubled.v.__set__(d, before[0] + 1)
+        Slotted.a.__set__(s, before[1] + 1)
+        object.__setattr__(s, "a", s.a * 2)
+        return x * d.n * s.a
+
+    def given():
+        s = Slotted()
+        s.a = 1
+        return Doubled(), s
+
+    ours, theirs, x = given(), given(), torch.tensor([1.0, -2.0])
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for _ in range(3):
+        torch.testing.assert_close(jitted(x, *ours), f(x, *theirs))
+        assert (ours[0].n, ours[1].a) == (theirs[0].n, theirs[1].a)
+
+
+class Answering:
+    """Says what it has by code that counts how often it is asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.known = {}
+
+    def __getattr__(self, name):
+        self.asked.append(name)
+        if name in self.known:
+            return self.known[name]
+        raise AttributeError(name)
+
+    @property
+    def computed(self):
+        self.asked.append("computed")
+        if "computed" not in self.known:
+            raise AttributeError("computed")
+        return self.known["computed"]
+
+
+def test_code_that_answers_runs_as_often_as_in_eager_mode():
+    def f(x, o):
+        found = x * (2 if hasattr(o, "late") else 3) + (10 if hasattr(o, "computed") else 20)
+        return found + getattr(o, "other", 100) + getattr(o, "computed", 1000)
+
+    ours, theirs, x = Answering(), Answering(), torch.tensor([1.0, -2.0])
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    for known in ({}, {"late": 1}, {"computed": 5}, {"other": 7}, {}):
+        ours.known, theirs.known = dict(known), dict(known)
+        torch.testing.assert_close(jitted(x, ours), f(x, theirs))
+        assert ours.asked == theirs.asked
+
+
+def test_an_attribute_that_a_class_gets_later_goes_before_what_its_code_answers():
+    class Five:
+        def __getattr__(self, name):
+            return 5
+
+    def f(x):
+        return x * five.factor + Five().factor
+
+    five, x = Five(), torch.tensor([1.0, -2.0])
+    jitted = thunder.jit(f, transforms=[SubclassTransform()])
+    torch.testing.assert_close(jitted(x), f(x))
+    Five.factor = 3
+    torch.testing.assert_close(jitted(x), f(x))
+    del Five.factor
+    torch.testing.assert_close(jitted(x), f(x))

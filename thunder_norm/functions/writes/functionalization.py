@@ -26,7 +26,7 @@ from thunder_norm.tracing.locations import at_line_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.shared_memory.aliases import check_written_once
 from thunder_norm.tracing.shared_memory.histories import current, history_of
-from thunder_norm.tracing.shared_memory.writes import copies_in, is_recorded
+from thunder_norm.tracing.shared_memory.writes import copies_in, is_recorded, stays_without_history
 from thunder_norm.tracing.translation import all_for_torch
 from thunder_norm.trees import flat_tensors, map_tensors
 import thunder.torch as ltorch
@@ -169,7 +169,8 @@ class _Memory:
             source, target = copy.args[:2]
             value, is_detached = as_written(self.now(source), target), self._is_detaching(copy)
             is_of_another = self.is_of_another(source) and not is_detached
-            is_apart = not is_recorded(copy) or (self.plain is not None and self._is_detached(target))
+            is_unrecorded = not is_recorded(copy) or stays_without_history(bsym)
+            is_apart = is_unrecorded or (self.plain is not None and self._is_detached(target))
             keeps_history = self.has_histories and is_apart and not is_detached and is_differentiable(value)
             whole = self._whole(target)
             before = self.now(whole) if keeps_history else None

@@ -18,11 +18,12 @@ from thunder_norm.subclass.classes.protocol import WrapperSpec, outer_metadata
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.tracing import activity
 from thunder_norm.tracing.shared_memory.recorded_writes import Histories
+from thunder_norm.tracing.shared_memory.views import makes_view
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.jit_ext import get_jit_ctx
-from thunder.core.proxies import TensorProxy
-from thunder.core.symbol import Symbol
+from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.symbol import BoundSymbol, Symbol
 
 
 class _Computed(torch.autograd.Function):
@@ -88,6 +89,7 @@ class Autograd:
         self.started: dict[str, TensorProxy] = {}  # plain tensors that the program made, and said that they require grad
         self._fakes = fakes
         self._active: set[str] = set()  # proxies that depend differentiably on an input, as Thunder sees it
+        self._views: set[str] = set()  # views of these that were made without gradients, and what depends on them
         self._num_scanned = 0
         self._memory = Histories()
 
@@ -215,8 +217,24 @@ class Autograd:
             self._active.update(p.name for p in inputs if p.history is not None and p.requires_grad)
             activity.propagate(bsym, self._active)
             self._active |= self._memory.after(bsym, self._active)
+            self._note_views(bsym)
         self._num_scanned = len(bsyms)
         return proxy.name in self._active
+
+    def _note_views(self, bsym: BoundSymbol) -> None:
+        """Note views that are made under `torch.no_grad`: torch says that these require grad where their tensor does, and gives them no history."""
+        activity.propagate(bsym, self._views)
+        made = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags]
+        if made and makes_view(bsym) and not activity.has_no_history(bsym):
+            of = {p.name for p in bsym.flat_proxy_args}
+            if not of.isdisjoint(self._active | self._views):
+                self._views.update(p.name for p in made)
+
+    def is_of_unrecorded_view(self, proxy: TensorProxy) -> bool:
+        """Whether a tensor is a view that was made without gradients of what requires grad, or may be, or is computed from one."""
+        if self.is_running:
+            return False  # torch's autograd knows
+        return not self._is_active(proxy) and proxy.name in self._views
 
 
 def may_have_history(x: torch.Tensor) -> bool:

@@ -226,11 +226,28 @@ def _is_written_in_order(acquisition: Acquisition) -> bool:
     return not acquisition.num_levels and len(get_jit_ctx().computation_trace.scopes) == 1
 
 
+def _of_unrecorded_view(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) -> UnsupportedOpError | None:
+    if not (from_user() and acquisition.autograd.is_of_unrecorded_view(obj.value)):
+        return None
+    return UnsupportedOpError(
+        with_details(
+            f".{name.value} of a view made without gradients of a tensor that requires grad",
+            at=location_of_user(),
+            why="torch says that the view requires grad, and records nothing of it; of what may be a copy it depends on strides",
+            instead=f"ask for .{name.value} of the tensor that it is a view of",
+        )
+    )
+
+
 def _requires_grad(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    if (refused := _of_unrecorded_view(acquisition, obj, name)) is not None:
+        return do_raise(refused)
     return wrapped_result(acquisition.autograd.requires_grad(obj.value), [obj.provenance, name.provenance])
 
 
 def _is_leaf(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
+    if (refused := _of_unrecorded_view(acquisition, obj, name)) is not None:
+        return do_raise(refused)
     real, has_history = _real(acquisition, obj), acquisition.autograd.requires_grad(obj.value)
     if real is None or has_history != real.requires_grad:  # the program has written into it what requires grad
         is_leaf = obj.value.name in acquisition.autograd.started or not has_history

@@ -13,7 +13,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType, SimpleNamespace
+from types import CellType, FunctionType, MethodDescriptorType, MethodType, SimpleNamespace, WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -123,7 +123,7 @@ class ChangingNumbers:
         unread = [p for a in wrapped[looked_into] for p in self._held_in(a)] if self._containers else []
         if not given and not hidden and not unread:
             return find()
-        if look_up(_HANDING_ON, fn):
+        if look_up(_HANDING_ON, fn) or _makes_cell(fn, values):
             return find()
         if not hidden and not unread and not kwargs:
             if fn is isinstance and len(values) == 2 and len(given) == 1 and given[0] is values[0]:
@@ -344,7 +344,15 @@ _COMPARING = (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, o
 _OF_PYTHON = [getattr(kind, f"__{r}{name}__") for kind in (int, float) for name in _OPERATORS for r in ("", "r")]
 # the last of which say that they know no such number
 _ASKING: dict[Any, Any] = dict.fromkeys((bool, operator.truth, operator.not_, *_COMPARING, *_OF_PYTHON), True)
-_HANDING_ON: dict[Any, Any] = dict.fromkeys((torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl), True)
+# the last of which make a list of what a call is given, and bind a method, where Thunder's interpreter spells that out
+_HANDING_ON: dict[Any, Any] = dict.fromkeys(
+    (
+        *(torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl),
+        *(list.extend, MethodDescriptorType.__get__, WrapperDescriptorType.__get__),
+    ),
+    True,
+)
+_MAKING: dict[Any, Any] = dict.fromkeys((type.__call__, CellType.__new__, object.__init__), True)
 # what takes one thing of a container, or none
 _TAKING_ONE: dict[Any, Any] = dict.fromkeys(
     (
@@ -392,6 +400,13 @@ def _may_be_given(fn: Callable, values: list) -> bool:
     if fn is list.append:
         return len(values) == 2
     return bool(look_up(_ASKING, fn))
+
+
+def _makes_cell(fn: Callable, values: list) -> bool:
+    """Whether a variable of a function is put into a cell, which Thunder's interpreter spells out."""
+    if look_up(_MAKING, fn):
+        return values[0] is CellType or type(values[0]) is CellType
+    return fn is CellType
 
 
 def _are_tensors(values: list) -> bool:

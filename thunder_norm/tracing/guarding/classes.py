@@ -50,6 +50,18 @@ def is_of_program(kind: type, name: str) -> bool:
     return isinstance(found, types.FunctionType) and (found.__module__ or "").partition(".")[0] not in LIBRARIES
 
 
+def is_answered_by_code(value: Any, name: str) -> bool:
+    """Whether a program's code says if an object has an attribute: whoever asks the object runs that code, with all that it does."""
+    if isinstance(value, (type, types.ModuleType)):
+        return False
+    found = in_classes(type(value).__mro__, name)
+    if isinstance(found, property):
+        return isinstance(found.fget, types.FunctionType)
+    if isinstance(getattr(type(found), "__get__", None), types.FunctionType):
+        return True
+    return found is MISSING and name not in getattr(value, "__dict__", ()) and is_of_program(type(value), "__getattr__")
+
+
 def asks_program(cls: Any, check: str) -> bool:
     """Whether a program's function says what ``isinstance`` or ``issubclass`` says of a class."""
     return isinstance(cls, type) and is_of_program(type(cls), check)

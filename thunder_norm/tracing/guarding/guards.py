@@ -43,7 +43,7 @@ from thunder_norm.tracing import defaults
 from thunder_norm.tracing.arguments import as_python_binds
 from thunder_norm.tracing.compiled import given_to_compiler
 from thunder_norm.tracing.guarding import overwritten, run_unseen, snapshots, stored
-from thunder_norm.tracing.guarding.classes import in_classes
+from thunder_norm.tracing.guarding.classes import MISSING, in_classes, is_answered_by_code
 from thunder_norm.tracing.guarding.conditions import compiled, holds
 from thunder_norm.tracing.guarding.looked_into import look_into
 from thunder_norm.tracing.guarding.surroundings import ITERATORS, Surroundings
@@ -235,15 +235,16 @@ def note_attribute(owner: WrappedValue, name: str) -> None:
         guards.surroundings.note_of_class(value, name)
     if kind is value or type(own) is not dict or name in own:
         return
+    is_answered = getattr(kind, "__getattr__", None) not in (None, torch.nn.Module.__getattr__)
+    is_absent = in_classes(kind.__mro__, name) is MISSING
+    if is_answered and is_absent:
+        guards.surroundings.note_absent(kind.__mro__, name)
     if not is_guarded(owner):
         guards.surroundings.note_data(kind.__mro__, name)
-        return
-    if in_classes(kind.__mro__, name, None) is None:
-        is_answered = getattr(kind, "__getattr__", None) not in (None, torch.nn.Module.__getattr__)
-        if is_answered:
-            note(owner, "not own", name, None)
-        elif not hasattr(value, name):
-            note(owner, "has", name, False)
+    elif is_answered and is_absent:
+        note(owner, "not own", name, None)
+    elif is_absent and not hasattr(value, name):
+        note(owner, "has", name, False)
 
 
 def note_descriptor(descriptor: Any) -> None:
@@ -327,7 +328,9 @@ def note_call(fn: Callable, args: tuple[WrappedValue, ...], kwargs: Mapping[str,
     if (fn is hasattr or (fn is getattr and len(args) == 3)) and type(args[1].value) is str:
         obj = args[0].value
         is_special = thunders.DUNDER_PATTERN.match(args[1].value)  # the interpreter itself asks for those
-        if not is_special and not isinstance(obj, (torch.Tensor, jit_ext.Proxy)) and path_of(args[0].provenance) is not None:
+        if is_special or isinstance(obj, (torch.Tensor, jit_ext.Proxy)) or path_of(args[0].provenance) is None:
+            return
+        if not is_answered_by_code(obj, args[1].value):  # what that reads is noted where it is interpreted
             note(args[0], "has", args[1].value, hasattr(obj, args[1].value))
     elif fn in _BY_KEY and len(args) >= 2 and isinstance(args[0].value, dict) and type(args[1].value) in (str, int):
         _note_key(args[0], args[1].value, is_asked=fn is dict.get)

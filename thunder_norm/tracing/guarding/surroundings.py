@@ -152,9 +152,13 @@ class Surroundings:
         if place < len(classes):
             self.note_attribute(classes[place], name)
             self.note_data(classes[place:], name)
-        asked_before = tuple(base for base in classes[:place] if base.__module__.partition(".")[0] not in LIBRARIES)
-        if asked_before:
-            self._note_state(in_classes, (asked_before, name))
+        self.note_absent(classes[:place], name)
+
+    def note_absent(self, classes: tuple[type, ...], name: str) -> None:
+        """Note that none of some classes has `name`, of those that a program may give it to."""
+        asked = tuple(base for base in classes if base.__module__.partition(".")[0] not in LIBRARIES)
+        if asked:
+            self._note_state(in_classes, (asked, name))
 
     def note_data(self, classes: tuple[type, ...], name: str) -> None:
         """Note what is no code under `name` in the first of some classes that has it, which no way leads to.

@@ -8,14 +8,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from types import CellType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.modules import module as modules
 
-from thunder_norm.tracing.lookasides import instead_of_named, under_another_name
+from thunder_norm.tracing.lookasides import instead_of, instead_of_named, under_another_name
 from thunder_norm.tracing.torch_functions import known_values
-from thunder.core.interpreter import PseudoInst, WrappedValue, _interpret_call, get_interpreterruntimectx, unwrap, wrap_const
+from thunder.core.interpreter import (
+    INTERPRETER_SIGNALS,
+    PseudoInst,
+    WrappedValue,
+    _interpret_call,
+    get_interpreterruntimectx,
+    unwrap,
+    wrap_const,
+)
 from thunder.core.proxies import TensorProxy
 
 
@@ -40,6 +50,22 @@ def _is_compiling() -> Any:
     frames = get_interpreterruntimectx().frame_stack
     is_of_model = bool(frames) and str(frames[-1].globals.value.get("__name__")).startswith("transformers.models.")
     return wrap_const(False) if is_of_model else _interpret_call(torch.compiler.is_compiling)
+
+
+def _has_hooks_for_exceptions(module: torch.nn.Module) -> bool:
+    return bool(module._forward_hooks_always_called or modules._global_forward_hooks_always_called)
+
+
+@instead_of(torch.compiler.is_compiling)
+def _is_compiling_torch() -> Any:
+    """A call of a module leaves out the hooks that are called after an exception too, where torch compiles: here they are called."""
+    frame = get_interpreterruntimectx().frame_stack[-1]
+    if frame.code.co_name != "_call_impl" or frame.globals.value is not vars(modules):
+        return wrap_const(True)
+    module = frame.localsplus[0]
+    module = _interpret_call(getattr, module, wrap_const("cell_contents")) if type(module.value) is CellType else module
+    has_hooks = _interpret_call(_has_hooks_for_exceptions, module)
+    return has_hooks if has_hooks is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrap_const(not has_hooks.value)
 
 
 @instead_of_named("torch.optim.optimizer", "_get_value")
