@@ -15,7 +15,7 @@ from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
 from thunder_norm.op_names import op_key, op_name
 from thunder_norm.report.precision.formats import Format, Formats, added, of_operands, of_result
 from thunder_norm.report.precision.overflows import Overflows
-from thunder_norm.report.precision.trials import Error, Tried, Trials, is_rounded
+from thunder_norm.report.precision.trials import Error, Trials, Tried, is_rounded
 from thunder_norm.trees import flat_tensors, map_tensors
 
 # What stops derivatives and not roundings.
