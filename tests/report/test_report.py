@@ -356,3 +356,20 @@ def test_the_plot_has_an_axis_for_tightness(report):
     by_label = {line.get_label(): list(line.get_ydata()) for line in norms.lines}
     assert by_label["sensitivity of the output"] == [r.sensitivity for r in report]
     assert len(report.without_data().plot().axes) == 1
+
+
+@pytest.mark.parametrize("how", [{"sensitivity": "composed"}, {"radius": 0.1}, {"sensitivity": "global"}])
+def test_a_report_of_a_convolution_says_which_norm_keeps_it_a_matrix(how):
+    jm = thunder.jit(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()), transforms=[NormTransform()])
+    images = torch.randn(2, 2, 6, 6)
+    lines, whole = (norm_report(jm, RMSTensor.of(images, dims), **how) for dims in (None, (-3, -2, -1)))
+    advice = "inputs with elem_dims=(-3, -2, -1) keep it a matrix"
+    assert (advice in lines.table(width=160)) == ("global" not in how.values())
+    assert advice not in whole.table(width=160)
+
+
+def test_no_report_advises_what_does_not_help():
+    """An image of more entries than matrices have is none by any norm."""
+    jm = thunder.jit(nn.Conv2d(2, 3, 3), transforms=[NormTransform()])
+    report = norm_report(jm, RMSTensor.of(torch.randn(1, 2, 40, 40)), sensitivity="composed")
+    assert "keep it a matrix" not in report.table(width=160)
