@@ -132,3 +132,23 @@ _CANCELLING = (
     "torch.add(x, x.flip(-1), alpha=0.3)", "(x - x.mean(-1, keepdim=True)) / 0.37", "(x.abs() + 0.3) ** 1.7", "1.3 ** x",
     "x.softmax(-1) - x.softmax(-1).flip(-1)", "x.cumsum(-1)",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_results_that_are_infinite_in_both_are_no_error(dtype):
+    """Logits of tokens that are ruled out, as programs return them."""
+    ruled_out = torch.arange(8) % 3 == 0
+    layer = nn.Linear(16, 8)
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(seeded(2)))
+    found, measured, _ = in_low_precision(nn.Sequential(layer, _Masked(ruled_out)), x, dtype)
+    assert 0 < measured <= found.bound < float("inf")
+    assert is_near(found)
+
+
+class _Masked(nn.Module):
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+
+    def forward(self, x):
+        return x.masked_fill(self.where, float("-inf"))
