@@ -373,3 +373,18 @@ def test_no_report_advises_what_does_not_help():
     jm = thunder.jit(nn.Conv2d(2, 3, 3), transforms=[NormTransform()])
     report = norm_report(jm, RMSTensor.of(torch.randn(1, 2, 40, 40)), sensitivity="composed")
     assert "keep it a matrix" not in report.table(width=160)
+
+
+def test_tightness_where_norms_are_infinite_or_0():
+    """Scores that are masked are as large as their bound; a norm of 0 that was given to other data is exceeded, and shows."""
+    jm = thunder.jit(
+        lambda x: x.masked_fill(torch.eye(4, dtype=torch.bool), -math.inf).softmax(-1) * 0.0, transforms=[NormTransform()]
+    )
+    filled, _, zeros = norm_report(jm, RMSTensor.of(torch.randn(4, 4)))
+    assert filled.actual == filled.norm_size == math.inf and filled.tightness == 1
+    assert zeros.actual == zeros.norm_size == 0 and zeros.tightness is None
+    x = torch.ones(2, 3)
+    doubled = norm_report(
+        thunder.jit(lambda x: x * 2, transforms=[NormTransform()]), RMSTensor(0.0, backing=x), sensitivity="global"
+    )
+    assert doubled.rows[0].tightness == math.inf
