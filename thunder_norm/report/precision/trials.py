@@ -106,15 +106,16 @@ class Trials:
             found = [_Found(y, self._form) if is_rounded(y) else None for y in exact]
             self._compare(found, exact, self._in_format(self._rounded))
             is_open = any(f is not None and f.is_open for f in found)
-            few = sum(y.numel() for y in exact) < _FEW
-            if self._moving and (any(f is not None and f.seen.any() for f in found) or few and not is_open):
-                is_open |= self._try_nearby(found)
+            is_several = any(f is not None and f.seen.any() for f in found)
+            few = sum(y.numel() for y in exact) < _FEW and not all(y._is_view() for y in exact)
+            if self._moving and (is_several or few and not is_open):
+                is_open |= self._try_nearby(found, is_several)
             numbers = self._with_rounded_numbers(exact)
         may_move = bool(self._moving) and is_open
         return [None if f is None else f.tried(may_move, c) for f, c in zip(found, numbers, strict=True)]
 
-    def _try_nearby(self, found: list[_Found | None]) -> bool:
-        """Look at operands nearby as well: whether results are not all numbers of the format there."""
+    def _try_nearby(self, found: list[_Found | None], is_several: bool) -> bool:
+        """Look at operands nearby as well: whether results are not all numbers of the format there, and what several roundings add up to."""
         generator = torch.Generator().manual_seed(0)
         is_open = False
         for _ in range(_NEARBY):
@@ -126,9 +127,12 @@ class Trials:
             exact = self._run(operand)
             if [y.shape for y in exact] != [f.shape if f is not None else y.shape for f, y in zip(found, exact, strict=True)]:
                 continue
-            self._compare(found, exact, self._in_format(operand))
-            is_open |= any(_inexact(y, self._form).any() for y in exact if is_rounded(y))
-        return bool(is_open)
+            is_open |= any(bool(_inexact(y, self._form).any()) for y in exact if is_rounded(y))
+            if is_several:
+                self._compare(found, exact, self._in_format(operand))
+            elif is_open:
+                break
+        return is_open
 
     def _compare(self, found: list[_Found | None], exact: tuple[torch.Tensor, ...], low: tuple[torch.Tensor, ...] | None) -> None:
         if low is not None and [y.shape for y in low] == [y.shape for y in exact]:
