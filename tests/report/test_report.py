@@ -356,3 +356,35 @@ def test_the_plot_has_an_axis_for_tightness(report):
     by_label = {line.get_label(): list(line.get_ydata()) for line in norms.lines}
     assert by_label["sensitivity of the output"] == [r.sensitivity for r in report]
     assert len(report.without_data().plot().axes) == 1
+
+
+@pytest.mark.parametrize("how", [{"sensitivity": "composed"}, {"radius": 0.1}, {"sensitivity": "global"}])
+def test_a_report_of_a_convolution_says_which_norm_keeps_it_a_matrix(how):
+    jm = thunder.jit(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()), transforms=[NormTransform()])
+    images = torch.randn(2, 2, 6, 6)
+    lines, whole = (norm_report(jm, RMSTensor.of(images, dims), **how) for dims in (None, (-3, -2, -1)))
+    advice = "inputs with elem_dims=(-3, -2, -1) keep it a matrix"
+    assert (advice in lines.table(width=160)) == ("global" not in how.values())
+    assert advice not in whole.table(width=160)
+
+
+def test_no_report_advises_what_does_not_help():
+    """An image of more entries than matrices have is none by any norm."""
+    jm = thunder.jit(nn.Conv2d(2, 3, 3), transforms=[NormTransform()])
+    report = norm_report(jm, RMSTensor.of(torch.randn(1, 2, 40, 40)), sensitivity="composed")
+    assert "keep it a matrix" not in report.table(width=160)
+
+
+def test_tightness_where_norms_are_infinite_or_0():
+    """Scores that are masked are as large as their bound; a norm of 0 that was given to other data is exceeded, and shows."""
+    jm = thunder.jit(
+        lambda x: x.masked_fill(torch.eye(4, dtype=torch.bool), -math.inf).softmax(-1) * 0.0, transforms=[NormTransform()]
+    )
+    filled, _, zeros = norm_report(jm, RMSTensor.of(torch.randn(4, 4)))
+    assert filled.actual == filled.norm_size == math.inf and filled.tightness == 1
+    assert zeros.actual == zeros.norm_size == 0 and zeros.tightness is None
+    x = torch.ones(2, 3)
+    doubled = norm_report(
+        thunder.jit(lambda x: x * 2, transforms=[NormTransform()]), RMSTensor(0.0, backing=x), sensitivity="global"
+    )
+    assert doubled.rows[0].tightness == math.inf

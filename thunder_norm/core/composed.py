@@ -258,8 +258,8 @@ def _may_be_less(y: NormedTensor, made: Made) -> bool:
 def moves_as(y: NormedTensor, other: NormedTensor) -> None:
     """Let y be known to move as `other` does, which is the same tensor, computed another way: in its ellipsoid, and no further than both."""
     y._spread = other._spread
-    sizes = [t.perturbation_size for t in (y, other)]
-    y.perturbation_size = min((n for n in sizes if n is not None), key=torch.Tensor.item, default=None)
+    own, others = y.perturbation_size, other.perturbation_size
+    y.perturbation_size = lesser(own, others) if own is not None and others is not None else own if others is None else others
 
 
 def moves_within(y: NormedTensor, ndim: int, parts: Sequence[Vertex]) -> None:

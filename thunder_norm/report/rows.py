@@ -88,7 +88,7 @@ class ReportRow:
         sensitivity: of the model's output to a perturbation of this result (0 if it does not depend on it); of this result to the
             inputs in a report of scope "composed" or "within".
         actual: the result's own norm, where there is data.
-        tightness: actual / norm_size, at most 1 in mode "bound"; NaN where either is.
+        tightness: actual / norm_size, at most 1 in mode "bound"; 1 where both are infinite, None where both are 0, NaN where either is.
         rule: the rule that gave the norm.
         arguments: its normed arguments, with the factors of their conversions.
         rounding: what it adds to the error of the program in low precision, if that was asked for and it rounds.

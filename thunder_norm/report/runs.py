@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,11 +170,18 @@ def _row(noted: Noted, gain: float, per: int | None) -> ReportRow:
         norm_size=size,
         sensitivity=gain,
         actual=actual,
-        tightness=None if actual is None or size == 0 else actual / size,
+        tightness=None if actual is None else _tightness(actual, size),
         rule=noted.rule,
         arguments=noted.arguments,
         parts=None if per is None else _parts(out, per),
     )
+
+
+def _tightness(actual: float, bound: float) -> float | None:
+    """None of 0 and 0, of which nothing is lost; 1 of infinity twice, as masked scores have it."""
+    if actual == bound:
+        return 1.0 if bound else None
+    return actual / bound if bound else math.inf if actual > 0 else math.nan
 
 
 def _parts(out: NormedTensor, per: int) -> tuple[float, ...] | None:

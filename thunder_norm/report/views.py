@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 from thunder_norm.core.context import COMPOSED
+from thunder_norm.core.vertices import LARGEST
 from thunder_norm.errors import some_of
 from thunder_norm.report.rows import Findings, ReportRow, is_infinite, is_nan
 from thunder_norm.tables import pandas_for, short_location, shortened
@@ -38,6 +40,20 @@ def in_precision(report: Findings) -> list[str]:
     return lines if found.remark is None else [*lines, found.remark]
 
 
+def images(report: Findings) -> list[str]:
+    """What would keep convolutions together as matrices, in a report that keeps matrices: norms over channels and places."""
+    if report.scope not in COMPOSED:
+        return []
+    for row in report.rows:
+        found = _CONVOLUTION.fullmatch(row.op)
+        dims = tuple(range(-1 - int(found[1]), 0)) if found else ()
+        if len(row.elem_dims) < len(dims) <= len(row.shape) and math.prod(row.shape[d] for d in dims) <= LARGEST:
+            return [f"{row.op} goes by its norm rule: inputs with elem_dims={dims} keep it a matrix"]
+    return []
+
+
+_CONVOLUTION = re.compile(r"conv(?:_transpose)?([123])d")
+
 # Columns of the table, and how wide a console must be to have them: on 80 characters no number is cut.
 _COLUMNS = {"module": 0, "op": 0, "line": 120, "kind": 100, "shape": 120}
 _NUMBERS = ("norm", "sensitivity", "actual", "tightness")
@@ -56,7 +72,12 @@ def rich_table(report: Findings, max_rows: int | None = None, width: int = 160) 
     from rich.text import Text
 
     columns = [name for name, least in _COLUMNS.items() if width >= least]
-    captions = [*filter(None, [_SCOPES.get(report.scope, "").format(report.radius)]), *in_precision(report), *nonfinite(report)]
+    captions = [
+        *filter(None, [_SCOPES.get(report.scope, "").format(report.radius)]),
+        *images(report),
+        *in_precision(report),
+        *nonfinite(report),
+    ]
     caption = Text("\n".join(captions)) if captions else None
     table = Table(caption=caption, header_style="bold", row_styles=["", "dim"])
     for name in columns:

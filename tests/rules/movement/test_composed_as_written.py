@@ -151,3 +151,39 @@ def test_a_report_has_rows_of_the_programs_operations_and_the_slopes_of_its_para
     assert [row.op for row in report.rows] == ["linear", "glu", "addcmul"]
     # a move of 1 in each entry of the parameter moves the result by x
     assert report.parameters["row"].sensitivity >= x.square().mean(-1).sqrt().amax().item() * (1 - 1e-9)
+
+
+COSINES = {
+    "of rows": lambda x: F.cosine_similarity(F.linear(x, W), F.linear(x, V) + 1, dim=-1),
+    "along rows": lambda x: F.cosine_similarity(x, F.linear(x, U), dim=1, eps=0.1),
+    "with what stays": lambda x: F.cosine_similarity(F.linear(x, W), ROW, dim=-1),
+}
+
+
+@pytest.mark.parametrize("name", COSINES)
+def test_a_cosine_near_the_data_is_one_of_normalizations(name: str):
+    """At the data its Jacobian's norm, and no adversary moves it further within a radius."""
+    f, x = COSINES[name], drawn(1, 4, SIZE, seed=8) + 0.5
+    jacobian = torch.func.jacrev(f)(x)
+    largest = torch.linalg.matrix_norm(jacobian.reshape(-1, x.numel()), 2).item()
+
+    def within(radius: float) -> float:
+        leaf = with_perturbation(L2Tensor(x.norm() + radius, backing=x, elem_dims=(-2, -1)), radius)
+        with norm_sensitivity("within"):
+            y = f(leaf)
+        return sensitivities(y, leaf).item()  # of the largest entry
+
+    steepest = jacobian.reshape(-1, x.numel()).norm(dim=1).amax().item()
+    assert steepest * (1 - 1e-9) <= within(0.0) <= largest * (1 + 1e-6)
+    claim, radius = within(0.05), 0.05
+    assert claim < 3 * largest
+    generator = torch.Generator().manual_seed(seeded(3))
+    for _ in range(8):
+        d = torch.randn(x.shape, generator=generator, dtype=F64)
+        d = radius * d / d.norm()
+        for _ in range(20):
+            d = d.detach().requires_grad_()
+            (moved := (f(x + d) - f(x)).abs().amax() / d.norm()).backward()
+            assert moved.item() <= claim * (1 + 1e-9)
+            assert d.grad is not None
+            d = radius * d.grad / d.grad.norm().clamp_min(1e-30)

@@ -279,3 +279,24 @@ def test_steps_of_a_batch_with_one_norm_are_known_in_the_norm_of_the_layer(radiu
     rows = torch.autograd.functional.jacobian(f, point).reshape(9, 2, 36)
     exact = torch.linalg.matrix_norm(rows, 2).max().item() * math.sqrt(36 / 2)
     assert exact <= sensitivities(y, x).item() * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.GRUCell, torch.nn.LSTMCell, torch.nn.RNNCell])
+@pytest.mark.parametrize("dims", [(-1,), (-2, -1)])
+def test_a_cell_at_the_data_is_no_steeper_than_near_it(kind, dims: tuple[int, ...]):
+    """Of bounds on how far it moves that are all 0 there, the one that grows least counts, and that is no less than the Jacobian."""
+    torch.manual_seed(seeded(3))
+    cell = kind(4, 5).double().requires_grad_(False)
+    x, h = torch.randn(3, 4, dtype=F64), torch.randn(3, 5, dtype=F64)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return cell(x, (h, h))[0] if kind is torch.nn.LSTMCell else cell(x, h)
+
+    def within(radius: float) -> float:
+        leaf = with_perturbation(RMSTensor(RMSTensor.of(x, dims).norm_size + radius, backing=x, elem_dims=dims), radius)
+        with norm_sensitivity("within"):
+            return sensitivities(step(leaf), leaf).item()
+
+    jacobians = [torch.func.jacrev(step)(x)[i, :, i] for i in range(3)]  # a row moves with its own input
+    steepest = max(torch.linalg.matrix_norm(j, 2).item() for j in jacobians) * math.sqrt(4 / 5)
+    assert steepest * (1 - 1e-9) <= within(0.0) <= within(1e-3) * (1 + 1e-9)

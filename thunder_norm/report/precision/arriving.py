@@ -32,7 +32,7 @@ def movers(environment: EagerEnvironment, inputs: Sequence[NormedTensor], points
             return [lifting.lifted[name]] if name in lifting.lifted else []
         return of_tensor.get(id(t)) or lifting.norms_of_derived(t)
 
-    return [[(x, error) for t, error in p.passed_on or [(p.source, p.error)] for x in of(t)] for p in points]
+    return [[(x, error) for t, error in p.passed_on or [(p.source, p.error.most)] for x in of(t)] for p in points]
 
 
 def shares(
@@ -62,7 +62,7 @@ def shares(
         arriving = sum((s * g if g or math.isfinite(s) else s for s, g in zip(sizes, sensitivities, strict=True)), start=0.0)
         if arriving == 0 and variance > 0:  # inside of what is known as a whole (a normalization written out) no rule follows it
             arriving = math.inf
-        typical = point.error.double().square().mean().sqrt().item() * TYPICAL
+        typical = point.error.likely.double().square().mean().sqrt().item() * TYPICAL
         name = str(point.dtype).removeprefix("torch.")
         found.setdefault(place_of(point), []).append((name, added, typical, arriving, variance))
     return {place: _together(parts) for place, parts in found.items()}
@@ -100,8 +100,8 @@ def _variances(points: Sequence[Point], absorbed: Sequence[bool], results: Seque
             raise _without_derivatives(e) from e
         for i, (p, is_absorbed, g) in enumerate(zip(points, absorbed, grads, strict=True)):
             if g is not None:
-                parts = (g.double() * p.error * TYPICAL).square()
-                is_none = (g == 0) & (p.error.isfinite() | is_absorbed)
+                parts = (g.double() * p.error.likely * TYPICAL).square()
+                is_none = (g == 0) & (p.error.likely.isfinite() | is_absorbed)
                 found[i] += torch.where(is_none, 0.0, parts.nan_to_num(nan=math.inf)).sum().item() / _DIRECTIONS
     return found
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
+from thunder_norm.report.precision.trials import drawn_again
 from thunder_norm.trees import flat_tensors, map_tensors
 
 
@@ -36,13 +37,13 @@ class Overflows:
             copy = t.detach().clone()  # which may be written into
             return copy if known is None else torch.where(known[1], torch.copysign(torch.full_like(copy, torch.inf), copy), copy)
 
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad():
             given = map_tensors(lambda t: t.detach().clone(), (args, kwargs))
             changed = map_tensors(infinite, (args, kwargs))
-            state = torch.get_rng_state()
-            before = flat_tensors(func(*given[0], **given[1]))
-            torch.set_rng_state(state)
-            after = flat_tensors(func(*changed[0], **changed[1]))
+            with drawn_again(args, kwargs):
+                before = flat_tensors(func(*given[0], **given[1]))
+            with drawn_again(args, kwargs):
+                after = flat_tensors(func(*changed[0], **changed[1]))
         return [_became_infinite(a, b) for a, b in zip(before, after, strict=True)]
 
     def used(self, args: tuple, kwargs: dict, results: Sequence[torch.Tensor], found: Sequence[torch.Tensor | None]) -> None:

@@ -15,6 +15,7 @@ from thunder_norm.norms.eager_environment import Arithmetic, EagerEnvironment
 from thunder_norm.op_names import op_key, op_name
 from thunder_norm.report.precision.formats import Format, Formats, added, of_operands, of_result
 from thunder_norm.report.precision.overflows import Overflows
+from thunder_norm.report.precision.trials import Error, Trials, Tried, is_rounded
 from thunder_norm.trees import flat_tensors, map_tensors
 
 # What stops derivatives and not roundings.
@@ -29,7 +30,7 @@ class Point:
 
     Attributes:
         tensor: as the operation uses it, in the graph of derivatives.
-        error: of each entry, at most; 0 where it is a number of the format.
+        error: of each entry; 0 where it is a number of the format.
         row: which operation rounds it, by its place in the report.
         source: the tensor of the program that moves by that: a result, an input or a parameter.
         dtype: of the format.
@@ -37,7 +38,7 @@ class Point:
     """
 
     tensor: torch.Tensor
-    error: torch.Tensor
+    error: Error
     row: int
     source: torch.Tensor
     dtype: torch.dtype
@@ -47,10 +48,6 @@ class Point:
 def _name(func: Callable) -> str:
     key = op_key(func)
     return key if isinstance(key, str) else getattr(func, "__name__", str(key))
-
-
-def _is_rounded(t: torch.Tensor) -> bool:
-    return t.is_floating_point() and t.layout == torch.strided
 
 
 class _InFormats(Arithmetic):
@@ -77,7 +74,7 @@ class _InFormats(Arithmetic):
 
     def _operand(self, environment: EagerEnvironment, t: torch.Tensor, form: Format) -> bool:
         """Whether an operand is to be rounded to the format of an operation: it may be in that already."""
-        if not _is_rounded(t) or self._is_constant(environment, t):
+        if not is_rounded(t) or self._is_constant(environment, t):
             return False
         found = self._known.get(id(t))
         return found is None or found[1] != form.dtype
@@ -116,6 +113,7 @@ class Recorder(_InFormats):
         super().__init__(formats, inputs)
         self.points: list[Point] = []
         self._of_operands: dict[int, Point] = {}  # by what operations take
+        self._moving: dict[int, torch.Tensor] = {}  # kept, so that their ids stay their own
         self._overflows = Overflows()
         self._kept: list[torch.Tensor] = []
         self._used: dict[tuple[int, torch.dtype | None], torch.Tensor] = {}
@@ -123,7 +121,7 @@ class Recorder(_InFormats):
     def _run(self, environment: Any, func: Any, args: tuple, kwargs: dict, form: Format | None, of: Callable) -> Any:
         row = len(environment.noted)
         with torch.inference_mode(False), torch.enable_grad():
-            inexact = None if form is None else self._inexact(func, args, kwargs, of_result(form), of)
+            tried = None if form is None else self._try(func, args, kwargs, of_result(form), of)
             found = self._overflows.through(func, args, kwargs)
             func, args, kwargs = _differentiable(func, args, kwargs)
             used_args, used_kwargs = map_tensors(lambda t: self._use(t, of(t), row), (args, kwargs))
@@ -137,31 +135,34 @@ class Recorder(_InFormats):
                 result = used_args[0].view_as(used_args[0])
             if func is _by_statistics:
                 self._pass_on(result, *used_args)
-            if inexact is not None:
-                result = _variables(result, inexact)
-        if form is None or inexact is None:
+            if tried is not None:
+                result = _variables(result, tried)
+        if form is None or tried is None:
             self._know_all(result)
         else:
-            self._note_results(flat_tensors(result), inexact, of_result(form), row)
+            self._note_results(flat_tensors(result), tried, of_result(form), row)
+        if any(self._moves(t) for t in flat_tensors((args, kwargs))):
+            self._moving.update((id(y), y) for y in flat_tensors(result))
         if found is not None:
             self._overflows.used(args, kwargs, flat_tensors(result), found)
         return result
 
     def is_absorbed(self, point: Point, results: Sequence[torch.Tensor]) -> bool:
         """Whether entries of a point became infinite, and made no difference to the results of the program (a mask)."""
-        return bool(point.error.isinf().any()) and self._overflows.are_absorbed(point.source, {id(y) for y in results})
+        return bool(point.error.most.isinf().any()) and self._overflows.are_absorbed(point.source, {id(y) for y in results})
 
     def _use(self, t: torch.Tensor, form: Format | None, row: int) -> torch.Tensor:
         """An operand as the operation takes it: one tensor for all operations that take it rounded to the same format."""
-        if not _is_rounded(t) or form is None and t.requires_grad:
+        if not is_rounded(t) or form is None and t.requires_grad:
             return t
         key = id(t), None if form is None else form.dtype
         if key not in self._used:
             alias = t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
             self._used[key] = alias
             self._kept.append(t)  # its id stays its own
-            error = None if form is None else _error(t, form, form.rounded(t) != t)
+            error = None if form is None else _of_operand(t, form)
             if error is not None and form is not None:
+                self._moving[id(t)] = t
                 self._of_operands[id(alias)] = point = Point(alias, error, row, t, form.dtype)
                 self.points.append(point)
         return self._used[key]
@@ -175,40 +176,41 @@ class Recorder(_InFormats):
             slopes = _of_channels(slope, x), _of_channels(slope / (2 * (var + eps)), x) * (x - _of_channels(mean, x)).abs()
             for t, by in zip((mean, var), slopes, strict=True):
                 if (point := self._of_operands.get(id(t))) is not None:
-                    point.passed_on.append((y, (by * _of_channels(point.error, x)).expand(y.shape)))
+                    point.passed_on.append((y, (by * _of_channels(point.error.most, x)).expand(y.shape)))
 
-    def _inexact(self, func: Any, args: tuple, kwargs: dict, form: Format, of: Callable) -> list[torch.Tensor]:
-        """Which entries of each result are no numbers of the format, if the operands are."""
+    def _moves(self, t: torch.Tensor) -> bool:
+        """Whether roundings so far move a tensor, beyond its own rounding to a format."""
+        return id(t) in self._moving
 
-        def given(t: torch.Tensor) -> torch.Tensor:
-            if not _is_rounded(t):
-                return t
+    def _try(self, func: Any, args: tuple, kwargs: dict, form: Format, of: Callable) -> list[Tried | None]:
+        """How far the results are from exact ones, if the operands are numbers of their formats."""
+
+        def given(t: torch.Tensor) -> Format | None:
+            if not is_rounded(t):
+                return None
             found = self._known.get(id(t))
-            wanted = of(t) or (None if found is None or found[1] is None else Format(found[1]))
-            return t.detach().clone() if wanted is None else wanted.rounded(t.detach())  # copies, which may be written into
+            return of(t) or (None if found is None or found[1] is None else Format(found[1]))
 
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            given_args, given_kwargs = map_tensors(given, (args, kwargs))
-            results = flat_tensors(func(*given_args, **given_kwargs))
-        return [(form.rounded(r) != r) & ~r.isnan() if _is_rounded(r) else torch.zeros(()) for r in results]
+        return Trials(func, args, kwargs, form, given, self._moves).results()
 
-    def _note_results(self, results: tuple[torch.Tensor, ...], inexact: list[torch.Tensor], form: Format, row: int) -> None:
-        for y, where in zip(results, inexact, strict=True):
-            if not _is_rounded(y):
+    def _note_results(self, results: tuple[torch.Tensor, ...], tried: list[Tried | None], form: Format, row: int) -> None:
+        for y, found in zip(results, tried, strict=True):
+            if not is_rounded(y) or found is None:
                 continue
             self._know(y, form)
-            error = _error(y, form, where)
+            error = found.error(y, form)
             if error is not None:
+                self._moving[id(y)] = y
                 self.points.append(Point(y, error, row, y, form.dtype))
-                self._overflows.begin(y, error.isinf())
+                self._overflows.begin(y, error.most.isinf())
 
 
-def _variables(result: Any, inexact: Iterable[torch.Tensor]) -> Any:
+def _variables(result: Any, tried: Iterable[Tried | None]) -> Any:
     """A result that is rounded though no operand went into it (numbers drawn, a tensor filled): as one that has derivatives."""
     made = {
         id(y): y.detach().requires_grad_().clone()
-        for y, where in zip(flat_tensors(result), inexact, strict=True)
-        if _is_rounded(y) and not y.requires_grad and where.any()
+        for y, found in zip(flat_tensors(result), tried, strict=True)
+        if is_rounded(y) and not y.requires_grad and found is not None and (found.may_be.any() or found.beyond.any())
     }
     return map_tensors(lambda y: made.get(id(y), y), result) if made else result
 
@@ -273,8 +275,12 @@ def _of_channels(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return t.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def _error(t: torch.Tensor, form: Format, where: torch.Tensor) -> torch.Tensor | None:
-    return torch.where(where, form.half_spacing(t), 0.0) if where.any() else None
+def _of_operand(t: torch.Tensor, form: Format) -> Error | None:
+    where = form.rounded(t) != t
+    if not where.any():
+        return None
+    error = torch.where(where, form.half_spacing(t), 0.0)
+    return Error(error, error)
 
 
 class Emulated(_InFormats):
@@ -293,7 +299,7 @@ class Emulated(_InFormats):
         return map_tensors(lambda y: self._rounded(y, of_result(form)), result)
 
     def _rounded(self, y: torch.Tensor, form: Format) -> torch.Tensor:
-        if not _is_rounded(y):
+        if not is_rounded(y):
             return y
         found = form.rounded(y)
         found = y if torch.equal(found, y) else found

@@ -82,6 +82,24 @@ def _outer(input: Any, vec2: Any) -> Any:
     return input.unsqueeze(-1) * vec2
 
 
+@normed_op(torch.cosine_similarity).register_movement
+def cosine_similarity(call: Call) -> Found:
+    """``<x / max(|x|, eps), y / max(|y|, eps)>``: normalizations near the data, which a norm does not keep away from 0.
+
+    Where a vector is stretched along the dimension first, by the norm rule.
+    """
+    x, y, dim = call.given["x1"], call.given["x2"], call.given.get("dim", 1)
+    ndim = max(x.ndim, y.ndim)
+    along = dim - ndim if dim >= 0 else dim
+    if min(x.ndim, y.ndim) < -along or x.shape[along] != y.shape[along]:
+        return None
+
+    def written(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+        return (F.normalize(x1, dim=along, eps=eps) * F.normalize(x2, dim=along, eps=eps)).sum(along)
+
+    return as_written(call, written)
+
+
 for _op, _program in (
     (torch.inner, _inner),
     (torch.outer, _outer),
