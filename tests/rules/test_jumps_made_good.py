@@ -49,6 +49,11 @@ def rescaled(x):
     return torch.sign(x) * (torch.sqrt(x.abs() + 1) - 1) + 0.001 * x
 
 
+def rescaled_back(x):
+    """Its inverse, as Schrittwieser et al. write it: 0 at 0 but for rounding."""
+    return torch.sign(x) * (((torch.sqrt(1 + 0.004 * (x.abs() + 1 + 0.001)) - 1) / 0.002) ** 2 - 1)
+
+
 def power(x):
     return x.sign() * x.abs() ** 1.5
 

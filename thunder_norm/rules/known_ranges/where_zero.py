@@ -25,6 +25,8 @@ from thunder_norm.rules._facts import Alternatives, Source, every_fact
 from thunder_norm.rules.known_ranges.ranges import argument
 
 _ZERO = Range(0.0, 0.0)
+# What may be left of 0 by the rounding of numbers of size 1: ``(sqrt(1.004004) - 1) / 0.002 - 1``.
+_ROUNDED = 64 * torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +38,11 @@ class WhereZero:
 
 
 def is_zero_where(v: Any, x: Source) -> bool:
-    """Whether each entry of v is 0 where that of x is."""
+    """Whether each entry of v is 0 where that of x is, but for rounding."""
     if not isinstance(v, NormedTensor):
         return False
     at = _entries_where_zero(v, x)
-    return at is not None and at.low == at.high == 0
+    return at is not None and -_ROUNDED <= at.low <= at.high <= _ROUNDED
 
 
 def _entries_where_zero(v: Any, x: Source) -> Range | None:
