@@ -16,6 +16,8 @@ from .written_more import sequences
 class Retention(nn.Module):
     """Sun et al.'s: decays in place of a softmax, and a norm of each head."""
 
+    decays: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.q, self.k, self.v, self.gate, self.out = (nn.Linear(16, 16, bias=False) for _ in range(5))

@@ -61,7 +61,8 @@ def _operands(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _is_followed(x: Any, out: NormedTensor) -> bool:
-    return current_mode() == "typical" and isinstance(x, RMSTensor) and x.shape == out.shape and x.elem_dims == out.elem_dims
+    is_typical = current_mode() == "typical" and isinstance(x, RMSTensor)
+    return is_typical and x.shape == out.shape and x.elem_dims == out.elem_dims
 
 
 def _sum(sign_of_input: float, sign_of_other: float) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
@@ -140,7 +141,7 @@ _POWERS = {2: _of_square, 0.5: _of_root}
 def _function(f: Callable[[Around], Around | None]) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
     def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
         x = args[0] if args else kwargs.get("input")
-        return _with(out, f(around(x))) if _is_followed(x, out) else out._facts
+        return _with(out, f(around(x))) if isinstance(x, RMSTensor) and _is_followed(x, out) else out._facts
 
     return rule
 
