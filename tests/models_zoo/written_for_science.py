@@ -1,4 +1,4 @@
-"""Programs of those who model the world: forces and flows as derivatives, fields, equations, codes with thresholds, agents."""
+"""Programs of those who model the world: flows as derivatives, fields, operators, codes with thresholds, numbers of any size."""
 
 from __future__ import annotations
 
@@ -15,42 +15,9 @@ def neighbours() -> torch.Tensor:
     return torch.tensor([[0, 1, 2, 3, 4, 0, 2, 5], [1, 2, 0, 4, 3, 3, 4, 1]])
 
 
-@written("PaiNN", lambda: torch.randint(1, 9, (6,)), lambda: 2 * torch.randn(6, 3), neighbours)
-class PaiNN(nn.Module):
-    """Schütt et al.'s: scalars and vectors of atoms, and forces, for which the model itself lets the positions require grad."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.filters = nn.Embedding(10, 8), nn.Linear(6, 24)
-        self.messages = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 24))
-        self.left, self.right = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-        self.update, self.out = nn.Sequential(nn.Linear(16, 8), nn.SiLU(), nn.Linear(8, 24)), nn.Linear(8, 1)
-
-    def energy(self, z, pos, edge_index):
-        i, j = edge_index
-        r = pos[j] - pos[i]
-        d = r.norm(dim=-1, keepdim=True)
-        near = torch.exp(-((d - torch.linspace(0, 5, 6)) ** 2))
-        cutoff = 0.5 * (torch.cos(math.pi * d / 5) + 1) * (d < 5)
-        x = self.embedding(z)
-        v = x.new_zeros(len(z), 3, 8)
-        a, b, c = (self.messages(x)[j] * self.filters(near) * cutoff).chunk(3, -1)
-        v = v.index_add(0, i, v[j] * b[:, None] + (r / (d + 1))[..., None] * c[:, None])
-        x = x.index_add(0, i, a)
-        left, right = self.left(v), self.right(v)
-        a, b, c = self.update(torch.cat([x, (right**2).sum(1).add(1e-8).sqrt()], -1)).chunk(3, -1)
-        return self.out(F.silu(x + a + b * (left * right).sum(1))).sum()
-
-    def forward(self, z, pos, edge_index):
-        with torch.enable_grad():
-            pos.requires_grad_(True)
-            energy = self.energy(z, pos, edge_index)
-            return {"energy": energy, "forces": -torch.autograd.grad(energy, pos, create_graph=True)[0]}
-
-
 @written("Hamiltonian network", vectors)
 class HamiltonianNetwork(nn.Module):
-    """Greydanus et al.'s: a field of velocities that keeps an energy."""
+    """Greydanus et al.'s: a field of velocities that keeps an energy; the model itself lets its input require grad."""
 
     def __init__(self):
         super().__init__()
@@ -148,25 +115,3 @@ class WorldModel(nn.Module):
     def forward(self, x):
         y = self.layers(torch.sign(x) * torch.log1p(x.abs()))
         return torch.sign(y) * (torch.exp(y.abs()) - 1)
-
-
-@written("MuZero's values", vectors, lambda: F.one_hot(torch.tensor([0, 1, 2, 0]), 3).float())
-class Values(nn.Module):
-    """Schrittwieser et al.'s: states between 0 and 1, and values by what makes returns of any size alike."""
-
-    def __init__(self):
-        super().__init__()
-        self.state, self.next, self.value = nn.Linear(8, 16), nn.Linear(19, 16), nn.Linear(16, 21)
-
-    @staticmethod
-    def scaled(x):
-        low, high = x.min(1, keepdim=True)[0], x.max(1, keepdim=True)[0]
-        scale = high - low
-        scale[scale < 1e-5] += 1e-5
-        return (x - low) / scale
-
-    def forward(self, x, action):
-        z = self.scaled(F.relu(self.state(x)))
-        z = self.scaled(F.relu(self.next(torch.cat([z, action], 1))))
-        v = (torch.softmax(self.value(z), 1) * torch.arange(-10, 11).float()).sum(1, keepdim=True)
-        return torch.sign(v) * (((torch.sqrt(1 + 0.004 * (torch.abs(v) + 1 + 0.001)) - 1) / 0.002) ** 2 - 1)
