@@ -82,6 +82,35 @@ def test_without_gradients_around_them():
             torch.testing.assert_close(found[name], expected[name])
 
 
+class Equation(nn.Module):
+    """What is left of Burgers' equation, of two inputs that are let require grad."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x, t):
+        x.requires_grad_()
+        t.requires_grad = True
+        u = self.net(torch.cat([x, t], 1))
+        first, by_t = torch.autograd.grad(u.sum(), (x, t), create_graph=True)
+        return by_t + u * first - 0.01 * torch.autograd.grad(first.sum(), x, create_graph=True)[0]
+
+
+def test_two_inputs():
+    torch.manual_seed(seeded(2))
+    model = Equation()
+    jitted = thunder.jit(model, transforms=[NormTransform()])
+    for _ in range(2):
+        x, t = torch.rand(5, 1), torch.rand(5, 1)
+        expected, found = model(x.clone(), t.clone()), jitted(x, t)
+        torch.testing.assert_close(found, expected)
+        assert x.requires_grad and t.requires_grad
+    grads = [torch.autograd.grad(y.square().sum(), list(model.parameters())) for y in (expected, found)]
+    torch.testing.assert_close(*grads)
+    assert thunder.cache_misses(jitted) == 1
+
+
 def test_a_call_that_another_trace_serves_sets_no_flag():
     """The flag is set in one branch alone."""
 

@@ -296,6 +296,7 @@ def _require_grad(
     if given is not None or real is not None:
         if is_known and wanted and real is not None and flags_of_inputs.may_be_set(acquisition, obj.value, real):
             acquisition.flags_set.append(real)
+            return obj  # what the program does next says whether it sets others; then it is acquired anew
         error = with_details(
             f"requires_grad_({wanted}) of an input of the jitted function, for which it is {has}",
             at=location_of_user(),
