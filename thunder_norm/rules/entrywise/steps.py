@@ -52,6 +52,8 @@ def _step(
 
     rule.__name__ = rule.__qualname__ = op.__name__
     rule.__doc__ = f"{doc}\n\nLocal:       sensitivity {local:g} where no entry is at a jump"
+    if jumps_at_zero:
+        rule.__doc__ += "\nGap:         no sensitivity is attained where there is no number"
     if slope is not None:
         rule.__doc__ += f"\nTypical:     sensitivity {typical}, as at steps larger than its jumps"
     normed_op(op).register_norm(rule)

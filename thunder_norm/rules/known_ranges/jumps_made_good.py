@@ -59,6 +59,7 @@ def mul(input: RMSTensor | L1Tensor, other: RMSTensor | L1Tensor) -> NormedTenso
     Value:       |v|          (attained: u positive)
     Sensitivity: 1 to v, 0 to the sign
     Source:      along a path of inputs ``sign(u) v`` is continuous, and its derivative is that of v, or of -v
+    Untried:     it is for two factors made of one tensor
     """
     names = made_good(input, other)
     assert names is not None, "the rule's condition has been checked"
@@ -81,5 +82,6 @@ def copysign(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     Value:       |v|          (attained)
     Sensitivity: 1 to v, 0 to u
     Source:      as of the product with a sign
+    Untried:     it is for a v made of u
     """
     return like(input, input.norm_size, sensitivity={"input": 1, "other": 0})
