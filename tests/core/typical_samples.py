@@ -173,6 +173,8 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
     "_least_moduli.is_near_its_norm": [],
     # shares of shares: tests/rules/test_shares_again.py
     "_combinations.over_own_sum": [],
+    "around_numbers._is_followed": [],  # tests/rules/test_around_numbers.py has what is followed, and its sizes
+    "around_numbers.size_of_sum": [],
     # what moves a softmax: tests/rules/test_typical_attention.py
     "attention._attention": [],
     "softmax._softmax": [],

@@ -8,7 +8,9 @@ from . import (
     written,
     written_after_papers,
     written_estimators,
+    written_for_science,
     written_more,
+    written_sequences,
     written_thresholds,
 )
 from .case import MODELS, Built, Model, built
@@ -25,6 +27,8 @@ __all__ = [
     "written",
     "written_after_papers",
     "written_estimators",
+    "written_for_science",
     "written_more",
+    "written_sequences",
     "written_thresholds",
 ]

@@ -13,7 +13,7 @@ from torch import nn
 from tests.seeds import seeded
 from thunder_norm import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.audit import Ball, Case, search
-from thunder_norm.errors import NormMismatchError
+from thunder_norm.errors import NormMismatchError, VanishingTargetWarning
 from thunder_norm.modular import ModularNorm
 
 D = torch.float64
@@ -247,3 +247,23 @@ def test_what_is_divided_by_all_that_there_is_moves_as_far_as_is_claimed_next_to
     y = LARGER["sum of moduli"](x)
     assert isinstance(y, L1Tensor) and y.norm_size.item() == pytest.approx(1.0)
     assert y.perturbation_size.item() == pytest.approx(4 / 1e-2), "the L1 norm of four entries of 1, over eps"
+
+
+SUMS = {
+    "a sum": lambda v: (lambda w: w / w.norm(dim=1, keepdim=True))(v + 0.5 * v.flip(0)),
+    "a sum, its length detached": lambda v: (lambda w: w / w.norm(dim=1, keepdim=True).detach())(v + 0.5 * v.flip(0)),
+    "a transposed one": lambda v: (v.T / v.T.norm(dim=-1, keepdim=True)).T,
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_what_is_made_of_parameters_is_as_long_as_its_dtype_can_tell_from_0(name):
+    """The sum may be next to 0, as an activation may: the bound is that of rows that are, and no step of its target moves the output by more than 1."""
+    torch.manual_seed(seeded())
+    model, x = Normalized(SUMS[name], 4, 6).to(D), torch.randn(3, 6, dtype=D)
+    with pytest.warns(VanishingTargetWarning):
+        norm = ModularNorm(model, x)
+    assert not norm.unreached and 0 < min(norm.targets.values()) < 1e-30
+    near_0 = torch.full((4, 6), 1e-160, dtype=D)
+    moved = SUMS[name](near_0 * torch.randn(4, 6, dtype=D)) - SUMS[name](near_0 * torch.randn(4, 6, dtype=D))
+    assert moved.norm() > 0.1  # as far as the sphere allows, however small a step: no larger target would do

@@ -27,7 +27,7 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.known_ranges import no_larger, range_by_rule
 from thunder_norm.core.local import at_data, away, from_data, is_from_data, is_within
 from thunder_norm.core.nonfinite import BEYOND_FLOATS, Followed, of_floats
-from thunder_norm.core.perturbations import Rest
+from thunder_norm.core.perturbations import Rest, refuse_jumps, with_details_of_jumps
 from thunder_norm.core.programs import program_of
 from thunder_norm.core.refused_calls import check_finalized, check_not_batched, missing_rule, reading_values
 from thunder_norm.core.registry import NormedOp, NormRule, find_op, key_of
@@ -253,6 +253,9 @@ def apply_rule(
     Where that has run, `made` is what it made of them: its rule runs once more, and nobody is told.
     """
     is_told = made is None
+    normed_given = normed_in((args, kwargs))
+    if not rule.takes_jumps:
+        refuse_jumps(normed_given)
     if is_told and type(current_environment()) is Environment:  # neither traced nor analysed
         note_operation()
     try:
@@ -268,11 +271,8 @@ def apply_rule(
         raise
     except (NormMismatchError, ArithmeticError) as e:
         why = e if isinstance(e, NormMismatchError) else BEYOND_FLOATS
-        raise (JumpError if isinstance(e, JumpError) else NormMismatchError)(
-            with_details(
-                f"{op_name(func)}: {why}", called_with=describe_call(args, kwargs), at=current_environment().user_location()
-            )
-        ) from e
+        error = JumpError if isinstance(e, JumpError) else NormMismatchError
+        raise error(_why_refused(why, func, args, kwargs)) from e
     body = func.body if isinstance(func, NormedOp) else func
     run = current_environment().run_body if isinstance(func, NormedOp) else run_operation
     real = run(body, unwrap(args), unwrap(kwargs)) if made is None else made
@@ -283,7 +283,8 @@ def apply_rule(
         out = attach(op, rule, prepared, result, real, args, kwargs)
         if op.fact_rule is not None and isinstance(out, NormedTensor):
             out._facts = of_floats(op.fact_rule, prepared.args, prepared.kwargs, out)
-        of_parameters = all(x._is_of_parameters for x in normed_in((args, kwargs)))
+        with_details_of_jumps(normed_in(out), lambda why: _why_refused(why, func, args, kwargs))
+        of_parameters = all(x._is_of_parameters for x in normed_given)
         for x in normed_in(out):
             x._is_of_parameters = of_parameters and x.perturbation_size is not None
         if is_composed():
@@ -310,6 +311,13 @@ def apply_rule(
         args, kwargs = at_data((args, kwargs))
         out._sums = of_floats(op.sums_rule, args, kwargs, out)
     return out
+
+
+def _why_refused(why: Any, func: Callable, args: tuple, kwargs: dict) -> str:
+    """What a call is refused with."""
+    return with_details(
+        f"{op_name(func)}: {why}", called_with=describe_call(args, kwargs), at=current_environment().user_location()
+    )
 
 
 def _follow_away(op: NormedOp, func: Callable, args: tuple, kwargs: dict, made: Any, results: Sequence[NormedTensor]) -> None:

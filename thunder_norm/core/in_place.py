@@ -179,7 +179,7 @@ def _changed(
                 claim = claims.get(id(x), taken if part is None else part.taken_from(changed))
         out = type(claim)._wrap(now, claim.norm_size, claim.perturbation_size, claim.elem_dims)
         out._facts, out._range, out._spread, out._sums = claim._facts, claim._range, claim._spread, claim._sums
-        out._inside, out._is_of_parameters = claim._inside, claim._is_of_parameters
+        out._inside, out._is_of_parameters, out._jump = claim._inside, claim._is_of_parameters, claim._jump
         new[id(x)] = out
     return new
 

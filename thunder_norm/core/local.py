@@ -121,6 +121,7 @@ def _at_data(x: NormedTensor) -> NormedTensor:
     if x._at_data is None or not x._at_data[0].is_same(now):
         out = type(x)._wrap(x.backing, _size(x), x.perturbation_size, x.elem_dims)
         out._facts, out._range, out._aliases, out._sums, out._inside = x._facts, x._range, x._aliases, x._sums, x._inside
+        out._jump = x._jump
         out._at_data = replace(now, norm_size=out.norm_size, perturbation_size=out.perturbation_size), None
         x._at_data = now, out
     found = x._at_data[1]

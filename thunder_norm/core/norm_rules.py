@@ -59,6 +59,7 @@ class NormRule:
     when: Callable[[dict[str, Any]], bool] | None = None
     takes_complex: bool = False  # what it says holds for complex numbers as well, whose norm is that of their moduli
     wants_own_kinds: bool = False  # what is wanted of its result says nothing about the kinds of its arguments
+    takes_jumps: bool = False  # it says how far its result moves though an argument jumps (`perturbations.refuse_jumps`)
     is_refusal = False  # it only says why there is no rule
 
     def bind(self, args: tuple, kwargs: dict, on_by_default: frozenset[str] = frozenset()) -> inspect.BoundArguments | str:

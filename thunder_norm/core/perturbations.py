@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from thunder_norm.core.context import records_program
 from thunder_norm.core.nonfinite import settled
 from thunder_norm.core.registry import NormedOp, NormRule
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError
+from thunder_norm.errors import JumpError, NormMismatchError
 from thunder_norm.trees import flat_tensors
 
 
@@ -189,3 +189,28 @@ def _partial_derivatives(rule: NormRule, bound: inspect.BoundArguments, result: 
         return rule.run(changed).norm_size
 
     return {name: value(name, 1.0) - value(name, 0.0) for name, _ in slots}
+
+
+# -- what jumps --------------------------------------------------------------------------------------------------------------
+
+# How far a sign moves is asked of what is made of it next.  A factor that is 0 where the sign changes makes the jump good, as
+# ``relu(|u| - t)`` does in soft thresholding, and the rule that sees both says so (`register_norm(takes_jumps=True)`); whatever else is
+# made of it is refused, with the line of the jump.
+
+
+def refuse_jumps(tensors: Iterable[NormedTensor]) -> None:
+    """Refuse to say how far something moves that is made of these.
+
+    Raises:
+        JumpError: one of them jumps.
+    """
+    for x in tensors:
+        if x._jump is not None:
+            raise x._jump
+
+
+def with_details_of_jumps(results: Iterable[NormedTensor], describe: Callable[[NormMismatchError], str]) -> None:
+    """Let what results that jump are refused with have the details of their call."""
+    for y in results:
+        if y._jump is not None:
+            y._jump = JumpError(describe(y._jump))

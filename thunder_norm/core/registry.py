@@ -79,6 +79,7 @@ class NormedOp:
         when: Callable[[dict[str, Any]], bool] | None = None,
         takes_complex: bool = False,
         wants_own_kinds: bool = False,
+        takes_jumps: bool = False,
     ) -> Callable:
         """Register a norm rule; usable as ``@op.register_norm`` and ``@op.register_norm(...)``.
 
@@ -92,6 +93,7 @@ class NormedOp:
             when: a condition on the arguments by name, as given; a rule with one goes before the others.
             takes_complex: it holds for complex tensors too; other rules do not meet them.
             wants_own_kinds: parameters that it makes another of are taken as annotated, not in the kind that is wanted of that.
+            takes_jumps: it says how far its result moves where an argument jumps; other rules are not asked.
 
         Raises:
             NormMismatchError: the rule is no function, ``torch.Tensor`` in the annotations without `allow_plain_tensors`, no tensor
@@ -113,6 +115,7 @@ class NormedOp:
                 when=when,
                 takes_complex=takes_complex,
                 wants_own_kinds=wants_own_kinds,
+                takes_jumps=takes_jumps,
             )
         signature = inspect.signature(rule)
         hints = hints_of(rule)
@@ -128,9 +131,8 @@ class NormedOp:
         unknown = {*(lift_dims or ()), *(lift_kinds or ())} - set(slots)
         if unknown:
             raise NormMismatchError(f"norm rule for {self.__qualname__}: lifts for no argument of it: {sorted(unknown)}")
-        self.rules.append(
-            NormRule(rule, signature, slots, mode, lift_dims or {}, lift_kinds or {}, when, takes_complex, wants_own_kinds)
-        )
+        lifts = lift_dims or {}, lift_kinds or {}
+        self.rules.append(NormRule(rule, signature, slots, mode, *lifts, when, takes_complex, wants_own_kinds, takes_jumps))
         self.is_factory = any(not any(s.kinds for s in r.slots.values()) for r in self.rules)
         return rule
 
@@ -204,14 +206,14 @@ class NormedOp:
             found = [r for r in self.rules if r.mode in (mode, None) and (with_conditions or r.when is None)]
             if is_complex:
                 found = [r for r in found if r.takes_complex or r.is_refusal]
-            found.sort(key=lambda r: (r.when is None, r.mode is None))
+            found.sort(key=lambda r: (r.when is None, not r.takes_jumps, r.mode is None))
             self._ordered[mode, with_conditions, is_complex] = found
         return found
 
     def find(self, args: tuple, kwargs: dict, *, with_conditions: bool = True) -> tuple[NormRule, inspect.BoundArguments] | None:
         """The rule for these arguments.
 
-        Exact kinds go before converted ones, then rules with a condition before the others, then those of the current mode.
+        Exact kinds go before converted ones, then rules with a condition before the others, those that take jumps first, then those of the current mode.
         Complex tensors meet rules that say they hold for them.
         """
         on_by_default = _on_by_default(self.key)

@@ -68,6 +68,7 @@ def attach(op: NormedOp, rule: NormRule, bound: inspect.BoundArguments, result: 
         kind = LinfTensor
     out = kind._wrap(real, size, perturbation, result.elem_dims)
     out._facts = result._facts
+    out._jump = None if perturbation is None else result._jump
     track_aliases(out, real, args, kwargs)
     return out
 

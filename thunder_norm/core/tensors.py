@@ -73,6 +73,7 @@ class NormedTensor(torch.Tensor):
     _inside: torch.Tensor | None
     _is_of_parameters: bool
     _is_constant: bool
+    _jump: NormMismatchError | None
 
     _undifferentiated: ClassVar[str] = "backing"  # derivatives have norms of their own, which those of norms are not
     _keeps_to_itself: ClassVar[bool] = True  # what rules know of it besides its norm
@@ -156,6 +157,7 @@ class NormedTensor(torch.Tensor):
         self._inside = None  # how far it moves by what happened since the tensors that it is known as a function of
         self._is_of_parameters = False  # made by an operation from parameters alone, which move
         self._is_constant = False  # a plain tensor of the program, lifted: no other one is meant
+        self._jump = None  # it jumps: what is made of it is refused with this, unless that makes the jump good
         return self
 
     @classmethod
@@ -260,6 +262,7 @@ class NormedTensor(torch.Tensor):
         self._facts, self._range, self._spread = result._facts, result._range, result._spread
         self._least, self._sums, self._away, self._whole = result._least, result._sums, result._away, result._whole
         self._inside, self._is_of_parameters, self._is_constant = result._inside, result._is_of_parameters, result._is_constant
+        self._jump = result._jump
         return self
 
     def requires_grad_(self, requires_grad: bool = True):

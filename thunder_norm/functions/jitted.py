@@ -125,6 +125,7 @@ class SubclassTransform(interception.Interpreting):
 
     def acquired(self, found: Any) -> None:
         """Have a program on plain tensors that is to be differentiated be one without in-place operations."""
+        super().acquired(found)
         acquisition = interception.finished_acquisition()
         if acquisition is not None and not (acquisition.has_wrappers or acquisition.opaque.is_met):
             if _note_recorded(found.computation_trace):

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.core.context import perturbations_recorded
 from thunder_norm.core.nonfinite import bounded, settled
+from thunder_norm.core.perturbations import refuse_jumps
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.norms.norm_vector import NormVector, is_entry
@@ -37,12 +38,14 @@ def sensitivities(outputs: Any, leaves: Any) -> Any:
 
     Raises:
         NormMismatchError: a leaf carries no perturbation_size that requires grad, or there is no NormedTensor in `outputs`.
+        JumpError: an output jumps, as a sign does.
     """
     flat_leaves, structure = tree_flatten(leaves)
     sizes = [_perturbation_of(i, leaf) for i, leaf in enumerate(flat_leaves)]
     normed = [y for y in leaves_of_results(outputs) if isinstance(y, NormedTensor)]
     if not normed:
         raise NormMismatchError("sensitivities needs a NormedTensor among the outputs")
+    refuse_jumps(normed)
     with perturbations_recorded():
         perturbed = [movement(y) for y in normed if y.perturbation_size is not None and y.perturbation_size.requires_grad]
         if not perturbed or not sizes:

@@ -35,7 +35,7 @@ from thunder_norm.rules.layout import strided, written_calls
 from thunder_norm.rules.known_ranges import partial_sums, ranges, ranges_of_activations, conditions, fractions
 from thunder_norm.rules.weighted import weighted_sums, weighted_places, largest_of_groups, shares_of_groups, weighted_means
 from thunder_norm.rules.quotients import over_factors, over_sums, over_larger, range_bounds
-from thunder_norm.rules.known_ranges import gamma_functions, symmetric_parts, straight_through
+from thunder_norm.rules.known_ranges import gamma_functions, symmetric_parts, straight_through, where_zero, jumps_made_good
 from thunder_norm.rules.written_out import divided_by_exponentials
 from thunder_norm.rules.linear_algebra import determinants, reflections
 from thunder_norm.rules.quotients import typical_quotients
@@ -112,6 +112,7 @@ __all__ = [
     "indexing",
     "inverses",
     "joining",
+    "jumps_made_good",
     "kept_away",
     "kept_exponentials",
     "largest_of_groups",
@@ -188,6 +189,7 @@ __all__ = [
     "weighted_means",
     "weighted_places",
     "weighted_sums",
+    "where_zero",
     "windows",
     "writing",
     "written_calls",

@@ -238,7 +238,18 @@ def refuse_perturbation(op: Callable, *inputs: RMSTensor) -> None:
         JumpError: an input carries a perturbation_size.
     """
     if any(x.perturbation_size is not None for x in inputs):
-        raise JumpError(f"{op.__name__} jumps: how far its result moves is not bounded by how far its input does")
+        raise _jumps(op)
+
+
+def _jumps(op: Callable) -> JumpError:
+    return JumpError(f"{op.__name__} jumps: how far its result moves is not bounded by how far its input does")
+
+
+def jumping(op: Callable, input: RMSTensor, size: Constant) -> RMSTensor:
+    """The result of a function of entries that jumps where they are 0: what it is multiplied by may be 0 there, too."""
+    result = like(input, size, sensitivity={"input": math.inf})
+    result._jump = _jumps(op)
+    return result
 
 
 def by_norm(at: int, name: str) -> Callable[[tuple, dict], bool]:

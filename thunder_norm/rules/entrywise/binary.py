@@ -41,6 +41,7 @@ from thunder_norm.rules._shared import (
     scaled,
     spread,
 )
+from thunder_norm.rules.entrywise.around_numbers import size_of_sum
 from thunder_norm.scalars import times
 
 
@@ -116,11 +117,16 @@ for _kind in (L1Tensor, L2Tensor, RMSToRMSTensor):
         normed_op(_op).register_norm(annotated(_add_same_kind, input=_kind, other=_kind), lift_dims=SAME_DIMS)
 
 
-@normed_op(torch.sub).register_norm
 @normed_op(torch.add).register_norm
 def add_number(input: RMSTensor, other: Number, alpha: Number = 1) -> RMSTensor:
     """a + alpha c: value |a| + |alpha c|, attained by a constant; sensitivity 1."""
-    return like(input, input.norm_size + math.fabs(alpha * other), sensitivity={"input": 1})
+    return like(input, size_of_sum(input, 1.0, other * alpha), sensitivity={"input": 1})
+
+
+@normed_op(torch.sub).register_norm
+def sub_number(input: RMSTensor, other: Number, alpha: Number = 1) -> RMSTensor:
+    """a - alpha c: value |a| + |alpha c|, attained by a constant; sensitivity 1."""
+    return like(input, size_of_sum(input, 1.0, -other * alpha), sensitivity={"input": 1})
 
 
 @normed_op(torch.add).register_norm(mode="typical")
@@ -141,15 +147,13 @@ def number_add_l1(input: Number, other: L1Tensor, alpha: Number = 1) -> L1Tensor
 @normed_op(torch.rsub).register_norm
 def rsub_number(input: RMSTensor, other: Number, alpha: Number = 1) -> RMSTensor:
     """c - alpha a: value |c| + |alpha| |a|; sensitivity |alpha|."""
-    c = math.fabs(alpha)
-    return like(input, times(input.norm_size, c) + math.fabs(other), sensitivity={"input": c})
+    return like(input, size_of_sum(input, -alpha, other), sensitivity={"input": math.fabs(alpha)})
 
 
 @normed_op(torch.add).register_norm
 def number_add(input: Number, other: RMSTensor, alpha: Number = 1) -> RMSTensor:
     """c + alpha b: value |c| + |alpha| |b|; sensitivity |alpha|."""
-    c = math.fabs(alpha)
-    return like(other, times(other.norm_size, c) + math.fabs(input), sensitivity={"other": c})
+    return like(other, size_of_sum(other, alpha, input), sensitivity={"other": math.fabs(alpha)})
 
 
 @normed_op(torch.sub).register_norm(allow_plain_tensors="constant")

@@ -19,7 +19,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import is_complex
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._local import beside_jumps
-from thunder_norm.rules._shared import is_typical, like, refuse_perturbation, root_sum_squares, scalar
+from thunder_norm.rules._shared import is_typical, jumping, like, refuse_perturbation, root_sum_squares, scalar
 
 
 def _between_jumps(
@@ -40,15 +40,20 @@ def _step(
     slope: Callable[[torch.Tensor], torch.Tensor] | None = None,
     typical: str = "",
     local: float = 0.0,
+    jumps_at_zero: bool = False,
 ) -> None:
     def rule(input: RMSTensor) -> RMSTensor:
         n = input.norm_size
         if slope is not None and is_typical():
             return like(input, value(n), sensitivity={"input": slope(n)})
+        if jumps_at_zero and not is_local(input):
+            return jumping(op, input, value(n))
         return _between_jumps(op, input, value(n), distance, local)
 
     rule.__name__ = rule.__qualname__ = op.__name__
     rule.__doc__ = f"{doc}\n\nLocal:       sensitivity {local:g} where no entry is at a jump"
+    if jumps_at_zero:
+        rule.__doc__ += "\nGap:         no sensitivity is attained where there is no number"
     if slope is not None:
         rule.__doc__ += f"\nTypical:     sensitivity {typical}, as at steps larger than its jumps"
     normed_op(op).register_norm(rule)
@@ -78,7 +83,7 @@ _TINY = 1e-30  # what is typically 0 has a steep sign, and no infinite one
 
 
 for _op in (torch.sign, torch.sgn):
-    _step(_op, _one, torch.abs, "Sign of x.  Value 1, attained; no sensitivity.", _by_size, "1 / n")
+    _step(_op, _one, torch.abs, "Sign of x.  Value 1, attained; no sensitivity.", _by_size, "1 / n", jumps_at_zero=True)
 _step(
     torch.trunc,
     lambda n: n,
@@ -140,9 +145,16 @@ def threshold(input: RMSTensor, threshold: float, value: float) -> RMSTensor:
 
 @normed_op(torch.copysign).register_norm(allow_plain_tensors="constant")
 def copysign(input: RMSTensor, other: RMSTensor | torch.Tensor | float) -> RMSTensor:
-    """|x| with the sign of another tensor, of x's shape or smaller.  Value n; no sensitivity, where a sign changes it jumps."""
-    refuse_perturbation(torch.copysign, *(t for t in (input, other) if isinstance(t, RMSTensor)))
+    """|x| with the sign of another tensor, of x's shape or smaller.  Value n; no sensitivity, where a sign changes it jumps.
+
+    Local:       1 to x, 0 to a sign of a number that is not 0
+    """
     if isinstance(other, torch.Tensor) and torch.broadcast_shapes(input.shape, other.shape) != input.shape:
         raise NormMismatchError("copysign with the sign of a larger tensor: expand the first argument")
-    n = input.norm_size
-    return like(input, n + bounded(0.0, other.norm_size) if isinstance(other, RMSTensor) else n)
+    signs = [other] if isinstance(other, RMSTensor) else []
+    size = input.norm_size + bounded(0.0, other.norm_size) if isinstance(other, RMSTensor) else input.norm_size
+    if not is_local(input, *signs):
+        refuse_perturbation(torch.copysign, input, *signs)
+        return like(input, size)
+    by_sign = {"other": beside_jumps(other, 0.0, torch.abs)} if isinstance(other, RMSTensor) else {}
+    return like(input, size, sensitivity={"input": 1, **by_sign})

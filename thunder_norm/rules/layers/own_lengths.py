@@ -16,10 +16,8 @@ from thunder_norm.core.kinds import L2Tensor
 from thunder_norm.core.nonfinite import has_values
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import is_complex
-from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._lengths import known_length
+from thunder_norm.rules._lengths import least_length
 from thunder_norm.rules._shared import is_moving
-from thunder_norm.rules.entrywise.binary import NO_DIVISION
 
 _Length = tuple[ed.Dims, float]
 
@@ -62,16 +60,14 @@ def _groups(x: torch.Tensor, args: dict[str, Any]) -> ed.Dims:
     when=_is_by_own_length, allow_plain_tensors=True, lift_dims={"input": _groups}, wants_own_kinds=True
 )
 def div(input: L2Tensor, other: torch.Tensor, *, rounding_mode: str | None = None) -> L2Tensor:
-    """x / (c |x|), of a parameter x that is on a sphere.  Value 1 / c; sensitivity 1 / (c l), for the least length l that x can have.
+    """x / (c |x|), of a parameter x, or what is made of some.  Value 1 / c; sensitivity 1 / (c l), for the least length l that x can have.
 
-    Raises NormMismatchError where nothing is known of that.
+    Of a parameter that is on a sphere it is that of the sphere; of others, what the dtype can tell from 0.
     Source:      that of `normalize`, without eps
     Untried:     it is for parameters alone
     """
     found = _length(input.backing, other)
     assert found is not None, "the condition"
     dims, c = found
-    least = known_length(input, dims) * math.sqrt(ed.numel(input.shape, dims))
-    if least == 0:
-        raise NormMismatchError(NO_DIVISION)
+    least = least_length(input, dims) * math.sqrt(ed.numel(input.shape, dims))
     return L2Tensor(1 / c, elem_dims=dims, sensitivity={"input": 1 / (c * least)})

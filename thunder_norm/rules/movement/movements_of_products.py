@@ -12,9 +12,10 @@ from thunder_norm.core.known_ranges import range_within
 from thunder_norm.core.local import is_from_data, is_within
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.slopes import Slopes
+from thunder_norm.core.slopes import Slopes, between
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.core.within import around, reach
+from thunder_norm.rules.known_ranges.jumps_made_good import made_good
 from thunder_norm.rules.movement import movements_nearby
 from thunder_norm.rules.movement.movements_nearby import Found
 
@@ -45,10 +46,19 @@ def _multiplied(call: Call, x: Any, factor: Any) -> Found:
 def mul(call: Call) -> Found:
     """x c."""
     a, b = call.given.get("input"), call.given.get("other")
+    if (signed := made_good(a, b)) is not None:
+        return _with_signs(call, call.given[signed[1]])
     if moves(a) and moves(b):
         by_slopes = _of_two(call, a, b) if is_within() and _is_nearly_linear(a, b) else None
         return by_slopes or movements_nearby.entrywise(call, a, b) or _of_two(call, a, b)
     return _multiplied(call, b, a) if moves(b) else _multiplied(call, a, b)
+
+
+def _with_signs(call: Call, x: NormedTensor) -> Found:
+    """x with signs that change where it is 0: each entry moves as that of x does, or as that of -x."""
+    if not moves(x) or (spread := spread_of(x)) is None:
+        return None
+    return [Made(spread.ndim, (Term(x, between(-1.0, 1.0, spread.parts[0].size)),), of=tuple(call.moving))]
 
 
 def _of_two(call: Call, a: NormedTensor, b: NormedTensor) -> Found:

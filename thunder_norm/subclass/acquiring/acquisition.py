@@ -121,6 +121,8 @@ class Acquisition:
         self.refused = Refused()
         self.hooks_of_inputs: collections.OrderedDict[int, Any] = collections.OrderedDict()  # see `tensor_hooks`
         self.hooks_of_backward: list[Any] = []  # and of what it computes
+        self.flags_asked: set[str] = set()  # names of tensors of which the program has asked whether they require grad
+        self.flags_set: list[torch.Tensor] = []  # inputs that the program wants to require grad, see `flags_of_inputs`
         self.retained: list[tuple[torch.Tensor, str | None]] = []  # fakes that are to keep their gradients, and where it is said
         self.tape = Tape()
         self.finished_trace: TraceCtx | None = None  # the computation that was acquired

@@ -14,7 +14,7 @@ from thunder_norm.errors import ThunderNormError, UnsupportedOpError, Unsupporte
 from thunder_norm.subclass.acquiring import values
 from thunder_norm.subclass.acquiring.acquisition import ACQUISITION, Acquisition, Phase, Presence
 from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
-from thunder_norm.subclass.backward import side_effects, tensor_hooks
+from thunder_norm.subclass.backward import flags_of_inputs, side_effects, tensor_hooks
 from thunder_norm.subclass.backward.differentiation import starts_late
 from thunder_norm.subclass.backward.mutations import is_missed
 from thunder_norm.subclass.classes import jagged
@@ -137,6 +137,9 @@ class Interpreting(Watching):
         acquisition = finished_acquisition()
         if acquisition is None:
             return False
+        if flags_of_inputs.begins_again(acquisition):
+            vars(get_compile_data())[_FROM_THE_FIRST] = True
+            return True
         late, misses = acquisition.autograd.is_asked, acquisition.fakes.misses_memory
         if torch.is_grad_enabled():
             is_written = found is not None and acquisition.has_wrappers
@@ -158,9 +161,14 @@ class Interpreting(Watching):
         """Write what the program has kept."""
         acquisition = _acquisition_of(self)
         ctx._constraints = without_unused(fully_sharded.without_checks(acquisition, ctx._constraints), ctx.computation_trace)
+        flags_of_inputs.write(acquisition, ctx)
         tensor_hooks.write(acquisition, epilogue)
         side_effects.write(ctx, epilogue, acquisition, process)
         replaced_memory.write(epilogue, acquisition.hindrance_to_new_memory)
+
+    def acquired(self, found: Any) -> None:
+        """See `Participant`."""
+        flags_of_inputs.set_last(found.prologue_trace)
 
     def proxy(self, x: torch.Tensor, name: str | None, history: Any) -> Any:
         """The proxy of a wrapper is one of ours; of other inputs it is remembered what they are."""

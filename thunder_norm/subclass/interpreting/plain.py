@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder_norm.errors import InnerDerivativeError, UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
-from thunder_norm.subclass.backward import tensor_hooks
+from thunder_norm.subclass.backward import flags_of_inputs, tensor_hooks
 from thunder_norm.subclass.backward.flags import detached_in_place
 from thunder_norm.subclass.backward.given_attributes import attribute_of_input
 from thunder_norm.subclass.interpreting import agreement
@@ -242,12 +242,14 @@ def _of_unrecorded_view(acquisition: Acquisition, obj: WrappedValue, name: Wrapp
 def _requires_grad(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     if (refused := _of_unrecorded_view(acquisition, obj, name)) is not None:
         return do_raise(refused)
+    acquisition.flags_asked.add(obj.value.name)
     return wrapped_result(acquisition.autograd.requires_grad(obj.value), [obj.provenance, name.provenance])
 
 
 def _is_leaf(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *_: WrappedValue) -> Any:
     if (refused := _of_unrecorded_view(acquisition, obj, name)) is not None:
         return do_raise(refused)
+    acquisition.flags_asked.add(obj.value.name)
     real, has_history = _real(acquisition, obj), acquisition.autograd.requires_grad(obj.value)
     if real is None or has_history != real.requires_grad:  # the program has written into it what requires grad
         is_leaf = obj.value.name in acquisition.autograd.started or not has_history
@@ -298,7 +300,7 @@ def _require_grad(
 ) -> WrappedValue | Any:
     """Called for ``t.requires_grad_()``: a tensor made in the program may start a history there, whose gradients nobody can ask for.
 
-    An input keeps what it was given with, and so does what is inside of one.
+    An input keeps what it was given with, unless `flags_of_inputs` can set it first, and so does what is inside of one.
     """
     wanted = True if requires_grad is None else bool(requires_grad.value)
     given = None if acquisition is None else acquisition.fakes.flag_given(obj.value)
@@ -307,7 +309,11 @@ def _require_grad(
     has = has if given is None else given
     if has == wanted:
         return obj
-    if given is not None or _real(acquisition, obj) is not None:
+    real = _real(acquisition, obj)
+    if given is not None or real is not None:
+        if is_known and wanted and real is not None and flags_of_inputs.may_be_set(acquisition, obj.value, real):
+            acquisition.flags_set.append(real)
+            return obj  # what the program does next says whether it sets others; then it is acquired anew
         error = with_details(
             f"requires_grad_({wanted}) of an input of the jitted function, for which it is {has}",
             at=location_of_user(),

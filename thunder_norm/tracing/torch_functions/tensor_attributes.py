@@ -295,7 +295,7 @@ def assignment(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Ca
         return _set_gradient
     if _is_as_it_was(obj, name.value, value.value):
         return _keep
-    if name.value == "requires_grad" and not guards.is_guarded(obj):
+    if name.value == "requires_grad" and (value.value is True or not guards.is_guarded(obj)):
         return _set_flag
     if name.value in _WRITE_PART:
         return _written_into_part
@@ -419,7 +419,7 @@ def _detached(proxy: TensorProxy) -> TensorProxy | None:
 
 
 def _set_flag(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
-    """Called for ``y.requires_grad = True`` of what the program has made: the same as a call of the method."""
+    """Called for ``y.requires_grad = True``: the same as a call of the method."""
     result = thunders._interpret_call(torch.Tensor.requires_grad_, obj, value)
     return result if result is INTERPRETER_SIGNALS.EXCEPTION_RAISED else wrap_const(None)
 
