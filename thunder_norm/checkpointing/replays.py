@@ -27,7 +27,7 @@ from thunder_norm.trees import flat_tensors
 from thunder.core import devices, dtypes
 from thunder.core.prims import OpTags, PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
-from thunder.core.symbol import BoundSymbol
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import get_tracectx
 from thunder.core.transform_common import NON_FUNCTIONAL_OPS
 from thunder.core.transforms import register_grad
@@ -270,8 +270,8 @@ def _drawing(name: str, meta: Callable[..., TensorProxy], run: Callable[..., tor
     )
     again = executor.register_operator(f"redraw_{name}", meta=meta_again, fn=redraw)
     NON_FUNCTIONAL_OPS.add(first.id)
-    for symbol in (first, again):  # whatever the tensor whose shape they take has
-        register_grad(symbol.id, symbol)
+    for symbol in (first, again):  # no gradient, whatever the tensor whose shape they take has
+        register_grad(symbol.id, functools.partial(_constant, symbol))
 
     def split(bsym: BoundSymbol) -> Split:
         state, args, kwargs = _state_proxy(bsym.output.device), bsym.args, bsym.kwargs
@@ -279,6 +279,10 @@ def _drawing(name: str, meta: Callable[..., TensorProxy], run: Callable[..., tor
         return [_at(drawn, bsym)], [_at(again.bind(state, *args, **kwargs, output=bsym.output), bsym)]
 
     return split
+
+
+def _constant(symbol: Symbol, *args: Any, **kwargs: Any) -> Any:
+    return symbol(*args, **kwargs)
 
 
 def _state_proxy(device: devices.Device) -> TensorProxy:

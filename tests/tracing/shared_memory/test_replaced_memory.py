@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.seeds import crossed, seeded
 from thunder_norm import RMSTensor
 from thunder_norm.errors import UnsupportedOpError
-from thunder_norm.transforms import NormTransform, ProfileTransform, SubclassTransform
+from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SubclassTransform
 import thunder
 
 
@@ -384,12 +384,13 @@ def shape_that_gradients_have(m, x):
     return y.sum()
 
 
-def in_a_region(m, x):
-    def region(x):
-        m.k.data = m.k.data * 2
-        return x @ m.k * m.w
+def doubled(m, x):
+    m.k.data = m.k.data * 2
+    return x @ m.k * m.w
 
-    return checkpoint(region, x, use_reentrant=False)
+
+def doubled_in_a_region(m, x):
+    return checkpoint(lambda x: doubled(m, x), x, use_reentrant=False)
 
 
 def in_a_transformed_function(m, x):
@@ -433,7 +434,7 @@ def uses_a_view_before(m, x):
 REFUSED = [
     uses_a_view_from_before, uses_a_view_before,
     uses_it_before, uses_it_beside_what_requires_grad, uses_what_it_made_before, uses_a_factor_before, uses_a_condition_before, writes_into_a_value_with_another_history,
-    of_another_dtype, shape_that_gradients_have, in_a_region, in_a_transformed_function, set_of_an_input, set_to_what_requires_grad,
+    of_another_dtype, shape_that_gradients_have, in_a_transformed_function, set_of_an_input, set_to_what_requires_grad,
     set_of_a_storage,
 ]  # fmt: skip
 
@@ -522,3 +523,12 @@ def test_what_is_inside_of_a_wrapper_that_is_given_is_refused():
 
     with pytest.raises(UnsupportedOpError, match="inside of a wrapper"):
         thunder.jit(program, transforms=[SubclassTransform()])(TwoTensor(torch.ones(2), torch.ones(2)))
+
+
+@pytest.mark.parametrize("gradients", [True, False], ids=["grad", "no_grad"])
+def test_in_a_region_it_is_set_once(gradients):
+    x = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75], [-2.0, 1.0, 3.0]])
+    found = _run(doubled_in_a_region, SubclassTransform, x, gradients=gradients)
+    torch.testing.assert_close(found, _run(doubled, None, x, gradients=gradients))
+    with pytest.raises(UnsupportedOpError, match=r"test_replaced_memory\.py:"):  # a region of its own is followed by itself
+        _run(doubled_in_a_region, CheckpointTransform, x, gradients=gradients)

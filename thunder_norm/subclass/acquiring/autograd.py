@@ -72,6 +72,9 @@ class Intermediate(NamedTuple):
     returned: list[torch.Tensor]
 
 
+_NO_VIEWS = frozenset({"contiguous", "resolve_conj", "resolve_neg"})  # what they return is what they were given, or a copy
+
+
 class Autograd:
     """Torch's autograd on the fakes of one acquisition: it runs as soon as there is a wrapper that requires grad."""
 
@@ -225,7 +228,7 @@ class Autograd:
         """Note views that are made under `torch.no_grad`: torch says that these require grad where their tensor does, and gives them no history."""
         activity.propagate(bsym, self._views)
         made = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags]
-        if made and makes_view(bsym) and not activity.has_no_history(bsym):
+        if bsym.sym.name not in _NO_VIEWS and made and makes_view(bsym) and not activity.has_no_history(bsym):
             of = {p.name for p in bsym.flat_proxy_args}
             if not of.isdisjoint(self._active | self._views):
                 self._views.update(p.name for p in made)
