@@ -271,7 +271,7 @@ def _drawing(name: str, meta: Callable[..., TensorProxy], run: Callable[..., tor
     again = executor.register_operator(f"redraw_{name}", meta=meta_again, fn=redraw)
     NON_FUNCTIONAL_OPS.add(first.id)
     for symbol in (first, again):  # no gradient, whatever the tensor whose shape they take has
-        register_grad(symbol.id, functools.partial(_constant, symbol))
+        register_grad(symbol.id, _constant(symbol))
 
     def split(bsym: BoundSymbol) -> Split:
         state, args, kwargs = _state_proxy(bsym.output.device), bsym.args, bsym.kwargs
@@ -281,8 +281,11 @@ def _drawing(name: str, meta: Callable[..., TensorProxy], run: Callable[..., tor
     return split
 
 
-def _constant(symbol: Symbol, *args: Any, **kwargs: Any) -> Any:
-    return symbol(*args, **kwargs)
+def _constant(symbol: Symbol) -> Callable:
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        return symbol(*args, **kwargs)
+
+    return rule
 
 
 def _state_proxy(device: devices.Device) -> TensorProxy:
