@@ -77,7 +77,7 @@ def test_numbers_from_a_generator_of_the_program_are_drawn_once(dtype):
     """What is tried of an operation draws no numbers from a generator that the program gives it."""
 
     def mask():
-        return torch.randn(64, 16, generator=torch.Generator().manual_seed(4)) > 0
+        return torch.randn(64, 16, generator=torch.Generator().manual_seed(seeded(4))) > 0
 
     def program(x):
         return torch.where(mask(), x, -3 * x) * 1.1
