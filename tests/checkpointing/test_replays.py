@@ -139,7 +139,16 @@ def for_nobody(m: Once, x: torch.Tensor) -> torch.Tensor:
     return m.run(inner, x).detach() * x + torch.rand(8)
 
 
-WRITES = (twice, replaced, filled, of_another_dtype, averaged, for_nobody)
+def handed_back(m: Once, x: torch.Tensor) -> torch.Tensor:
+    def inner(x):
+        m.seen.copy_(x.detach().mean(0))
+        torch.rand(3)
+        return x
+
+    return m.run(inner, x) * m.w + torch.rand(8)
+
+
+WRITES = (twice, replaced, filled, of_another_dtype, averaged, for_nobody, handed_back)
 
 
 @pytest.mark.parametrize(("write", "transforms"), crossed(WRITES, TRANSFORMS))

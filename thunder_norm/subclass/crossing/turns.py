@@ -7,7 +7,7 @@ out: what is drawn after them would be other numbers than in eager mode.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
@@ -69,19 +69,32 @@ def _check_is_forward(trace: TraceCtx) -> None:
         )
 
 
-def _unused_draws(trace: TraceCtx) -> list[BoundSymbol]:
-    """The operations that draw numbers which neither results nor writes of a computation depend on."""
+def _unused_draws(trace: TraceCtx) -> list[tuple[BoundSymbol, list[TensorProxy]]]:
+    """The operations that draw numbers which neither results nor writes of a computation depend on, and what they draw."""
     *body, returned = trace.bound_symbols
     needed = {p.name for p in tree_flatten(returned.args)[0] if isinstance(p, TensorProxy)}
     found = []
     for bsym in reversed(body):
-        is_used = any(p.name in needed for p in bsym.flat_proxy_outs)
-        is_for_nobody = not is_used and draws_numbers(bsym) and any(isinstance(p, TensorProxy) for p in bsym.flat_proxy_outs)
-        if is_for_nobody:
-            found.append(bsym)
-        if is_used or is_for_nobody or has_any_tag(bsym, {prims.OpTags.DONT_DCE}):
+        if draws_numbers(bsym) and (drawn := _drawn_for_nobody(bsym, needed)):
+            found.append((bsym, drawn))
+            needed.update(p.name for p in drawn)
+        if any(p.name in needed for p in bsym.flat_proxy_outs) or has_any_tag(bsym, {prims.OpTags.DONT_DCE}):
             needed.update(_computed_with(bsym))
     return found[::-1]
+
+
+def _drawn_for_nobody(bsym: BoundSymbol, needed: Set[str]) -> list[TensorProxy]:
+    """Results of an operation that nobody needs and that draw numbers: of a region, which gives out what is in it, by its parts."""
+    outs = {p.name: p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy)}
+    inside, by_parts = {name for name in outs if name in needed}, []
+    for part in reversed(bsym.subsymbols):
+        if draws_numbers(part):
+            drawn = _drawn_for_nobody(part, inside)
+            by_parts += [p for p in drawn if p.name in outs]
+            inside |= {p.name for p in drawn}
+        if any(p.name in inside for p in part.flat_proxy_outs):
+            inside.update(_computed_with(part))
+    return by_parts[::-1] or ([] if any(name in needed for name in outs) else list(outs.values())[:1])
 
 
 def _computed_with(bsym: BoundSymbol) -> Iterator[str]:
@@ -102,7 +115,7 @@ def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:
 def with_all_draws(trace: TraceCtx, *others: TensorProxy) -> TraceCtx:
     """A computation, one result of which waits for what draws numbers for nobody, and for others."""
     drawing = _unused_draws(trace)
-    turns = [*(next(p for p in b.flat_proxy_outs if isinstance(p, TensorProxy)) for b in drawing), *others]
+    turns = [*(p for _, drawn in drawing for p in drawn), *others]
     if not turns:
         return trace
     *body, returned = trace.bound_symbols
@@ -111,7 +124,7 @@ def with_all_draws(trace: TraceCtx, *others: TensorProxy) -> TraceCtx:
     found = next((p for p in values["output"] if isinstance(p, TensorProxy) and p.name not in given), None)
     if found is None:
         _check_is_forward(trace)
-        for bsym in drawing:
+        for bsym, _ in drawing:
             bsym.tags.add(prims.OpTags.DONT_DCE)
         return trace
     new = from_trace(trace)
