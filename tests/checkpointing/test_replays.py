@@ -161,6 +161,21 @@ def scaled(m: Once, x: torch.Tensor) -> torch.Tensor:
     return y * mean.detach()
 
 
+def beside(m: Once, x: torch.Tensor) -> torch.Tensor:
+    side = []
+
+    def inner(x):
+        side.extend([x.detach(), x.detach().mean(0)])
+        return x * 1.5
+
+    return m.run(lambda x: m.run(inner, x) * m.w, x) * side[0] * side[1]
+
+
+@pytest.mark.parametrize(("is_nested", "transforms"), crossed([False, True], TRANSFORMS))
+def test_what_is_detached_may_get_out_beside_the_result(is_nested: bool, transforms: str) -> None:
+    check(beside, is_nested, transforms)
+
+
 @pytest.mark.parametrize(("is_nested", "transforms"), crossed([False, True], TRANSFORMS))
 def test_a_result_without_dimensions_may_be_detached(is_nested: bool, transforms: str) -> None:
     check(scaled, is_nested, transforms)

@@ -13,6 +13,7 @@ from typing import Any
 
 from thunder_norm.checkpointing.replays import REGION, refused, replayable, with_effects, writes
 from thunder_norm.functions.missing_gradients import differentiated_inside
+from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.recording import declare_arguments, print_without_module, scope
 import thunder.torch as ltorch
 from thunder.core import prims
@@ -86,6 +87,7 @@ def finished(trace: TraceCtx) -> TraceCtx:
     for i, bsym in enumerate(trace.bound_symbols):
         if is_region(bsym):
             _check_writes(bsym, [*trace.bound_symbols[:i], *trace.bound_symbols[i + 1 :]])
+    end_at_detached(trace)  # before results of regions are, see `_attached`
     new = from_trace(trace)
     with tracectx(new):
         new.bound_symbols = _finished(trace.bound_symbols, set())
