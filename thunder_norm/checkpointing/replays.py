@@ -20,6 +20,7 @@ from thunder_norm.functions.programs import is_differentiable
 from thunder_norm.functions.registry import decomposed, drawing_kernels
 from thunder_norm.functions.writes.aliasing import VIEWS, as_written
 from thunder_norm.subclass.crossing.turns import after
+from thunder_norm.subclass.recording.trace import keep_only
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
@@ -68,12 +69,7 @@ def replayable(
     if not any(_needs_care(b) for b in bsyms):
         return Runs(list(bsyms), list(outs), list(bsyms), list(outs))
     splitter = _Splitter(bsyms, rebuilt)
-    first: list[BoundSymbol] = []
-    second: list[BoundSymbol] = []
-    for bsym in bsyms:
-        once, again = splitter.split(bsym)
-        first += once
-        second += again
+    first, second = splitter.split_all(bsyms)
     first_outs, second_outs = splitter.named(outs)
     second = _needed(second, second_outs, rebuilt)
     splitter.check(second)
@@ -86,7 +82,7 @@ def with_effects(bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy]) -> list[Pr
     Relies on ``thunder.transforms.autodiff``: what no result of a rule needs is put off until after the forward, and left out where no
     gradient comes.
     """
-    needed = {p.name for b in _needed(bsyms, outs, lambda bsym, _: bsym, keeps_writes=False) for p in b.flat_proxy_outs}
+    needed = {p.name for b in keep_only(bsyms, {p.name for p in outs}) for p in b.flat_proxy_outs}
     effects = [b for b in bsyms if b.sym.id is PrimIDs.COPY_ or draws_numbers(b)]
     unneeded = [p for b in effects if needed.isdisjoint(p.name for p in b.flat_proxy_outs) for p in b.flat_proxy_outs]
     first = next((p for p in outs if isinstance(p, TensorProxy)), None)
@@ -138,16 +134,16 @@ class _Splitter:
         parts = decomposed(bsym)
         if parts is not None:
             sharing = set(self.sharing)
-            runs = self._split_parts(parts)
+            runs = self.split_all(parts)
             self.sharing = sharing  # of views in a decomposition the program knows nothing
             return runs
         if bsym.subsymbols:
-            first, second = self._split_parts(bsym.subsymbols)
+            first, second = self.split_all(bsym.subsymbols)
             return first, [self._region(bsym, second)] if bsym.sym.id == REGION else second
         first, second = _noted(bsym)
         return [_swapped(b, self.values) for b in first], [_swapped(b, self.values_again) for b in second]
 
-    def _split_parts(self, bsyms: Sequence[BoundSymbol]) -> Split:
+    def split_all(self, bsyms: Sequence[BoundSymbol]) -> Split:
         first: list[BoundSymbol] = []
         second: list[BoundSymbol] = []
         for bsym in bsyms:
@@ -223,14 +219,12 @@ def _needed(
     bsyms: Sequence[BoundSymbol],
     outs: Sequence[Proxy],
     rebuilt: Callable[[BoundSymbol, Sequence[BoundSymbol]], BoundSymbol],
-    *,
-    keeps_writes: bool = True,
 ) -> list[BoundSymbol]:
     wanted = {p.name for p in outs}
     kept = []
     for bsym in reversed(bsyms):
         used = tuple(p for p in bsym.flat_proxy_outs if p.name in wanted)
-        if (keeps_writes and bsym.sym.id is PrimIDs.COPY_) or used:
+        if used:
             if bsym.sym.id == REGION and len(used) < len(bsym.flat_proxy_outs):
                 bsym = rebuilt(bsym.from_bsym(output=used), bsym.subsymbols)
             wanted.update(p.name for p in bsym.flat_proxy_args)
