@@ -171,6 +171,16 @@ def beside(m: Once, x: torch.Tensor) -> torch.Tensor:
     return m.run(lambda x: m.run(inner, x) * m.w, x) * side[0] * side[1]
 
 
+def of_complex_numbers(m: Once, x: torch.Tensor) -> torch.Tensor:
+    z = m.run(lambda z: z * z.conj() + z.sin(), torch.complex(x, x * m.w))
+    return m.run(lambda z: (z * 1j).real + z.abs(), z)
+
+
+@pytest.mark.parametrize(("is_nested", "transforms"), crossed([False, True], TRANSFORMS))
+def test_complex_numbers_in_and_out_of_regions_have_gradients(is_nested: bool, transforms: str) -> None:
+    check(of_complex_numbers, is_nested, transforms)
+
+
 @pytest.mark.parametrize(("is_nested", "transforms"), crossed([False, True], TRANSFORMS))
 def test_what_is_detached_may_get_out_beside_the_result(is_nested: bool, transforms: str) -> None:
     check(beside, is_nested, transforms)

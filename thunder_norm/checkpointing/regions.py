@@ -13,11 +13,11 @@ from typing import Any
 
 from thunder_norm.checkpointing.replays import REGION, refused, replayable, with_effects, writes
 from thunder_norm.functions.missing_gradients import differentiated_inside
+from thunder_norm.functions.programs import is_differentiable
 from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.recording import declare_arguments, print_without_module, scope
 import thunder.torch as ltorch
 from thunder.core import prims
-from thunder.core.dtypes import is_float_dtype
 from thunder.core.langctxs import Languages, langctx
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
@@ -137,8 +137,8 @@ def _with_dimensions(region: Region) -> tuple[Region, list[BoundSymbol]]:
 
     Of a result whose cotangent a rule asks for and that nobody differentiates Thunder writes ``zeros(*shape)``: ``torch.zeros()``, an error.
     """
-    scalars = [p for p in region.outs if _is_differentiable(p) and p.ndim == 0]
-    if not scalars or sum(map(_is_differentiable, region.outs)) == 1:
+    scalars = [p for p in region.outs if is_differentiable(p) and p.ndim == 0]
+    if not scalars or sum(map(is_differentiable, region.outs)) == 1:
         return region, []
     trace = get_tracectx()
     inner = {variableify(p): _another(p) for p in scalars}
@@ -243,7 +243,7 @@ def _rule(*args: Any, region: Region) -> Any:
     first, outs, again, outs_again = replayable(bsyms, outs, with_body)
     trace.peek_scope().extend(first)
     outs = with_effects(first, outs)
-    wanted = [i for i, p in enumerate(outs) if _is_differentiable(p)]
+    wanted = [i for i, p in enumerate(outs) if is_differentiable(p)]
     cotangents = [prims.get_grad(outs[i]) for i in wanted]
     second = Region(region.name, *_made_anew(again, [outs_again[i] for i in wanted]))
     kept = names_in(first)  # states, and numbers that are drawn once, which no gradient goes to
@@ -297,11 +297,7 @@ def as_trace(region: Region) -> TraceCtx:
 
 
 def _requiring_grad(p: Proxy) -> Proxy:
-    if _is_differentiable(p):
+    if is_differentiable(p):
         return p.replace(requires_grad=True)
     get_tracectx().add_name(p.name)
     return p
-
-
-def _is_differentiable(p: Any) -> bool:
-    return isinstance(p, TensorProxy) and is_float_dtype(p.dtype)
