@@ -13,12 +13,10 @@ from typing import Any
 
 from thunder_norm.checkpointing.replays import REGION, refused, replayable, with_effects, writes
 from thunder_norm.functions.missing_gradients import differentiated_inside
-from thunder_norm.functions.programs import is_differentiable
+from thunder_norm.functions.programs import is_differentiable, with_a_dimension_between
 from thunder_norm.tracing.activity import end_at_detached
-from thunder_norm.tracing.recording import declare_arguments, print_without_module, scope
-import thunder.torch as ltorch
+from thunder_norm.tracing.recording import declare_arguments, print_without_module
 from thunder.core import prims
-from thunder.core.langctxs import Languages, langctx
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
 from thunder.core.pytree import tree_flatten, tree_map
@@ -133,22 +131,13 @@ def _finished(bsyms: Sequence[BoundSymbol], wanted: set[str]) -> list[BoundSymbo
 
 
 def _with_dimensions(region: Region) -> tuple[Region, list[BoundSymbol]]:
-    """The region with one dimension in place of none in its results, and what takes it away.
-
-    Of a result whose cotangent a rule asks for and that nobody differentiates Thunder writes ``zeros(*shape)``: ``torch.zeros()``, an error.
-    """
+    """The region with one dimension in place of none in its results, and what takes it away."""
     scalars = [p for p in region.outs if is_differentiable(p) and p.ndim == 0]
     if not scalars or sum(map(is_differentiable, region.outs)) == 1:
         return region, []
-    trace = get_tracectx()
+    made, outs, taken_away = with_a_dimension_between(region.outs)
     inner = {variableify(p): _another(p) for p in scalars}
-    with langctx(Languages.TORCH), scope(trace) as made:
-        between = {p.name: ltorch.reshape(inner[variableify(p)], (1,)) for p in scalars}
-    with langctx(Languages.TORCH), scope(trace) as taken_away:
-        again = {variableify(ltorch.reshape(between[p.name], ())): p for p in scalars}
-    bsyms = [*(b.from_bsym_swap_proxies(inner) for b in region.bsyms), *made]
-    outs = [between.get(p.name, p) for p in region.outs]
-    return Region(region.name, bsyms, outs), [b.from_bsym_swap_proxies(again) for b in taken_away]
+    return Region(region.name, [b.from_bsym_swap_proxies(inner) for b in (*region.bsyms, *made)], outs), taken_away
 
 
 def _made_in(bsym: BoundSymbol) -> Iterator[Proxy]:

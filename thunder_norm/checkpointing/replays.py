@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._guards import detect_fake_mode
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.functions.drawn_again import drawing_from, state_of, state_proxy
 from thunder_norm.functions.opaque import noted
 from thunder_norm.functions.programs import is_differentiable
 from thunder_norm.functions.registry import decomposed, drawing_kernels
@@ -241,10 +241,10 @@ def _drawing(name: str, meta: Callable[..., TensorProxy], run: Callable[..., tor
     def meta_with_state(*args: Any, **kwargs: Any) -> tuple[TensorProxy, TensorProxy]:
         with scope(get_tracectx()):
             result = meta(*args, **kwargs)
-        return result, _state_proxy(result.device)
+        return result, state_proxy(result.device)
 
     def draw(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        state = _state(_device(args, kwargs))
+        state = state_of(_device(args, kwargs))
         return run(*args, **kwargs), state
 
     def meta_again(state: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
@@ -252,11 +252,7 @@ def _drawing(name: str, meta: Callable[..., TensorProxy], run: Callable[..., tor
             return meta(*args, **kwargs)
 
     def redraw(state: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        device = _device(args, kwargs)
-        if _is_simulated(device):
-            return run(*args, **kwargs)
-        with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type="cuda"):
-            torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
+        with drawing_from(state, _device(args, kwargs)):
             return run(*args, **kwargs)
 
     first = executor.register_operator(
@@ -268,7 +264,7 @@ def _drawing(name: str, meta: Callable[..., TensorProxy], run: Callable[..., tor
         register_grad(symbol.id, _constant(symbol))
 
     def split(bsym: BoundSymbol) -> Split:
-        state, args, kwargs = _state_proxy(bsym.output.device), bsym.args, bsym.kwargs
+        state, args, kwargs = state_proxy(bsym.output.device), bsym.args, bsym.kwargs
         drawn = first.bind(*args, **kwargs, output=(bsym.output, state))
         return [_at(drawn, bsym)], [_at(again.bind(state, *args, **kwargs, output=bsym.output), bsym)]
 
@@ -280,11 +276,6 @@ def _constant(symbol: Symbol) -> Callable:
         return symbol(*args, **kwargs)
 
     return rule
-
-
-def _state_proxy(device: devices.Device) -> TensorProxy:
-    size = len(_state(devices.to_torch_device(device)))
-    return TensorProxy(shape=(size,), device=devices.cpu, dtype=dtypes.uint8)
 
 
 def _device(args: tuple, kwargs: dict[str, Any]) -> torch.device:
@@ -301,7 +292,7 @@ def _noted(bsym: BoundSymbol) -> Split:
     symbols = noted(bsym)
     if symbols is not None:
         first, again = symbols
-        state, args, kwargs = _state_proxy(bsym.flat_proxy_args[0].device), bsym.args, bsym.kwargs
+        state, args, kwargs = state_proxy(bsym.flat_proxy_args[0].device), bsym.args, bsym.kwargs
         drawn = first.bind(args, kwargs, output=(state, bsym.output))
         return [_at(drawn, bsym)], [_at(again.bind(state, *args, **kwargs, output=bsym.output), bsym)]
     if any(map(is_differentiable, bsym.flat_proxy_args)) and any(map(is_differentiable, bsym.flat_proxy_outs)):
@@ -318,20 +309,6 @@ def _noted(bsym: BoundSymbol) -> Split:
 
 def _at(bsym: BoundSymbol, original: BoundSymbol) -> BoundSymbol:
     return bsym.from_bsym(source_filename=original.source_filename, source_positions=original.source_positions)
-
-
-def _is_simulated(device: torch.device) -> bool:
-    return device.type == "meta" or detect_fake_mode() is not None
-
-
-def _state(device: torch.device) -> torch.Tensor:
-    """The state of the generator that a device draws from."""
-    if _is_simulated(device):
-        return torch.empty(_SIZE, dtype=torch.uint8)
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-_SIZE = len(torch.get_rng_state())
 
 
 def _meta(shape: Sequence[int], *args: Any, device: devices.Device, dtype: dtypes.dtype) -> TensorProxy:

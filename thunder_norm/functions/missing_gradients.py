@@ -15,7 +15,15 @@ from torch.utils._pytree import tree_leaves
 
 from thunder_norm.functions import kernels
 from thunder_norm.functions.opaque import is_opaque
-from thunder_norm.functions.programs import flat_program, flat_proxies, is_complex, is_differentiable, renewed_program, replayed
+from thunder_norm.functions.programs import (
+    flat_program,
+    flat_proxies,
+    is_complex,
+    is_differentiable,
+    renewed_program,
+    replayed,
+    with_a_dimension_between,
+)
 from thunder_norm.functions.registry import decomposed, decompositions
 from thunder_norm.functions.reverse import evaluate_vjp
 from thunder_norm.functions.rules import activations
@@ -111,7 +119,9 @@ def with_gradients(
         elif _keeps_statistics(bsym) and (apart := _apart(bsym, trace)) is not None:
             found += _in_one_kernel(bsym, apart, executor, trace, moving) or with_gradients(apart, executor, trace, moving, used)
         elif _asks_for_what_may_be_unused(bsym):
-            found += _with_a_dimension_between(bsym, executor, trace)
+            with tracectx(trace):
+                made, outs, taken_away = with_a_dimension_between(flat_proxies(bsym.output))
+            found += [_with_gradient(bsym.sym.name, [bsym, *made], outs, executor), *taken_away]
         else:
             found.append(_with_gradient(bsym.sym.name, [bsym], flat_proxies(bsym.output), executor, moving, used))
     return found
@@ -407,7 +417,7 @@ def _has_a_gradient_that_fails(bsym: BoundSymbol) -> bool:
 def _asks_for_what_may_be_unused(bsym: BoundSymbol) -> bool:
     """Whether Thunder's rule asks for the cotangents of several results, one of them without dimensions.
 
-    Of a result that nothing uses Thunder writes ``zeros(*shape)``, which is then ``torch.zeros()``, an error.
+    See `with_a_dimension_between`.
     """
     if not is_opaque(bsym) and bsym.sym.id is not prims.PrimIDs.VAR_MEAN:
         return _is_taken_apart(bsym) and any(map(_asks_for_what_may_be_unused, bsym.subsymbols))
@@ -422,18 +432,6 @@ def _lacks_gradient(bsym: BoundSymbol) -> bool:
     if not any(map(is_differentiable, bsym.flat_proxy_args)) or not bsym.flat_proxy_outs:
         return False
     return any(map(_lacks_gradient, bsym.subsymbols)) if bsym.subsymbols else bsym.sym.is_prim
-
-
-def _with_a_dimension_between(bsym: BoundSymbol, executor: Any, trace: TraceCtx) -> list[BoundSymbol]:
-    """The operation with one dimension in place of none in its results, then what takes it away: nobody asks for that unless it is used."""
-    outs = flat_proxies(bsym.output)
-    with tracectx(trace), langctx(Languages.TORCH):
-        with scope(trace) as made:
-            between = [ltorch.reshape(p, (1,)) if p.ndim == 0 else p for p in outs]
-        with scope(trace) as taken_away:
-            again = {variableify(ltorch.reshape(b, ())): p for b, p in zip(between, outs, strict=True) if b is not p}
-    whole = _with_gradient(bsym.sym.name, [bsym, *made], between, executor)
-    return [whole, *(b.from_bsym_swap_proxies(again) for b in taken_away)]
 
 
 def _with_gradient(

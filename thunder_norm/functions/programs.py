@@ -18,7 +18,9 @@ from thunder_norm.tracing.native.flattening import leaves_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.tags import has_any_tag
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
+import thunder.torch as ltorch
 from thunder.core import dtypes, prims
+from thunder.core.langctxs import Languages, langctx
 from thunder.core.proxies import NumberProxy, Proxy, ProxyTag, TensorProxy, Variable, numberproxy, variableify
 from thunder.core.pytree import tree_flatten, tree_map
 from thunder.core.symbol import BoundSymbol
@@ -146,6 +148,23 @@ def flat_program(args: Sequence[Proxy], bsyms: Sequence[BoundSymbol], outs: Sequ
     trace.names.update(p.name for p in args if isinstance(p, Proxy))
     trace.bound_symbols.append(prims.python_return.bind(tuple(outs), output=()))
     return trace
+
+
+def with_a_dimension_between(outs: Iterable[Any]) -> tuple[list[BoundSymbol], list[Any], list[BoundSymbol]]:
+    """Results of operations with one dimension in place of none, for the trace that is open: nobody asks for a cotangent of what is not used.
+
+    Of a result whose cotangent a rule asks for and that nobody differentiates Thunder writes ``zeros(*shape)``: ``torch.zeros()``, an error.
+
+    Returns:
+        What gives differentiable results that dimension, the results then, and what takes it away, under the names that they had.
+    """
+    outs, trace = list(outs), get_tracectx()
+    with langctx(Languages.TORCH):
+        with scope(trace) as made:
+            between = [ltorch.reshape(p, (1,)) if is_differentiable(p) and p.ndim == 0 else p for p in outs]
+        with scope(trace) as taken_away:
+            named = {variableify(ltorch.reshape(b, ())): p for b, p in zip(between, outs, strict=True) if b is not p}
+    return made, between, [b.from_bsym_swap_proxies(named) for b in taken_away]
 
 
 def _with_parts(bsyms: Sequence[BoundSymbol]) -> Iterator[BoundSymbol]:

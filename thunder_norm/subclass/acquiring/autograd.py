@@ -226,7 +226,8 @@ class Autograd:
 
     def _note_views(self, bsym: BoundSymbol) -> None:
         """Note views that are made under `torch.no_grad`: torch says that these require grad where their tensor does, and gives them no history."""
-        activity.propagate(bsym, self._views)
+        if self._views:
+            activity.propagate(bsym, self._views)
         made = [p for p in bsym.flat_proxy_outs if isinstance(p, TensorProxy) and ProxyTag.DETACHED_AUTOGRAD_GRAPH in p.tags]
         if bsym.sym.name not in _NO_VIEWS and made and makes_view(bsym) and not activity.has_no_history(bsym):
             of = {p.name for p in bsym.flat_proxy_args}

@@ -75,10 +75,12 @@ def _unused_draws(trace: TraceCtx) -> list[tuple[BoundSymbol, list[TensorProxy]]
     needed = {p.name for p in tree_flatten(returned.args)[0] if isinstance(p, TensorProxy)}
     found = []
     for bsym in reversed(body):
-        if draws_numbers(bsym) and (drawn := _drawn_for_nobody(bsym, needed)):
+        used = [p.name in needed for p in bsym.flat_proxy_outs]
+        drawn = [] if all(used) or not draws_numbers(bsym) else _drawn_for_nobody(bsym, needed)
+        if drawn:
             found.append((bsym, drawn))
             needed.update(p.name for p in drawn)
-        if any(p.name in needed for p in bsym.flat_proxy_outs) or has_any_tag(bsym, {prims.OpTags.DONT_DCE}):
+        if drawn or any(used) or has_any_tag(bsym, {prims.OpTags.DONT_DCE}):
             needed.update(_computed_with(bsym))
     return found[::-1]
 
