@@ -12,7 +12,7 @@ from thunder_norm.checkpointing.acquisition import interpret_region
 from thunder_norm.checkpointing.blocks import EVERY_BLOCK, chosen_modules
 from thunder_norm.checkpointing.budget import Budget, CheckpointReport
 from thunder_norm.checkpointing.listing import with_functions
-from thunder_norm.checkpointing.regions import finished, is_region
+from thunder_norm.checkpointing.regions import finished, grouped, is_region
 from thunder_norm.errors import CheckpointError, TransformTypeError, with_details
 from thunder_norm.functions.jitted import Watching
 from thunder_norm.profiling.memory import Kind
@@ -89,6 +89,10 @@ class CheckpointTransform(Watching):
             self.checkpointed_modules = {id(m): name for name, m in chosen_modules(module, self.policy).items()}
         self._kinds = {_name(name): "parameter" for name, _ in module.named_parameters(remove_duplicate=False)}
         self._kinds |= {_name(name): "buffer" for name, _ in module.named_buffers(remove_duplicate=False)}
+
+    def end(self, found: Any) -> None:
+        """Have each region be one operation."""
+        found.computation_trace = grouped(found.computation_trace)
 
     def transform_traces_pre_prologue(
         self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, *, executors_list: Any

@@ -18,8 +18,8 @@ SLICE = 8
 
 def test_programs_have_everything_in_them() -> None:
     numbers = random.Random(named_seed("regions"))
-    drawn = [draw(numbers) for _ in range(600)]
-    assert len({p.text() for p in drawn}) > 400 and {p.transforms for p in drawn} == set(TRANSFORMS)
+    drawn = [draw(numbers) for _ in range(900)]
+    assert len({p.text() for p in drawn}) > 600 and {p.transforms for p in drawn} == set(TRANSFORMS)
     used = {label for p in drawn for label in p.labels()}
     assert used == {*TRANSFORMS, *(" / ".join(s.splitlines()) for s in (*CALLS, *STATEMENTS, *DRAWING, *WRITING))}
 

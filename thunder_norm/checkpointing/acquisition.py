@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-from thunder_norm.checkpointing.regions import Region, names_in
+from thunder_norm.checkpointing.regions import Region, edge, names_in
 from thunder_norm.checkpointing.replays import refused, writes
 from thunder_norm.errors import UnsupportedOpError, WrittenOnceWarning, with_details
 from thunder_norm.subclass.backward import side_effects
@@ -67,12 +67,25 @@ class _Path:
 
 
 def interpret_region(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Have the interpreter call a function, and let what it records be one region."""
+    """Have the interpreter call a function, and let what it records be one region.
+
+    In the program itself its operations are the program's while it is acquired, between the edges of the region: what it asks of tensors
+    and does to them is what it would be without.
+    """
     ctx = get_jit_ctx()
     trace, path = ctx.computation_trace, _Path.of(ctx)
     if _meets_wrappers():
         return _interpret_call(function, *args, **kwargs)
     name, position, start = path.enter(), _position(), len(trace.bound_symbols)
+    if keeps_regions() and len(trace.scopes) == 1:
+        trace.bound_symbols.append(edge(name, True).from_bsym(source_filename=position[0], source_positions=position[1]))
+        try:
+            result = _interpret_call(function, *args, **kwargs)
+        finally:
+            path.leave()
+        if result is not INTERPRETER_SIGNALS.EXCEPTION_RAISED and not _meets_wrappers():
+            trace.bound_symbols.append(edge(name, False))
+        return result
     try:
         with scope(trace) as bsyms:
             result = _interpret_call(function, *args, **kwargs)

@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from thunder_norm.checkpointing.replays import REGION, refused, replayable, with_effects, writes
+from thunder_norm.checkpointing.replays import REGION, replayable, with_effects
 from thunder_norm.functions.missing_gradients import differentiated_inside
 from thunder_norm.functions.programs import is_differentiable, with_a_dimension_between
+from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
 from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.recording import declare_arguments, print_without_module
 from thunder.core import prims
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
-from thunder.core.pytree import tree_flatten, tree_map
+from thunder.core.pytree import tree_map
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import TraceCtx, TraceProvenance, from_trace, get_tracectx, tracectx
 from thunder.core.transforms import register_grad
@@ -72,6 +73,42 @@ def with_body(bsym: BoundSymbol, subsymbols: Sequence[BoundSymbol]) -> BoundSymb
 differentiated_inside(REGION, with_body)
 
 
+def edge(name: str, is_first: bool) -> BoundSymbol:
+    """What stands before the first operation of a region, or after the last, while the program is acquired; see `grouped`."""
+    return (_BEGINS if is_first else _ENDS).bind(name, output=None)
+
+
+def _edge(name: str) -> Symbol:
+    return Symbol(name=name, id=f"thunder_norm.{name}", meta=lambda name: None, tags=(prims.OpTags.DONT_DCE,))
+
+
+_BEGINS, _ENDS = _edge("region_begins"), _edge("region_ends")
+
+
+def grouped(trace: TraceCtx) -> TraceCtx:
+    """A program just acquired, with what is between the edges of a region as its region; those that have but a beginning are none."""
+    ending = {b.args[0] for b in trace.bound_symbols if b.sym.id == _ENDS.id}
+    levels: list[tuple[BoundSymbol | None, list[BoundSymbol]]] = [(None, [])]
+    new = from_trace(trace)
+    with tracectx(new):
+        for bsym in trace.bound_symbols:
+            if bsym.sym.id == GIVEN_AGAIN.id:  # no operation
+                levels[0][1].append(bsym)
+            elif bsym.sym.id == _BEGINS.id:
+                if bsym.args[0] in ending:
+                    levels.append((bsym, []))
+            elif bsym.sym.id == _ENDS.id:
+                first, inside = levels.pop()
+                outs = {p.name: p for b in inside for p in b.flat_proxy_outs}
+                region = Region(first.args[0], inside, outs.values()).symbol()
+                at = {"source_filename": first.source_filename, "source_positions": first.source_positions}
+                levels[-1][1].append(region.from_bsym(**at))
+            else:
+                levels[-1][1].append(bsym)
+    ((_, new.bound_symbols),) = levels
+    return new
+
+
 def finished(trace: TraceCtx) -> TraceCtx:
     """The program with each region giving out all that the program around it uses, and nothing else.
 
@@ -82,29 +119,12 @@ def finished(trace: TraceCtx) -> TraceCtx:
     """
     if not any(_has_region(b) for b in trace.bound_symbols):
         return trace
-    for i, bsym in enumerate(trace.bound_symbols):
-        if is_region(bsym):
-            _check_writes(bsym, [*trace.bound_symbols[:i], *trace.bound_symbols[i + 1 :]])
     end_at_detached(trace)  # before results of regions are, see `_attached`
     new = from_trace(trace)
     with tracectx(new):
         new.bound_symbols = _finished(trace.bound_symbols, set())
     new.set_provenance(TraceProvenance("Checkpointed regions"))
     return new
-
-
-def _check_writes(region: BoundSymbol, around: Sequence[BoundSymbol]) -> None:
-    """Thunder moves a write that no result depends on to the end of the forward."""
-    written = {
-        w.args[1].name: w for s in region.subsymbols for w in writes(s) if w.args[1].name not in names_in(region.subsymbols)
-    }
-    for bsym in around if written else ():
-        used = bsym.flat_proxy_args
-        if bsym.sym.id is PrimIDs.RETURN:
-            used = tree_flatten(bsym.args[0]["output"])[0]
-        for p in used:
-            if isinstance(p, Proxy) and p.name in written:
-                raise refused(written[p.name], f"{p.name} is changed in place in a checkpointed region and used outside of it")
 
 
 def names_in(bsyms: Sequence[BoundSymbol]) -> set[str]:

@@ -25,7 +25,7 @@ from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder_norm.trees import flat_tensors
-from thunder.core import devices, dtypes
+from thunder.core import devices, dtypes, prims
 from thunder.core.prims import OpTags, PrimIDs
 from thunder.core.proxies import Proxy, TensorProxy, Variable, variableify
 from thunder.core.symbol import BoundSymbol, Symbol
@@ -64,7 +64,7 @@ def replayable(
         rebuilt: makes a region inside with other operations.
 
     Raises:
-        UnsupportedOpError: the second run would read what the first has changed, or a tensor is changed that others share memory with.
+        UnsupportedOpError: a tensor is changed that others share memory with.
     """
     if not any(_needs_care(b) for b in bsyms):
         return Runs(list(bsyms), list(outs), list(bsyms), list(outs))
@@ -72,8 +72,8 @@ def replayable(
     first, second = splitter.split_all(bsyms)
     first_outs, second_outs = splitter.named(outs)
     second = _needed(second, second_outs, rebuilt)
-    splitter.check(second)
-    return Runs(first, first_outs, second, second_outs)
+    kept, second = splitter.reading_what_was(second)
+    return Runs([*kept, *first], first_outs, second, second_outs)
 
 
 def with_effects(bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy]) -> list[Proxy]:
@@ -113,7 +113,9 @@ class _Splitter:
         self.sharing: set[str] = set()  # tensors with views, and views
         self.values: dict[Variable, Proxy] = {}  # what is in a tensor of the region that was written into
         self.values_again: dict[Variable, Proxy] = {}  # the second time
-        self.targets: dict[str, BoundSymbol] = {}  # of the surroundings
+        self.targets: set[str] = set()  # of the surroundings
+        self.same: dict[str, TensorProxy] = {}  # results of copies, and the tensors that they are
+        self.called: dict[str, list[Variable]] = {}  # a tensor that is written into, and the results of copies that it is
 
     def named(self, outs: Sequence[Proxy]) -> tuple[list[Proxy], list[Proxy]]:
         """Results as they are called the first and the second time."""
@@ -161,24 +163,32 @@ class _Splitter:
 
     def _write(self, bsym: BoundSymbol) -> Split:
         source, target, *_ = bsym.args
+        target = self.same.get(target.name, target)
         if target.name in self.sharing:
             raise refused(bsym, f"{target.name}, which shares memory with others, is changed in place in a checkpointed region")
+        self.same[bsym.output.name] = target
+        names = self.called.setdefault(target.name, [variableify(target)])
+        names.append(variableify(bsym.output))
         (expanded, once), (expanded_again, again) = (
             _written(values.get(variableify(source), source), target) for values in (self.values, self.values_again)
         )
-        self.values |= _values(self.values, bsym, once)
-        self.values_again |= _values(self.values_again, bsym, again)
+        self.values |= dict.fromkeys(names, once)
+        self.values_again |= dict.fromkeys(names, again)
         if target.name in self.made:
             return expanded, expanded_again
-        self.targets[target.name] = bsym
+        self.targets.add(target.name)
         return [*expanded, bsym.from_bsym(args=(once, target, *bsym.args[2:]))], expanded_again
 
-    def check(self, second: Sequence[BoundSymbol]) -> None:
-        """Refuse a second run that reads what the first has changed."""
-        for bsym in second:
-            for p in bsym.flat_proxy_args:
-                if p.name in self.targets:
-                    raise refused(self.targets[p.name], f"{p.name} is changed in place in a checkpointed region that reads it")
+    def reading_what_was(self, second: Sequence[BoundSymbol]) -> Split:
+        """A second run that reads copies of what the first has changed in tensors of the surroundings; and what makes these, before that."""
+        read = {p.name: p for b in second for p in b.flat_proxy_args if p.name in self.targets}
+        with scope(get_tracectx()) as kept:
+            before: dict[Variable, Proxy] = {variableify(p): prims.clone(p) for p in read.values()}
+        return kept, [self._reading(b, before) for b in second] if before else list(second)
+
+    def _reading(self, bsym: BoundSymbol, before: dict[Variable, Proxy]) -> BoundSymbol:
+        new = _swapped(bsym, before)
+        return self.rebuilt(new, new.subsymbols) if new.sym.id == REGION else new
 
 
 def _written(value: TensorProxy, target: TensorProxy) -> tuple[list[BoundSymbol], TensorProxy]:
@@ -186,13 +196,6 @@ def _written(value: TensorProxy, target: TensorProxy) -> tuple[list[BoundSymbol]
     with scope(get_tracectx()) as made:
         value = as_written(value, target)
     return made, value
-
-
-def _values(known: dict[Variable, Proxy], write: BoundSymbol, value: Proxy) -> dict[Variable, Proxy]:
-    """What is to be put for the target of a write, and for all that stood for it."""
-    target = variableify(write.args[1])
-    stale = [v for v, p in known.items() if variableify(p) == target]
-    return dict.fromkeys([variableify(write.output), target, *stale], value)
 
 
 def _swapped(bsym: BoundSymbol, values: dict[Variable, Proxy]) -> BoundSymbol:

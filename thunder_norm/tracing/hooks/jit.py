@@ -173,6 +173,8 @@ def _acquired(asked: Participant, fn: Callable, args: tuple, kwargs: dict, optio
         aliases.check_written_once(found.computation_trace)
         tensor_classes.guard(found.prologue_trace)
         asked.acquired(found)
+        for participant in participants():
+            participant.end(found)
         if not asked.interprets_subclasses and found.epilogue_trace is not None:  # or it is made once there are no wrappers in it
             found.epilogue_trace = named_results.made_by_operators(found.epilogue_trace)
         if guards.is_of_one_call():

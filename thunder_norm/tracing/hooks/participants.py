@@ -86,6 +86,9 @@ class Participant(Transform):
     def acquired(self, found: Any) -> None:
         """Called with the traces just acquired, before any transform."""
 
+    def end(self, found: Any) -> None:
+        """Called once for every participant, with the traces just acquired, as the leader has left them."""
+
     def begins_again(self, found: Any | None) -> bool:
         """Whether the program is to be acquired once more, with what is known by now; `found` are the traces, None if there was an error."""
         return False
