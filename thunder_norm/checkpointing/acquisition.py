@@ -20,7 +20,7 @@ from thunder_norm.tracing import lookasides
 from thunder_norm.tracing.hooks.participants import functions_inside
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import scope
-from thunder_norm.tracing.shared_memory.writes import targets
+from thunder_norm.tracing.shared_memory.writes import copies_in, targets
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -247,7 +247,7 @@ def _interpret_computed_again(function: WrappedValue, *args: WrappedValue, **kwa
         return result
     kept = {p.name for v in (*args, *kwargs.values(), result) for p in _proxies(v)}
     for bsym in bsyms[start:]:
-        for p in bsym.flat_proxy_outs:
+        for p in () if copies_in(bsym) else bsym.flat_proxy_outs:  # what is written is written once
             if p.name not in kept:
                 p.tags.add(ProxyTag.RECOMPUTE_IN_BACKWARD)
     return result

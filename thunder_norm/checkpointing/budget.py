@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.checkpointing.regions import Region, as_trace, is_region, with_body
+from thunder_norm.checkpointing.regions import Region, as_trace, is_region, noting_changes, with_body
 from thunder_norm.checkpointing.replays import replayable
 from thunder_norm.errors import CheckpointError, UnsupportedOpError, with_details
 from thunder_norm.profiling import trace as replay
@@ -230,7 +230,7 @@ class Budget:
                 number += 1
                 i = segment.stop
         new.set_provenance(TraceProvenance("Checkpointed to a memory budget"))
-        return new
+        return noting_changes(new)
 
 
 def cheapest(items: Sequence[_Segment], needed: int) -> list[_Segment]:

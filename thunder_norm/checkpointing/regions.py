@@ -8,13 +8,15 @@ again, followed by the backward that Thunder derives for it; regions inside are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from thunder_norm.checkpointing.replays import REGION, replayable, with_effects
+from thunder_norm.checkpointing.replays import REGION, Memory, in_memory_of, replayable, with_effects, writes
 from thunder_norm.functions.missing_gradients import differentiated_inside
 from thunder_norm.functions.programs import is_differentiable, with_a_dimension_between
 from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
+from thunder_norm.subclass.crossing.turns import with_all_draws
 from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.recording import declare_arguments, print_without_module
 from thunder.core import prims
@@ -35,10 +37,18 @@ class Region:
         args: the proxies it uses and does not make.
         bsyms: its operations.
         outs: what the rest of the program uses of what it makes.
+        changing: of what it uses, by name, what lies in memory that is written while it runs, or later; see `noting_changes`.
     """
 
-    def __init__(self, name: str, bsyms: Sequence[BoundSymbol], outs: Iterable[Proxy]):
+    def __init__(
+        self,
+        name: str,
+        bsyms: Sequence[BoundSymbol],
+        outs: Iterable[Proxy],
+        changing: Mapping[str, Memory] = MappingProxyType({}),
+    ):
         self.name = name
+        self.changing = changing
         self.bsyms = tuple(bsyms)
         self.outs = tuple(outs)
         made = {p.name for b in bsyms for p in b.flat_proxy_outs}
@@ -48,13 +58,17 @@ class Region:
     @staticmethod
     def of(bsym: BoundSymbol) -> Region:
         """The region that a bound symbol stands for, under the names it has in its trace."""
-        return Region(bsym.sym.name, bsym.subsymbols, bsym.flat_proxy_outs)
+        region = bsym.kwargs["region"]
+        changing = {
+            p.name: region.changing[q.name] for p, q in zip(bsym.args, region.args, strict=True) if q.name in region.changing
+        }
+        return Region(bsym.sym.name, bsym.subsymbols, bsym.flat_proxy_outs, changing)
 
     def symbol(self) -> BoundSymbol:
         """The region as one bound symbol, under the names it has now."""
         bsyms, outs = _attached(self.bsyms, self.outs)
         output = outs[0] if len(outs) == 1 else tuple(outs)
-        region = Region(self.name, bsyms, outs)
+        region = Region(self.name, bsyms, outs, self.changing)
         return _symbol(self.name).bind(*region.args, output=output, subsymbols=list(bsyms), region=region)
 
     def copied(self, args: Sequence[Any]) -> tuple[list[BoundSymbol], list[Proxy]]:
@@ -66,7 +80,7 @@ class Region:
 
 def with_body(bsym: BoundSymbol, subsymbols: Sequence[BoundSymbol]) -> BoundSymbol:
     """The region that a bound symbol stands for, with other operations that make the same results."""
-    new = Region(bsym.sym.name, subsymbols, bsym.flat_proxy_outs).symbol()
+    new = Region(bsym.sym.name, subsymbols, bsym.flat_proxy_outs, Region.of(bsym).changing).symbol()
     return new.from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
 
 
@@ -119,12 +133,74 @@ def finished(trace: TraceCtx) -> TraceCtx:
     """
     if not any(_has_region(b) for b in trace.bound_symbols):
         return trace
+    trace = _waiting_for_writes(trace)
     end_at_detached(trace)  # before results of regions are, see `_attached`
     new = from_trace(trace)
     with tracectx(new):
         new.bound_symbols = _finished(trace.bound_symbols, set())
     new.set_provenance(TraceProvenance("Checkpointed regions"))
+    return noting_changes(new)
+
+
+def _waiting_for_writes(trace: TraceCtx) -> TraceCtx:
+    """A program that returns, or waits with a result for, what its regions write into its arguments.
+
+    As ``thunder.core.update_aliases`` has it where there are no regions: what the forward does not return is put off until the backward.
+    """
+    root = _roots(trace)
+    last: dict[str, tuple[BoundSymbol, bool]] = {}  # by argument: the copy, and whether a region does it
+    for bsym in trace.bound_symbols:
+        last |= {name: (copy, _has_region(bsym)) for name, copy in _written_in(bsym, root)}
+    outs = {name: copy.output for name, (copy, is_of_region) in last.items() if is_of_region}
+    if not outs:
+        return trace
+    *body, returned = trace.bound_symbols
+    given = returned.args[0]
+    new = from_trace(trace)
+    whole = {p.name: now for p in trace.args if p.name in outs and tuple((now := outs[p.name]).shape) == tuple(p.shape)}
+    flat_args = [
+        whole.get(root[p.name].name, p) if isinstance(p, TensorProxy) and p.name in root else p for p in given["flat_args"]
+    ]
+    new.bound_symbols = [*body, returned.from_bsym(args=({**given, "flat_args": flat_args},))]
+    return with_all_draws(new, *(p for name, p in outs.items() if name not in whole))
+
+
+def _roots(trace: TraceCtx) -> dict[str, TensorProxy]:
+    return {p.name: p for p in trace.args if isinstance(p, TensorProxy)}
+
+
+def noting_changes(trace: TraceCtx) -> TraceCtx:
+    """The program with regions that know which of their arguments are in memory that is written when they are computed again."""
+    root = _roots(trace)
+    written = {name: i for i, bsym in enumerate(trace.bound_symbols) for name, _ in _written_in(bsym, root)}  # where last
+    if not written:
+        return trace
+    new = from_trace(trace)
+    new.bound_symbols = list(trace.bound_symbols)
+    for i, bsym in enumerate(trace.bound_symbols):
+        if is_region(bsym):
+            region = Region.of(bsym)
+            memory = {p.name: root[p.name] for p in region.args if p.name in root}
+            region.changing = {
+                name: Memory(a.name, a.requires_grad) for name, a in memory.items() if written.get(a.name, -1) >= i
+            }
+            new.bound_symbols[i] = region.symbol().from_bsym(
+                source_filename=bsym.source_filename, source_positions=bsym.source_positions
+            )
     return new
+
+
+def _written_in(bsym: BoundSymbol, root: dict[str, TensorProxy]) -> Iterator[tuple[str, BoundSymbol]]:
+    """The arguments that an operation writes into, and the copies; what lies in the memory of one is added to `root`."""
+    if _has_region(bsym):
+        for sub in bsym.subsymbols:
+            yield from _written_in(sub, root)
+        return
+    root.update({out: root[base] for out, base in in_memory_of(bsym).items() if base in root})
+    for copy in writes(bsym):
+        if copy.args[1].name in root:
+            root[copy.output.name] = root[copy.args[1].name]
+            yield root[copy.output.name].name, copy
 
 
 def names_in(bsyms: Sequence[BoundSymbol]) -> set[str]:
@@ -249,7 +325,8 @@ def _print(bsym: BoundSymbol, outs: Any, args: Sequence[Any], kwargs: dict[str, 
 def _rule(*args: Any, region: Region) -> Any:
     trace = get_tracectx()
     bsyms, outs = region.copied(args)
-    first, outs, again, outs_again = replayable(bsyms, outs, with_body)
+    changing = {a.name: region.changing[p.name] for p, a in zip(region.args, args, strict=True) if p.name in region.changing}
+    first, outs, again, outs_again, copied = replayable(bsyms, outs, with_body, changing)
     trace.peek_scope().extend(first)
     outs = with_effects(first, outs)
     wanted = [i for i, p in enumerate(outs) if is_differentiable(p)]
@@ -257,6 +334,7 @@ def _rule(*args: Any, region: Region) -> Any:
     second = Region(region.name, *_made_anew(again, [outs_again[i] for i in wanted]))
     kept = names_in(first)  # states, and numbers that are drawn once, which no gradient goes to
     for p, gradient in zip(second.args, _write_backward(second, cotangents), strict=True):
+        p = copied.get(p.name, p)
         if gradient is not None and p.name not in kept:
             prims.put_grad(p, gradient)
     return outs[0] if len(outs) == 1 else tuple(outs)

@@ -8,7 +8,8 @@ surroundings happen the first time only.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from thunder_norm.functions.drawn_again import drawing_from, state_of, state_pro
 from thunder_norm.functions.opaque import noted
 from thunder_norm.functions.programs import is_differentiable
 from thunder_norm.functions.registry import decomposed, drawing_kernels
-from thunder_norm.functions.writes.aliasing import VIEWS, as_written
+from thunder_norm.functions.writes.aliasing import VIEWS, as_written, views_in
 from thunder_norm.subclass.crossing.turns import after
 from thunder_norm.subclass.recording.trace import keep_only
 from thunder_norm.tracing.locations import location_of
@@ -42,6 +43,13 @@ REGION = "thunder_norm.checkpoint"  # the id of a region, whose insides are look
 Split = tuple[list[BoundSymbol], list[BoundSymbol]]
 
 
+class Memory(NamedTuple):
+    """What a tensor of the surroundings lies in that the program writes into while a region runs or later."""
+
+    root: str  # the name of an argument of the program
+    is_differentiated: bool
+
+
 class Runs(NamedTuple):
     """What a region does the first and the second time, and the results of each."""
 
@@ -49,31 +57,35 @@ class Runs(NamedTuple):
     first_outs: list[Proxy]
     second: list[BoundSymbol]
     second_outs: list[Proxy]
+    kept: dict[str, Proxy]  # names of copies that the first makes for the second, and what they are copies of
 
 
 def replayable(
-    bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy], rebuilt: Callable[[BoundSymbol, Sequence[BoundSymbol]], BoundSymbol]
+    bsyms: Sequence[BoundSymbol],
+    outs: Sequence[Proxy],
+    rebuilt: Callable[[BoundSymbol, Sequence[BoundSymbol]], BoundSymbol],
+    changing: Mapping[str, Memory] = MappingProxyType({}),
 ) -> Runs:
     """What to run the first time, and what the second time.
 
-    The second may use what the first makes: states of generators, and what random operations drew whose state cannot be set.
+    The second may use what the first makes: states of generators, what random operations drew whose state cannot be set, and copies of
+    what is written into tensors of the surroundings by then.
 
     Args:
         bsyms: the operations of a region.
         outs: their results.
         rebuilt: makes a region inside with other operations.
+        changing: tensors that it takes, by name, whose memory is written while it runs, or later.
 
     Raises:
         UnsupportedOpError: a tensor is changed that others share memory with.
     """
-    if not any(_needs_care(b) for b in bsyms):
-        return Runs(list(bsyms), list(outs), list(bsyms), list(outs))
-    splitter = _Splitter(bsyms, rebuilt)
+    if not changing and not any(_needs_care(b) for b in bsyms):
+        return Runs(list(bsyms), list(outs), list(bsyms), list(outs), {})
+    splitter = _Splitter(bsyms, rebuilt, changing)
     first, second = splitter.split_all(bsyms)
     first_outs, second_outs = splitter.named(outs)
-    second = _needed(second, second_outs, rebuilt)
-    kept, second = splitter.reading_what_was(second)
-    return Runs([*kept, *first], first_outs, second, second_outs)
+    return Runs(first, first_outs, _needed(second, second_outs, rebuilt), second_outs, splitter.copied)
 
 
 def with_effects(bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy]) -> list[Proxy]:
@@ -104,18 +116,34 @@ def writes(bsym: BoundSymbol) -> Iterator[BoundSymbol]:
         yield from writes(sub)
 
 
-class _Splitter:
-    """Writes into tensors of the region become new values; those into tensors of the surroundings are left out the second time."""
+def in_memory_of(bsym: BoundSymbol) -> dict[str, str]:
+    """The results of an operation that lie in the memory of an argument, and of which."""
+    if bsym.sym.id is PrimIDs.UPDATE_ALIASES:
+        return {out.name: p.name for out, p in zip(bsym.flat_proxy_outs, bsym.flat_proxy_args, strict=True)}
+    return views_in(bsym)
 
-    def __init__(self, bsyms: Sequence[BoundSymbol], rebuilt: Callable[[BoundSymbol, Sequence[BoundSymbol]], BoundSymbol]):
+
+class _Splitter:
+    """Writes into tensors of the region become new values; those into tensors of the surroundings are left out the second time.
+
+    What is read of memory of the surroundings that is written is read from a copy, both times: the second finds what the first has found.
+    """
+
+    def __init__(
+        self,
+        bsyms: Sequence[BoundSymbol],
+        rebuilt: Callable[[BoundSymbol, Sequence[BoundSymbol]], BoundSymbol],
+        changing: Mapping[str, Memory],
+    ):
         self.rebuilt = rebuilt
         self.made = {name for b in bsyms for name in _names(b)}
         self.sharing: set[str] = set()  # tensors with views, and views
         self.values: dict[Variable, Proxy] = {}  # what is in a tensor of the region that was written into
         self.values_again: dict[Variable, Proxy] = {}  # the second time
-        self.targets: set[str] = set()  # of the surroundings
-        self.same: dict[str, TensorProxy] = {}  # results of copies, and the tensors that they are
-        self.called: dict[str, list[Variable]] = {}  # a tensor that is written into, and the results of copies that it is
+        self.memory = dict(changing)  # of tensors of the surroundings, and of views of them
+        self.given = frozenset(changing)
+        self.copies: dict[str, dict[str, TensorProxy]] = {}  # by root, then by name: what was read since it was written last
+        self.copied: dict[str, Proxy] = {}
 
     def named(self, outs: Sequence[Proxy]) -> tuple[list[Proxy], list[Proxy]]:
         """Results as they are called the first and the second time."""
@@ -124,8 +152,13 @@ class _Splitter:
     def split(self, bsym: BoundSymbol) -> Split:
         if bsym.sym.id in VIEWS and isinstance(bsym.args[0], TensorProxy):
             self.sharing.update((bsym.args[0].name, bsym.output.name))
+        if bsym.sym.id != REGION:
+            self.memory |= {out: self.memory[base] for out, base in in_memory_of(bsym).items() if base in self.memory}
         if not _needs_care(bsym):
-            return [_swapped(bsym, self.values)], [_swapped(bsym, self.values_again)]
+            if bsym.sym.id == REGION and any(p.name in self.memory for p in bsym.flat_proxy_args):
+                first, second = self.split_all(bsym.subsymbols)
+                return first, [self._region(bsym, second)]
+            return self._both(bsym)
         if bsym.sym.id is PrimIDs.COPY_:
             return self._write(bsym)
         drawing = _draws().get(bsym.sym.id)
@@ -161,34 +194,42 @@ class _Splitter:
         given_out = {p.name: p for p in (*outs, *self.values_again.values()) if p.name in made}
         return self.rebuilt(bsym.from_bsym(output=tuple(given_out.values())), second)
 
+    def _both(self, bsym: BoundSymbol) -> Split:
+        """An operation that is run both times."""
+        with scope(get_tracectx()) as made:
+            read = {variableify(p): self._copy(p, bsym) for p in bsym.flat_proxy_args if p.name in self.memory}
+        return [*made, _swapped(bsym, self.values | read)], [_swapped(bsym, self.values_again | read)]
+
+    def _copy(self, p: TensorProxy, bsym: BoundSymbol) -> TensorProxy:
+        """What a tensor holds that is written later, or was."""
+        root, is_differentiated = self.memory[p.name]
+        if is_differentiated and p.name not in self.given:
+            raise refused(
+                bsym, f"{p.name}, which lies in memory that is written without autograd, is used in a checkpointed region"
+            )
+        copies = self.copies.setdefault(root, {})
+        if p.name not in copies:
+            copies[p.name] = prims.clone(p)
+            self.copied[copies[p.name].name] = p
+        return copies[p.name]
+
     def _write(self, bsym: BoundSymbol) -> Split:
         source, target, *_ = bsym.args
-        target = self.same.get(target.name, target)
-        if target.name in self.sharing:
+        memory = self.memory.get(target.name)
+        if memory is None and target.name in self.sharing:
             raise refused(bsym, f"{target.name}, which shares memory with others, is changed in place in a checkpointed region")
-        self.same[bsym.output.name] = target
-        names = self.called.setdefault(target.name, [variableify(target)])
-        names.append(variableify(bsym.output))
         (expanded, once), (expanded_again, again) = (
             _written(values.get(variableify(source), source), target) for values in (self.values, self.values_again)
         )
-        self.values |= dict.fromkeys(names, once)
-        self.values_again |= dict.fromkeys(names, again)
+        if memory is not None:
+            self.copies.pop(memory.root, None)
+            self.memory[bsym.output.name] = memory
+            return [*expanded, bsym.from_bsym(args=(once, target, *bsym.args[2:]))], []
+        self.values |= _values(self.values, bsym, once)
+        self.values_again |= _values(self.values_again, bsym, again)
         if target.name in self.made:
             return expanded, expanded_again
-        self.targets.add(target.name)
         return [*expanded, bsym.from_bsym(args=(once, target, *bsym.args[2:]))], expanded_again
-
-    def reading_what_was(self, second: Sequence[BoundSymbol]) -> Split:
-        """A second run that reads copies of what the first has changed in tensors of the surroundings; and what makes these, before that."""
-        read = {p.name: p for b in second for p in b.flat_proxy_args if p.name in self.targets}
-        with scope(get_tracectx()) as kept:
-            before: dict[Variable, Proxy] = {variableify(p): prims.clone(p) for p in read.values()}
-        return kept, [self._reading(b, before) for b in second] if before else list(second)
-
-    def _reading(self, bsym: BoundSymbol, before: dict[Variable, Proxy]) -> BoundSymbol:
-        new = _swapped(bsym, before)
-        return self.rebuilt(new, new.subsymbols) if new.sym.id == REGION else new
 
 
 def _written(value: TensorProxy, target: TensorProxy) -> tuple[list[BoundSymbol], TensorProxy]:
@@ -196,6 +237,13 @@ def _written(value: TensorProxy, target: TensorProxy) -> tuple[list[BoundSymbol]
     with scope(get_tracectx()) as made:
         value = as_written(value, target)
     return made, value
+
+
+def _values(known: dict[Variable, Proxy], write: BoundSymbol, value: Proxy) -> dict[Variable, Proxy]:
+    """What is to be put for the target of a write, and for all that stood for it."""
+    target = variableify(write.args[1])
+    stale = [v for v, p in known.items() if variableify(p) == target]
+    return dict.fromkeys([variableify(write.output), target, *stale], value)
 
 
 def _swapped(bsym: BoundSymbol, values: dict[Variable, Proxy]) -> BoundSymbol:
