@@ -46,7 +46,8 @@ class CheckpointTransform(Watching):
     Raises:
         CheckpointError: an unknown policy or module; (when the jitted function is called) a budget that no choice keeps to, or before a
             transform that interprets wrappers which the program has.
-        UnsupportedOpError: (when it is called) a region changes in place what it has read from outside, or chooses kernels by contexts.
+        UnsupportedOpError: (when it is called) a region uses a view of a differentiated tensor that is written without autograd, or
+            chooses kernels by contexts.
         DataDependentError: (when it is called) the program needs the value of a tensor.
 
     >>> import torch
@@ -167,6 +168,7 @@ def _regions(bsyms: Sequence[BoundSymbol]) -> list[str]:
     return [name for b in bsyms for name in ([b.sym.name] if is_region(b) else []) + _regions(b.subsymbols)]
 
 
+@hooks.first_use
 def checkpoint(function: Callable) -> Callable:
     """A function that computes what `function` does, and computes it again in the backward instead of keeping what is inside.
 
@@ -199,7 +201,6 @@ class Checkpointed:
         if not callable(function):
             raise TransformTypeError(f"checkpoint takes a function, got {type(function).__name__}")
         self.function = function
-        hooks.install()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it as a checkpointed region."""

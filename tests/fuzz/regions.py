@@ -42,6 +42,8 @@ STATEMENTS = (
     "x = (x.double() * self.w.double()).sin().to(x.dtype)", "x = torch.complex(x.float(), x.float().cos()).exp().real.to(x.dtype)", "x = x.half().to(x.dtype) + x",
     "x = torch.view_as_real(torch.view_as_complex(x.float().view(3, 2, 2)) * 1j).reshape(3, 4).to(x.dtype)", "x = x * x.argmax(-1, keepdim=True)", "x = torch.where(x > 0, x, x * 2)",
     "x = torch.fft.ifft(torch.fft.fft(x.float()) * 2).real.to(x.dtype)", "x, i = x.sort(-1)\nx = x * i", "i = x.argsort(-1)\nx = x.gather(-1, i)", "z = x.float() + 1j * self.w\nx = (z * z.conj()).real.to(x.dtype)",
+    "if x.requires_grad:\n    x = x * 2", "y = x * 2\nif y.grad_fn is None:\n    x = y.sin()", "y = x * 1\nif y.requires_grad:\n    y.register_hook(lambda g: g * 2)\nx = y.sin()",
+    "y = x * 1\nz = y.sin()\ny.detach().mul_(2.0)\nx = z + y", "x = x + self.seen", "x = x * self.seen[1:].sum()", "side.append(self.seen[1:])", "x = x * side[-1].sum()",
     "side.append(x * self.w)", "x = x + side[-1]", "if x.shape[0] > 2:\n    x = x.cos()", "x = F.scaled_dot_product_attention(x[None], x[None], x[None])[0]",
 )  # fmt: skip
 DRAWING = (
@@ -57,7 +59,8 @@ DRAWING = (
 )  # fmt: skip
 WRITING = (
     "self.seen.add_(x.detach().mean(0))", "self.seen.mul_(0.9).add_(x.detach().amax(0), alpha=0.1)", "self.seen.copy_(x.detach().mean(0))", "self.seen.copy_(x.detach().mean())",
-    "with torch.no_grad():\n    self.seen.copy_(x.amax(0))", "self.seen[1:] += 1", "self.seen.fill_(0.5)", "x = x + self.seen", "x = self.norm(x)", "self.count += 1\nx = x * self.count",
+    "with torch.no_grad():\n    self.seen.copy_(x.amax(0))", "self.seen[1:] += 1", "self.seen.fill_(0.5)", "x = self.norm(x)", "self.seen[:2].mul_(1.5)", "v = self.seen.view(2, 2)\nv[1] -= 0.5\nx = x * v.sum()", "self.seen[self.seen > 1] = 0.3",
+    "x = x + self.seen\nself.seen.add_(1.0)", "self.norm.running_mean.mul_(0.5)", "side[-1].detach().mul_(0.5)", "self.seen = self.seen * 0.5", "with torch.no_grad():\n    self.w.data.mul_(1.1)", "self.count += 1\nx = x * self.count",
 )  # fmt: skip
 CALLS = (
     "x = checkpoint({g}, x, use_reentrant=False)", "x = checkpoint({g}, x, use_reentrant=True)", "x = checkpoint({g}, x, use_reentrant=False, preserve_rng_state=False)",

@@ -19,6 +19,7 @@ from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.crossing.turns import with_all_draws
 from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.recording import declare_arguments, print_without_module
+from thunder_norm.tracing.shared_memory.histories import CURRENT, HISTORY
 from thunder.core import prims
 from thunder.core.prims import PrimIDs
 from thunder.core.proxies import Proxy, ProxyTag, TensorProxy, Variable, variableify
@@ -99,15 +100,21 @@ def _edge(name: str) -> Symbol:
 _BEGINS, _ENDS = _edge("region_begins"), _edge("region_ends")
 
 
+# written where a region is the first to use an input: no operation, and where the gradients of an input go that is written without autograd
+_OF_THE_PROGRAM = frozenset({GIVEN_AGAIN.id, HISTORY.id, CURRENT.id})
+
+
 def grouped(trace: TraceCtx) -> TraceCtx:
     """A program just acquired, with what is between the edges of a region as its region; those that have but a beginning are none."""
     ending = {b.args[0] for b in trace.bound_symbols if b.sym.id == _ENDS.id}
     levels: list[tuple[BoundSymbol | None, list[BoundSymbol]]] = [(None, [])]
+    outside = {p.name for p in trace.args if isinstance(p, Proxy)}
     new = from_trace(trace)
     with tracectx(new):
         for bsym in trace.bound_symbols:
-            if bsym.sym.id == GIVEN_AGAIN.id:  # no operation
+            if bsym.sym.id in _OF_THE_PROGRAM and outside.issuperset(p.name for p in bsym.flat_proxy_args):
                 levels[0][1].append(bsym)
+                outside.update(p.name for p in bsym.flat_proxy_outs)
             elif bsym.sym.id == _BEGINS.id:
                 if bsym.args[0] in ending:
                     levels.append((bsym, []))

@@ -24,6 +24,7 @@ from thunder_norm.subclass.crossing.turns import after
 from thunder_norm.subclass.recording.trace import keep_only
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.shared_memory.histories import CURRENT, HISTORY
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder_norm.trees import flat_tensors
 from thunder.core import devices, dtypes, prims
@@ -120,6 +121,8 @@ def in_memory_of(bsym: BoundSymbol) -> dict[str, str]:
     """The results of an operation that lie in the memory of an argument, and of which."""
     if bsym.sym.id is PrimIDs.UPDATE_ALIASES:
         return {out.name: p.name for out, p in zip(bsym.flat_proxy_outs, bsym.flat_proxy_args, strict=True)}
+    if bsym.sym.id in (HISTORY.id, CURRENT.id):
+        return {bsym.output.name: bsym.args[-1].name}
     return views_in(bsym)
 
 
@@ -152,8 +155,8 @@ class _Splitter:
     def split(self, bsym: BoundSymbol) -> Split:
         if bsym.sym.id in VIEWS and isinstance(bsym.args[0], TensorProxy):
             self.sharing.update((bsym.args[0].name, bsym.output.name))
-        if bsym.sym.id != REGION:
-            self.memory |= {out: self.memory[base] for out, base in in_memory_of(bsym).items() if base in self.memory}
+        if bsym.sym.id != REGION and self._is_view_of_surroundings(bsym):
+            return [_swapped(bsym, self.values)], []  # what reads it reads a copy
         if not _needs_care(bsym):
             if bsym.sym.id == REGION and any(p.name in self.memory for p in bsym.flat_proxy_args):
                 first, second = self.split_all(bsym.subsymbols)
@@ -193,6 +196,13 @@ class _Splitter:
         outs = [self.values_again.get(variableify(p), p) for p in bsym.flat_proxy_outs]
         given_out = {p.name: p for p in (*outs, *self.values_again.values()) if p.name in made}
         return self.rebuilt(bsym.from_bsym(output=tuple(given_out.values())), second)
+
+    def _is_view_of_surroundings(self, bsym: BoundSymbol) -> bool:
+        found = {out: self.memory[base] for out, base in in_memory_of(bsym).items() if base in self.memory}
+        self.memory |= found
+        if any(m.is_differentiated for m in found.values()):
+            raise refused(bsym, "a view is taken, in a checkpointed region, of what is written without autograd")
+        return bool(found) and not _needs_care(bsym)
 
     def _both(self, bsym: BoundSymbol) -> Split:
         """An operation that is run both times."""

@@ -24,14 +24,14 @@ def _current_meta(history: TensorProxy, value: TensorProxy) -> TensorProxy:
     return TensorProxy(like=value, requires_grad=False)
 
 
-_history = _executor.register_operator("history", meta=_history_meta, fn=lambda tensor: tensor.view_as(tensor))
+HISTORY = _executor.register_operator("history", meta=_history_meta, fn=lambda tensor: tensor.view_as(tensor))
 CURRENT = _executor.register_operator("current", meta=_current_meta, fn=lambda history, value: value.detach())
 
 
 def history_of(tensor: TensorProxy) -> TensorProxy:
     """Write what leads gradients to where those of a tensor go."""
     _register()
-    return _history(tensor)
+    return HISTORY(tensor)
 
 
 def current(history: TensorProxy, value: TensorProxy) -> TensorProxy:
@@ -41,7 +41,7 @@ def current(history: TensorProxy, value: TensorProxy) -> TensorProxy:
 
 
 def _history_gradient(tensor: TensorProxy) -> TensorProxy:
-    history = _history(tensor)
+    history = HISTORY(tensor)
     put_grad(tensor, get_grad(history))
     return history
 
@@ -55,7 +55,7 @@ def _current_gradient(history: TensorProxy, value: TensorProxy) -> TensorProxy:
 @functools.cache
 def _register() -> None:
     """Tell Thunder their gradients, once there is one: importing us changes nothing of Thunder."""
-    register_grad(_history.id, _history_gradient)
+    register_grad(HISTORY.id, _history_gradient)
     register_grad(CURRENT.id, _current_gradient)
 
 
