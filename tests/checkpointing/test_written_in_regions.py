@@ -258,6 +258,25 @@ def drawn_in_place(x, n, run):
     return run(lambda x: x + torch.empty(4).exponential_() * torch.empty_like(x).normal_() + torch.rand(4).bernoulli_(0.5), x)
 
 
+@program
+def viewed_before_it_is_written(x, n, run):
+    y = run(lambda x: x * n[1:].sum(), x)
+    with torch.no_grad():
+        n.copy_(y.amax(0))
+    return y
+
+
+@program
+def of_complex_numbers(x, n, run):
+    def inside(x):
+        z = torch.complex(x, x.cos())
+        if z.grad_fn is None:
+            z = z * 2
+        return (z * 1j).imag + z.real
+
+    return run(inside, x)
+
+
 def ran(function: Callable, requires_grad: bool) -> list[Any]:
     torch.manual_seed(0)
     n, found = torch.ones(4) / 2, []

@@ -165,3 +165,31 @@ def test_running_statistics_that_a_program_makes_have_no_gradient(layer: Callabl
     (found,) = torch.autograd.grad(thunder.jit(program, transforms=[NormTransform()])(x), x)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(grad(program)(x), expected)
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_each_element_of_what_a_number_is_copied_into_has_its_own_memory(requires_grad: bool) -> None:
+    class Copying(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.ones(4))
+
+        def forward(self, x):
+            self.seen = self.seen * 0.5
+            self.seen.copy_(x.detach().mean())
+            made = torch.zeros(3, 4)
+            made.copy_(x.mean())
+            return made
+
+    ours, eagers = Copying(), Copying()
+    jm = thunder.jit(ours, transforms=[NormTransform()])
+    for k in range(3):  # what was stored is written into again
+        x = torch.arange(12.0).view(3, 4) + k
+        found, expected = jm(x.clone().requires_grad_(requires_grad)), eagers(x.clone().requires_grad_(requires_grad))
+        assert_close(found, expected)
+        assert found.stride() == expected.stride()
+        assert_close(ours.seen, eagers.seen)
+        assert ours.seen.stride() == eagers.seen.stride()
+        found.detach()[0] = 5.0
+        expected.detach()[0] = 5.0
+        assert_close(found, expected)

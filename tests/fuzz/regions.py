@@ -115,6 +115,8 @@ class Regions:
             wanted = self._results(lambda g, *args, use_reentrant, preserve_rng_state=True, **kwargs: g(*args, **kwargs), None)
         except (RuntimeError, ValueError) as e:
             return Outcome("no oracle", str(e))
+        if not all(torch.isfinite(v).all() for found in wanted for v in found.values() if isinstance(v, torch.Tensor)):
+            return Outcome("no oracle", "numbers too large")
         transforms = [make() for make in TRANSFORMS[self.transforms]]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from thunder_norm.checkpointing.replays import REGION, Memory, in_memory_of, replayable, with_effects, writes
+from thunder_norm.checkpointing.replays import REGION, Memory, replayable, with_effects, writes
 from thunder_norm.functions.missing_gradients import differentiated_inside
 from thunder_norm.functions.programs import is_differentiable, with_a_dimension_between
+from thunder_norm.functions.writes.aliasing import in_memory_of
 from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.crossing.turns import with_all_draws
 from thunder_norm.tracing.activity import end_at_detached

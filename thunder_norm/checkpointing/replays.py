@@ -19,12 +19,11 @@ from thunder_norm.functions.drawn_again import drawing_from, state_of, state_pro
 from thunder_norm.functions.opaque import noted
 from thunder_norm.functions.programs import is_differentiable
 from thunder_norm.functions.registry import decomposed, drawing_kernels
-from thunder_norm.functions.writes.aliasing import VIEWS, as_written, views_in
+from thunder_norm.functions.writes.aliasing import VIEWS, as_written, in_memory_of
 from thunder_norm.subclass.crossing.turns import after
 from thunder_norm.subclass.recording.trace import keep_only
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
-from thunder_norm.tracing.shared_memory.histories import CURRENT, HISTORY
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder_norm.trees import flat_tensors
 from thunder.core import devices, dtypes, prims
@@ -115,15 +114,6 @@ def writes(bsym: BoundSymbol) -> Iterator[BoundSymbol]:
         yield bsym
     for sub in bsym.subsymbols:
         yield from writes(sub)
-
-
-def in_memory_of(bsym: BoundSymbol) -> dict[str, str]:
-    """The results of an operation that lie in the memory of an argument, and of which."""
-    if bsym.sym.id is PrimIDs.UPDATE_ALIASES:
-        return {out.name: p.name for out, p in zip(bsym.flat_proxy_outs, bsym.flat_proxy_args, strict=True)}
-    if bsym.sym.id in (HISTORY.id, CURRENT.id):
-        return {bsym.output.name: bsym.args[-1].name}
-    return views_in(bsym)
 
 
 class _Splitter:

@@ -16,6 +16,7 @@ from thunder_norm.errors import TransformError, UnsupportedOpError, with_details
 from thunder_norm.functions.custom import CustomOperation
 from thunder_norm.functions.missing_gradients import with_missing_gradients
 from thunder_norm.functions.transformed import Transformed, compiles
+from thunder_norm.functions.writes.computed_again import keep_what_is_written
 from thunder_norm.functions.writes.functionalization import without_mutations
 from thunder_norm.functions.writes.recorded_inputs import handing_on
 from thunder_norm.subclass.acquiring import values
@@ -255,6 +256,7 @@ def functional(found: Any) -> None:
     What autograd records of its inputs is written by the epilogue.
     """
     trace = found.computation_trace
+    keep_what_is_written(trace)
     moved = {p.name for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad}
     if not moved:
         found.computation_trace = for_regions(trace)

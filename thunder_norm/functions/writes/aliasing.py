@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from thunder_norm.functions.opaque import Operation, operation_of, views_of
+from thunder_norm.tracing.shared_memory.histories import CURRENT, HISTORY
 from thunder_norm.tracing.shared_memory.writes import copies_in
 from thunder_norm.tracing.torch_functions.torch_semantics import unfold
 import thunder.torch as ltorch
@@ -52,6 +53,15 @@ def views_in(bsym: BoundSymbol) -> dict[str, str]:
     for sub in bsym.subsymbols:
         inside |= views_in(sub)
     return {o.name: root for o in bsym.flat_proxy_outs if (root := end_of(o.name, inside)) != o.name}
+
+
+def in_memory_of(bsym: BoundSymbol) -> dict[str, str]:
+    """The results of an operation that lie in the memory of an argument, and of which."""
+    if bsym.sym.id is prims.PrimIDs.UPDATE_ALIASES:
+        return {out.name: p.name for out, p in zip(bsym.flat_proxy_outs, bsym.flat_proxy_args, strict=True)}
+    if bsym.sym.id in (HISTORY.id, CURRENT.id):
+        return {bsym.output.name: bsym.args[-1].name}
+    return views_in(bsym)
 
 
 def _squeeze(tensor: torch.Tensor, dim: Any = None) -> torch.Tensor:

@@ -168,7 +168,8 @@ class _Memory:
         for copy in copies:
             source, target = copy.args[:2]
             value, is_detached = as_written(self.now(source), target), self._is_detaching(copy)
-            is_of_another = self.is_of_another(source) and not is_detached
+            is_broadcast = value.name != self.now(source).name  # each element of what is written has its own memory
+            is_of_another = (self.is_of_another(source) or is_broadcast) and not is_detached
             is_unrecorded = not is_recorded(copy) or stays_without_history(bsym)
             is_apart = is_unrecorded or (self.plain is not None and self._is_detached(target))
             keeps_history = self.has_histories and is_apart and not is_detached and is_differentiable(value)

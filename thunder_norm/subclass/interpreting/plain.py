@@ -67,7 +67,7 @@ def about_plain(acquisition: Acquisition | None, fn: Callable, args: tuple[Wrapp
         if args[1].value == "T" and args[0].value.ndim < 2:  # of which Thunder's is the tensor itself
             return lambda obj, *_: _interpret_call(torch.Tensor.view_as, obj, obj)
         written_out = _WRITTEN_OUT.get(args[1].value)
-        if acquisition is not None and acquisition.fakes.follows_plain:
+        if acquisition is not None and (acquisition.fakes.follows_plain or acquisition.autograd.is_running):
             written_out = _VIEWS.get(args[1].value, written_out)
         if written_out is not None:
             return lambda obj, *_: _interpret_call(written_out, obj)
@@ -155,7 +155,12 @@ def _adjoint(x: torch.Tensor) -> torch.Tensor:
 # Attributes that are operations, and that Thunder's tensors lack.
 _WRITTEN_OUT = {"H": _adjoint, "mH": lambda x: x.mT.conj()}
 # Thunder's tensors have these, but no operation that is seen to make a view
-_VIEWS = {"T": lambda x: x.permute(*range(x.ndim - 1, -1, -1)), "mT": lambda x: x.transpose(-2, -1) if x.ndim else x}
+_VIEWS = {
+    "T": lambda x: x.permute(*range(x.ndim - 1, -1, -1)),
+    "mT": lambda x: x.transpose(-2, -1) if x.ndim else x,
+    "real": torch.real,
+    "imag": torch.imag,
+}
 
 
 def _type(acquisition: Acquisition | None, obj: WrappedValue) -> Any:
