@@ -56,19 +56,19 @@ def without_gradients(x, n, run):
 
 @program
 def for_nobody(x, n, run):
-    run(counted, x, n) * 2
+    _ = run(counted, x, n) * 2
     return x * 2
 
 
 @program
 def alone(x, n, run):
-    run(counted, x, n)
+    run(lambda x: n.add_(x.detach().mean(0)), x)
     return x
 
 
 @program
 def read_later(x, n, run):
-    run(counted, x, n) * 2
+    _ = run(counted, x, n) * 2
     return x.exp() * n
 
 
@@ -264,6 +264,25 @@ def viewed_before_it_is_written(x, n, run):
     with torch.no_grad():
         n.copy_(y.amax(0))
     return y
+
+
+@program
+def views_of_what_is_written_without_autograd(x, n, run):
+    y = run(lambda x: (x[:2] + x.to(x.dtype)[1:]).sin(), x)
+    x.detach().mul_(0.5)
+    return y
+
+
+@program
+def parts_without_gradients(x, n, run):
+    def inside(x):
+        n[1:] += x.detach()[0, 1:]
+        n[:1] += 2
+        return x.sin()
+
+    with torch.no_grad():
+        run(inside, x)
+    return x * 2 + run(inside, x).detach()
 
 
 @program

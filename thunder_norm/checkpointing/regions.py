@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from thunder_norm.checkpointing.replays import REGION, Memory, replayable, with_effects, writes
+from thunder_norm.checkpointing.replays import REGION, Memory, replayable, with_effects
 from thunder_norm.functions.missing_gradients import differentiated_inside
 from thunder_norm.functions.programs import is_differentiable, with_a_dimension_between
-from thunder_norm.functions.writes.aliasing import in_memory_of
+from thunder_norm.functions.writes.aliasing import roots_of, writes_into
 from thunder_norm.subclass.acquiring.integer_values import GIVEN_AGAIN
 from thunder_norm.subclass.crossing.turns import with_all_draws
 from thunder_norm.tracing.activity import end_at_detached
@@ -155,32 +155,32 @@ def _waiting_for_writes(trace: TraceCtx) -> TraceCtx:
 
     As ``thunder.core.update_aliases`` has it where there are no regions: what the forward does not return is put off until the backward.
     """
-    root = _roots(trace)
-    last: dict[str, tuple[BoundSymbol, bool]] = {}  # by argument: the copy, and whether a region does it
+    root = roots_of(trace)
+    last: dict[str, BoundSymbol] = {}  # by argument
+    of_regions: dict[str, BoundSymbol] = {}  # by result
     for bsym in trace.bound_symbols:
-        last |= {name: (copy, _has_region(bsym)) for name, copy in _written_in(bsym, root)}
-    outs = {name: copy.output for name, (copy, is_of_region) in last.items() if is_of_region}
-    if not outs:
+        for name, copy in writes_into([bsym], root):
+            last[name] = copy
+            if _has_region(bsym):
+                of_regions[copy.output.name] = copy
+    if not of_regions:
         return trace
+    given = {p.name: p for p in trace.args if p.name in last and last[p.name].output.name in of_regions}
+    whole = {name: now for name, p in given.items() if tuple((now := last[name].output).shape) == tuple(p.shape)}
     *body, returned = trace.bound_symbols
-    given = returned.args[0]
+    values = returned.args[0]
+    flat_args = [whole.get(root.get(p.name, ""), p) if isinstance(p, TensorProxy) else p for p in values["flat_args"]]
     new = from_trace(trace)
-    whole = {p.name: now for p in trace.args if p.name in outs and tuple((now := outs[p.name]).shape) == tuple(p.shape)}
-    flat_args = [
-        whole.get(root[p.name].name, p) if isinstance(p, TensorProxy) and p.name in root else p for p in given["flat_args"]
-    ]
-    new.bound_symbols = [*body, returned.from_bsym(args=({**given, "flat_args": flat_args},))]
-    return with_all_draws(new, *(p for name, p in outs.items() if name not in whole))
-
-
-def _roots(trace: TraceCtx) -> dict[str, TensorProxy]:
-    return {p.name: p for p in trace.args if isinstance(p, TensorProxy)}
+    new.bound_symbols = [*body, returned.from_bsym(args=({**values, "flat_args": flat_args},))]
+    done = {p.name for p in whole.values()} | {copy.args[1].name for copy in of_regions.values()}  # returned, or written again
+    return with_all_draws(new, *(copy.output for name, copy in of_regions.items() if name not in done))
 
 
 def noting_changes(trace: TraceCtx) -> TraceCtx:
     """The program with regions that know which of their arguments are in memory that is written when they are computed again."""
-    root = _roots(trace)
-    written = {name: i for i, bsym in enumerate(trace.bound_symbols) for name, _ in _written_in(bsym, root)}  # where last
+    root = roots_of(trace)
+    given = {p.name: p for p in trace.args if isinstance(p, TensorProxy)}
+    written = {name: i for i, bsym in enumerate(trace.bound_symbols) for name, _ in writes_into([bsym], root)}  # where last
     if not written:
         return trace
     new = from_trace(trace)
@@ -188,27 +188,12 @@ def noting_changes(trace: TraceCtx) -> TraceCtx:
     for i, bsym in enumerate(trace.bound_symbols):
         if is_region(bsym):
             region = Region.of(bsym)
-            memory = {p.name: root[p.name] for p in region.args if p.name in root}
-            region.changing = {
-                name: Memory(a.name, a.requires_grad) for name, a in memory.items() if written.get(a.name, -1) >= i
-            }
+            changed = {p.name: root[p.name] for p in region.args if written.get(root.get(p.name, ""), -1) >= i}
+            region.changing = {name: Memory(of, given[of].requires_grad) for name, of in changed.items()}
             new.bound_symbols[i] = region.symbol().from_bsym(
                 source_filename=bsym.source_filename, source_positions=bsym.source_positions
             )
     return new
-
-
-def _written_in(bsym: BoundSymbol, root: dict[str, TensorProxy]) -> Iterator[tuple[str, BoundSymbol]]:
-    """The arguments that an operation writes into, and the copies; what lies in the memory of one is added to `root`."""
-    if _has_region(bsym):
-        for sub in bsym.subsymbols:
-            yield from _written_in(sub, root)
-        return
-    root.update({out: root[base] for out, base in in_memory_of(bsym).items() if base in root})
-    for copy in writes(bsym):
-        if copy.args[1].name in root:
-            root[copy.output.name] = root[copy.args[1].name]
-            yield root[copy.output.name].name, copy
 
 
 def names_in(bsyms: Sequence[BoundSymbol]) -> set[str]:

@@ -19,7 +19,7 @@ from thunder_norm.functions.drawn_again import drawing_from, state_of, state_pro
 from thunder_norm.functions.opaque import noted
 from thunder_norm.functions.programs import is_differentiable
 from thunder_norm.functions.registry import decomposed, drawing_kernels
-from thunder_norm.functions.writes.aliasing import VIEWS, as_written, in_memory_of
+from thunder_norm.functions.writes.aliasing import VIEWS, as_written, in_memory_of, writes_into
 from thunder_norm.subclass.crossing.turns import after
 from thunder_norm.subclass.recording.trace import keep_only
 from thunder_norm.tracing.locations import location_of
@@ -133,7 +133,8 @@ class _Splitter:
         self.sharing: set[str] = set()  # tensors with views, and views
         self.values: dict[Variable, Proxy] = {}  # what is in a tensor of the region that was written into
         self.values_again: dict[Variable, Proxy] = {}  # the second time
-        self.memory = dict(changing)  # of tensors of the surroundings, and of views of them
+        self.memory = dict(changing)  # of tensors of the surroundings, and of views of what is written in the region
+        self.written = {name for name, _ in writes_into(bsyms, {name: m.root for name, m in changing.items()})}
         self.given = frozenset(changing)
         self.copies: dict[str, dict[str, TensorProxy]] = {}  # by root, then by name: what was read since it was written last
         self.copied: dict[str, Proxy] = {}
@@ -188,7 +189,11 @@ class _Splitter:
         return self.rebuilt(bsym.from_bsym(output=tuple(given_out.values())), second)
 
     def _is_view_of_surroundings(self, bsym: BoundSymbol) -> bool:
-        found = {out: self.memory[base] for out, base in in_memory_of(bsym).items() if base in self.memory}
+        found = {
+            out: self.memory[base]
+            for out, base in in_memory_of(bsym).items()
+            if base in self.memory and self.memory[base].root in self.written
+        }
         self.memory |= found
         if any(m.is_differentiated for m in found.values()):
             raise refused(bsym, "a view is taken, in a checkpointed region, of what is written without autograd")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Number
 from typing import Any
 
@@ -16,6 +16,7 @@ import thunder.torch as ltorch
 from thunder.core import dtypes, prims
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import TraceCtx
 
 VIEWS = frozenset(
     {
@@ -62,6 +63,28 @@ def in_memory_of(bsym: BoundSymbol) -> dict[str, str]:
     if bsym.sym.id in (HISTORY.id, CURRENT.id):
         return {bsym.output.name: bsym.args[-1].name}
     return views_in(bsym)
+
+
+def writes_into(bsyms: Iterable[BoundSymbol], root: dict[str, str]) -> Iterator[tuple[str, BoundSymbol]]:
+    """The tensors whose memory operations write into, and the copies.
+
+    Args:
+        bsyms: the operations, in order.
+        root: by name, in whose memory a tensor lies; gets what lies in the memory of one of these.
+    """
+    for bsym in bsyms:
+        root.update({out: root[base] for out, base in in_memory_of(bsym).items() if base in root})
+        if bsym.sym.id is prims.PrimIDs.COPY_:
+            if bsym.args[1].name in root:
+                root[bsym.output.name] = root[bsym.args[1].name]
+                yield root[bsym.output.name], bsym
+        elif copies_in(bsym):
+            yield from writes_into(bsym.subsymbols, root)
+
+
+def roots_of(trace: TraceCtx) -> dict[str, str]:
+    """The tensors that a program takes, each in memory of its own."""
+    return {p.name: p.name for p in trace.args if isinstance(p, TensorProxy)}
 
 
 def _squeeze(tensor: torch.Tensor, dim: Any = None) -> torch.Tensor:
