@@ -14,7 +14,7 @@ from thunder_norm.modular.following.attentions import Attention, Side
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
 from thunder_norm.modular.following.sides import by_queries
-from thunder_norm.modular.following.strands import Followed, Pair, Product, Scale, Score, Use, added, head_rows, used
+from thunder_norm.modular.following.strands import Followed, Pair, Product, Scale, Score, Use, added, head_rows, is_constant_along, used
 
 Operand = tuple[torch.Tensor, Followed]
 
@@ -332,14 +332,18 @@ def softmax(notes: Notes, call: Call) -> None:
     state = call.state(call.args[0])
     if state is None:
         return
-    score = state.score
+    score, is_written_out = state.score, call.name == "exp"  # sums come later; along the last dimension, as far as is known
+    dim = -1 if is_written_out else call.args[1]
+    if score is not None and score.num_mixed and not score.problem and not is_constant_along(score.ids[0], dim):
+        score = None  # over what a matrix made of products (logits of mixed experts), not over keys
     if score is None:
-        return notes.note(call.out, replace(state, scale=Scale.NOTHING))
+        if is_written_out:
+            return entry_by_entry(notes, replace(call, tensors=[(t, s and replace(s, score=None)) for t, s in call.tensors]))
+        return notes.note(call.out, replace(state, scale=Scale.NOTHING, score=None))
     gains = {s.name for product in score.products for s in product.query.strands if s.kind == "gain"}
     of_others = tuple(s for s in state.strands if s.kind != "gain" or s.name not in gains)
     notes.use(replace(state, strands=of_others), "softmax")  # what was added to the scores, or stands beside them (sinks)
-    is_written_out = call.name == "exp"  # sums come later; along the last dimension, as far as is known
-    score = by_queries(score, -1 if is_written_out else call.args[1])
+    score = by_queries(score, dim)
     attention = Attention.of(score, call.args[0], is_shifted=is_written_out)
     number = len(notes.attentions)
     notes.attentions.append(attention)
