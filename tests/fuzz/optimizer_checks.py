@@ -1,31 +1,19 @@
-"""What a drawn model is checked for; each check returns what is wrong."""
+"""What a drawn model is checked for without training it; each check returns what is wrong: roles, groups, the bound of the norm."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from thunder_norm.modular import find_roles
+from thunder_norm import LinfTensor, NormedTensor, RMSTensor
+from thunder_norm.modular import ModularNorm, find_roles, param_groups
 
-from .optimizer_attentions import Attended
-from .optimizer_truth import Known
+from .optimizer_case import Case
 
 _OF_ATTENTION = frozenset(["query", "key", "value"])
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model with its arguments, and what is known of it."""
-
-    model: torch.nn.Module
-    inputs: torch.Tensor
-    known: dict[str, Known]
-    attentions: tuple[Attended, ...]
-    draw: random.Random
-    made: Callable[[], torch.nn.Module]
 
 
 def roles(case: Case) -> str | None:
@@ -56,4 +44,95 @@ def roles(case: Case) -> str | None:
     return None
 
 
-CHECKS: dict[str, Callable[[Case], str | None]] = {"roles": roles}
+def groups(case: Case) -> str | None:
+    """Leaves of a split parameter are its blocks, outputs first, and get their parts of its gradient."""
+    model, inputs = case.model, case.inputs
+    for_ = case.draw.choice(("muon", "dion", "adamw", "normuon"))
+    found = param_groups(model, inputs, for_=for_, split=True)
+    parameters = dict(model.named_parameters())
+    wanted: dict[str, list[tuple[str, torch.Tensor]]] = {name: _leaves(case, name, p) for name, p in parameters.items() if p.requires_grad}
+    given = {n: (p, g["algorithm"]) for g in found for n, p in zip(g["param_names"], g["params"], strict=True)}
+    model(inputs).square().sum().backward()
+    for name, leaves in wanted.items():
+        known = case.known[name]
+        of_it = {n: leaf for n, (leaf, _) in given.items() if n == name or n.startswith(name + "[")}
+        is_matrix = known.role in ("matrix", "stack") and parameters[name].ndim <= 3
+        if known.role is not None and is_matrix and len(of_it) != len(leaves):
+            return f"{name} has leaves {list(of_it)}, not {len(leaves)}"
+        algorithms = {algorithm for n, (_, algorithm) in given.items() if n in of_it}
+        if known.role is not None and algorithms != {for_ if is_matrix and for_ != "adamw" else "adamw"}:
+            return f"{name}, a {known.role}, is moved by {algorithms}"
+        grad = parameters[name].grad
+        for at in leaves if is_matrix and grad is not None else ():
+            if not any(leaf.shape == at.shape and torch.equal(leaf, parameters[name].view(-1)[at]) and torch.equal(leaf.grad, grad.reshape(-1)[at]) for leaf in of_it.values()):  # fmt: skip
+                return f"no leaf of {name} is, and has the gradient of, the entries {at.flatten().tolist()}"
+    return None
+
+
+def _leaves(case: Case, name: str, p: torch.Tensor) -> list[torch.Tensor]:
+    """The places of the matrices of a parameter."""
+    known = case.known[name]
+    if known.role not in ("matrix", "stack"):
+        return []
+    return [torch.as_tensor(at) for at in replace(known, norm="matrix").units(tuple(p.shape), True)]
+
+
+def bound(case: Case) -> str | None:
+    """No update of modular norm 1 moves the output by more than 1, to first order, whoever looks for one."""
+    draw, model = case.draw, case.model.double()
+    inputs = case.inputs.double() if case.inputs.is_floating_point() else case.inputs
+    blocks = draw.choice((False, True, "heads"))
+    norm = ModularNorm(model, inputs, blocks=blocks)
+    if (problem := case.misfit(norm)) is not None:
+        return problem
+    norm.initialize_(torch.Generator().manual_seed(draw.randrange(2**31)))
+    p = {name: t.detach().clone() for name, t in model.named_parameters()}
+    of_input = norm.inputs[0][0]
+    x = _unit(inputs, of_input)
+    u = {name: torch.randn_like(t) for name, t in p.items()}
+
+    def output(p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, p, (x,))
+
+    def moved(p: dict[str, torch.Tensor], x: torch.Tensor, u: dict[str, torch.Tensor]) -> torch.Tensor:
+        y, pulled = torch.func.vjp(lambda p: output(p, x), p)  # twice: not all operations of torch have forward mode
+        _, pushed = torch.func.vjp(lambda w: pulled(w)[0], torch.zeros_like(y))
+        return _size(pushed(u)[0], norm.outputs)
+
+    largest = 0.0
+    with sdpa_kernel(SDPBackend.MATH):
+        for step in range(8):
+            g = torch.func.grad(moved, argnums=2)(p, x, u) if step else u
+            u = {name: t.detach() for name, t in norm.dualize({n: t.detach() for n, t in g.items()}, method="svd").items()}
+            if (size := moved(p, x, u).item()) > 1 + 1e-6:
+                return f"an update of norm {norm(u).item():.6g} moves the output by {size:.6g}, blocks={blocks}"
+            largest = max(largest, size)
+            of_p, *of_x = torch.func.grad(moved, argnums=(0, 1) if x.is_floating_point() else (0,))(p, x, u)
+            x = _unit(x + of_x[0] * (0.5 * x.norm() / max(of_x[0].norm(), 1e-12)), of_input) if of_x else x
+            with torch.no_grad():
+                for name, t in model.named_parameters():
+                    if t.requires_grad:
+                        t.copy_(p[name] + of_p[name] * (0.5 * p[name].norm() / max(of_p[name].norm(), 1e-12)))
+            norm.project_()
+            p = {name: t.detach().clone() for name, t in model.named_parameters()}
+    return None if largest > 0 or not any(norm.targets.values()) else "no update moves the output"
+
+
+def _unit(x: torch.Tensor, of: Any) -> torch.Tensor:
+    """An input of norm at most 1."""
+    if not isinstance(of, NormedTensor):
+        return x
+    sizes = _rms(x, of.elem_dims) if not isinstance(of, LinfTensor) else x.abs()
+    return x / sizes.clamp(min=1e-12)
+
+
+def _rms(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return x.square().mean(dims, keepdim=True).sqrt() if dims else x.abs()
+
+
+def _size(y: torch.Tensor, of: Any) -> torch.Tensor:
+    """The norm of a movement of the output."""
+    assert isinstance(of, RMSTensor), of
+    if isinstance(of, LinfTensor):
+        return y.abs().amax()
+    return y.square().mean(of.elem_dims).amax().sqrt() if of.elem_dims else y.abs().amax()

@@ -65,6 +65,10 @@ class Known:
             for one in np.moveaxis(at, self.axes, (-2, -1)).reshape(-1, *(shape[axis] for axis in self.axes)):
                 yield from (one[list(rows)] for rows in pieces) if pieces else np.split(one, self.groups)
 
+    def axes_of(self, ndim: int) -> tuple[int, ...]:
+        """The axes of a matrix of so many dimensions."""
+        return tuple(axis % ndim for axis in self.axes)
+
     def taps(self, shape: tuple[int, ...]) -> int:
         """By how many a kernel's matrices share the norm."""
         return math.prod(n for axis, n in enumerate(shape) if axis not in self.axes) if self.is_kernel else 1

@@ -8,14 +8,15 @@ from __future__ import annotations
 import itertools
 import linecache
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .optimizer_attentions import BATCH, TOKENS, WIDTH, Attended, Part
-from .optimizer_checks import CHECKS, Case
+from .optimizer_case import Case
+from .optimizer_checks import bound, groups, roles
 from .optimizer_parts import NORMS, PARTS, end, start
 from .optimizer_truth import Known
 from .program import Outcome
@@ -49,6 +50,7 @@ class Model(nn.Module):
             self.seen[name] = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf) if causal else s
 """
 _numbers = itertools.count()
+CHECKS: dict[str, Callable[[Case], str | None]] = {"roles": roles, "groups": groups, "bound": bound}
 
 
 @dataclass(frozen=True)
