@@ -14,7 +14,7 @@ from thunder_norm.modular import ModularNorm
 from .optimizer_attentions import Attended
 from .optimizer_truth import Known
 
-_MASSES: Mapping[str, float] = {"heavy": 1.0, "light": 0.1, "tokens": 1.0, "attention": 1.0, "gated": 1.0, "places": 1.0}
+_MASSES: Mapping[str, float] = {"heavy": 1.0, "light": 0.1, "added": 0.1, "tokens": 1.0, "attention": 1.0, "gated": 1.0, "places": 1.0}
 _WITH_NOISE = {"attention": 0.5, "gated": 0.5, "places": 0.3}
 
 
@@ -29,7 +29,7 @@ class Case:
     draw: random.Random
     made: Callable[[], torch.nn.Module]
 
-    def misfit(self, norm: ModularNorm, with_noise: bool = False) -> str | None:
+    def misfit(self, norm: ModularNorm, with_noise: bool = False, is_of_optimizer: bool = False) -> str | None:
         """Where kinds of norms, masses or targets are others than is known."""
         for name, p in self.model.named_parameters():
             known, found = self.known[name], norm.norms[name]
@@ -45,8 +45,9 @@ class Case:
                 return f"{name} has the norm {kind.__name__} over {found.elem_dims}, not {known.norm} {known.axes}"
             if known.mass:
                 mass = _MASSES[known.mass]
+                mass = 1.0 if known.mass == "added" and norm.mode == "modula" else mass
                 mass = 4.0 if known.mass == "tokens" and norm.mode == "typical" else mass
-                mass = 0.0 if known.mass == "light" and norm.mode == "modula" and not with_noise else mass
+                mass = 0.0 if known.mass == "light" and norm.mode == "modula" and not is_of_optimizer else mass
                 mass = _WITH_NOISE.get(known.mass, mass) if with_noise and norm.mode == "typical" else mass
                 mass = mass if known.is_trained else 0.0
                 if abs(norm.masses[name] - mass) > 1e-12:

@@ -40,6 +40,8 @@ def plain(rng: random.Random, n: str, is_first: bool) -> Part:
     hidden, how = rng.choice((6, 8, 12)), rng.choice(_WHOLE)
     up_init, up, of_up, _ = projection(rng, f"{n}up", hidden, "h", is_first=is_first)
     down_init, down, of_down, _ = projection(rng, f"{n}down", WIDTH, "y", inputs=hidden)
+    if "softmax" in how:  # the mean of rows, by weights: a table as well as a matrix
+        of_down = [(name, fields | {"norm": "", "mass": ""} if fields["role"] == "matrix" else fields) for name, fields in of_down]
     known = [(name, Known(**fields)) for name, fields in of_up + of_down]
     forward = (f"y = {up}", *how.splitlines(), f"x = x + {down}")
     return Part(f"plain: {how.splitlines()[-1]}", (*up_init, *down_init), forward, tuple(known))
@@ -167,7 +169,7 @@ def small(rng: random.Random, n: str, is_first: bool) -> Part:
     options += [("layer norm", f"self.{n} = nn.LayerNorm({WIDTH})", f"x = self.{n}(x)", [(f"{n}.weight", gain), (f"{n}.bias", row)])]
     options += [("rms norm", f"self.{n} = nn.RMSNorm({WIDTH})", f"x = self.{n}(x)", [(f"{n}.weight", gain)])]
     options += [("scale", f"self.{n} = nn.Parameter(torch.ones(()))", f"x = x * self.{n}", [(n, gain)])]
-    added = Known("table", "rows", mass="light")
+    added = Known("table", "rows", mass="added")
     shape = rng.choice([f"{TOKENS}, {WIDTH}", f"1, {TOKENS}, {WIDTH}"])
     options += [("positions added", f"self.{n} = nn.Parameter(torch.randn({shape}))", f"x = x + self.{n}", [(n, added)])]
     looked_up = Known("table", "rows", mass="places")
@@ -192,7 +194,7 @@ def recurrent(rng: random.Random, n: str, is_first: bool) -> Part:
         return Part("nn.MultiheadAttention", (f"self.{n} = nn.MultiheadAttention({WIDTH}, {heads}, bias={bias}, batch_first=True)",), (forward,), tuple(known))  # fmt: skip
     kind, gates = rng.choice((("GRU", 3), ("LSTM", 4)))
     cuts = tuple(Cut(None, tuple(range(i * WIDTH, (i + 1) * WIDTH))) for i in range(gates))
-    known = [(f"{n}.weight_{of}_l0", Known("matrix", "matrix", cuts=cuts)) for of in ("ih", "hh")]
+    known = [(f"{n}.weight_{of}_l0", Known("matrix", "matrix", cuts=cuts, is_first=is_first and of == "ih")) for of in ("ih", "hh")]
     known += [(f"{n}.bias_{of}_l0", Known("bias", "rows", cuts=cuts)) for of in ("ih", "hh")]
     return Part(f"nn.{kind}", (f"self.{n} = nn.{kind}({WIDTH}, {WIDTH}, batch_first=True)",), (f"x = x + self.{n}(h)[0]",), tuple(known))
 

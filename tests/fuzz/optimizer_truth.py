@@ -30,7 +30,7 @@ class Known:
         groups: of a kernel.
         is_kernel: whether dimensions that are no axes are taps.
         cuts: its blocks; none if it is one.
-        mass: "heavy", "light", "tokens", "attention", "gated", "places", or "" if it is not known.
+        mass: "heavy", "light", "added", "tokens", "attention", "gated", "places", or "" if it is not known.
         is_first: whether it multiplies the program's input.
         is_trained: whether it is not frozen.
     """

@@ -18,6 +18,7 @@ from .optimizer_attentions import BATCH, TOKENS, WIDTH, Attended, Part
 from .optimizer_case import Case
 from .optimizer_checks import bound, groups, roles
 from .optimizer_parts import NORMS, PARTS, end, start
+from .optimizer_training import inexact, saved, steps
 from .optimizer_truth import Known
 from .program import Outcome
 
@@ -50,7 +51,9 @@ class Model(nn.Module):
             self.seen[name] = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -math.inf) if causal else s
 """
 _numbers = itertools.count()
-CHECKS: dict[str, Callable[[Case], str | None]] = {"roles": roles, "groups": groups, "bound": bound}
+CHECKS: dict[str, Callable[[Case], str | None]] = {
+    **{"roles": roles, "groups": groups, "bound": bound, "steps": steps, "saved": saved, "inexact": inexact},
+}
 
 
 @dataclass(frozen=True)
