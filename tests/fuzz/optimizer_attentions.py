@@ -24,7 +24,10 @@ class Attended:
         heads, groups: of queries, of keys.
         scaled: parameter -> (axis, for each of queries and keys that are of it, the rows of each head); where gains or temperatures scale, none.
         by_gains: the parameters that are multiplied otherwise.
+        is_shared: whether all heads have one gamma.
         is_refused: whether nothing can scale it.
+        is_by_keys: whether keys, which heads share, take all of gamma.
+        unscaled: which of queries and keys nothing multiplies, or something else than these rows.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Attended:
     by_gains: tuple[str, ...] = ()
     is_shared: bool = False
     is_refused: bool = False
+    unscaled: tuple[str, ...] = ()
+    is_by_keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ def attention(rng: random.Random, n: str, is_first: bool) -> Part:
     fused = rng.choice((("qkv",), ("qkv",), ("q", "kv"), ("qk", "v"), ("q", "k", "v")))
     layout, normed = rng.choice(("blocks", "blocks", "by groups", "in turn")), rng.choice(_NORMED)
     init: list[str] = []
-    forward, known, scaled, refused = [], [], [], False
+    forward, known, scaled, frozen, unscaled = [], [], [], set(), set()
     for i, some in enumerate(fused):
         of = "".join(p for p in order if p in some)
         rows = sum(num[p] for p in of) * width
@@ -199,7 +204,8 @@ def attention(rng: random.Random, n: str, is_first: bool) -> Part:
             if not is_small and fields["role"] != "gain" and fields.get("is_trained", True):
                 axis = fields.get("axes", (0, 1))[0]
                 scaled.append((name, axis, tuple((p, of_each[p]) for p in of if p != "v")))
-        refused |= kind in ("lora", "weight norm") and some != "v"
+        frozen |= set(some) if kind == "lora" else set()
+        unscaled |= set(some) & set("qk") if kind in ("lora", "weight norm") else set()
     forward += ["q, k, v = (t.transpose(1, 2) for t in (q, k, v))"]
     gains: list[str] = []
     if normed.startswith("gains"):
@@ -221,7 +227,7 @@ def attention(rng: random.Random, n: str, is_first: bool) -> Part:
     init.append(f"self.{n}out = nn.Linear({heads * width}, {WIDTH}, bias=False)")
     known.append((f"{n}out.weight", Known("matrix", "matrix", mass="attention")))
     forward.append(f"x = x + self.{n}out(y)")
-    attended = Attended(n, heads, groups, () if gains else tuple(scaled), tuple(gains), normed == "gains", refused and not gains)
+    attended = Attended(n, heads, groups, () if gains else tuple(scaled), tuple(gains), normed == "gains", not gains and {"q", "k"} <= frozen, tuple(sorted(unscaled)), not gains and "q" in frozen)
     return Part(f"attention, {layout}, {normed or 'plain'}", tuple(init), tuple(forward), tuple(known), attended)
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from .optimizer_attentions import BATCH, TOKENS, WIDTH, Part, attention, cut_apart, projection, rows_of
+from .optimizer_more import HEADS, TABLE, TABLES, learned_tokens, linear_attention, modulated, selective, squeezed
 from .optimizer_truth import Cut, Known
 
 # what gates: of {0}, the gate
@@ -199,7 +200,10 @@ def recurrent(rng: random.Random, n: str, is_first: bool) -> Part:
     return Part(f"nn.{kind}", (f"self.{n} = nn.{kind}({WIDTH}, {WIDTH}, batch_first=True)",), (f"x = x + self.{n}(h)[0]",), tuple(known))
 
 
-PARTS: tuple[Callable[[random.Random, str, bool], Part], ...] = (attention, attention, plain, gated, gated, experts, convolution, small, recurrent)
+PARTS: tuple[Callable[[random.Random, str, bool], Part], ...] = (
+    *(attention, attention, plain, gated, gated, experts, convolution, small, recurrent),
+    *(modulated, linear_attention, selective, learned_tokens, learned_tokens, squeezed),
+)
 NORMS = ("h = x", "h = x", "h = F.rms_norm(x, (8,))", "h = F.layer_norm(x, (8,))", "h = x * 0.5")
 
 
@@ -207,27 +211,24 @@ def start(rng: random.Random) -> Part:
     """What makes [batch, tokens, width] of the input."""
     if rng.random() < 0.5:
         return Part("floats", (), ("x = inputs * 1.0",), ())
-    return Part("tokens", (f"self.table = nn.Embedding(11, {WIDTH})",), ("x = self.table(inputs)",), (("table.weight", Known("table", "rows", mass="tokens")),))
+    made, looked_up, name = rng.choice(TABLES)
+    return Part("tokens", (f"self.table = {made}",), (f"x = {looked_up}",), ((name, TABLE),))
 
 
-def end(rng: random.Random, is_tokens: bool) -> Part:
+def end(rng: random.Random, first: Part) -> Part:
     """What makes the result."""
-    head = Known("head", "matrix", mass="heavy")
-    options = [
-        Part("no head", (), ("return F.rms_norm(x, (8,))",), ()),
-        Part("head", (f"self.head = nn.Linear({WIDTH}, 11, bias=False)",), ("return self.head(x)",), (("head.weight", head),)),
-        Part("head, bias", (f"self.head = nn.Linear({WIDTH}, 11)",), ("return self.head(F.rms_norm(x, (8,)))",), (("head.weight", head), ("head.bias", Known("bias", "rows", mass="light")))),
-        Part("head, in, out", (f"self.head = nn.Parameter(torch.randn({WIDTH}, 11) / 3)",), ("return x @ self.head",), (("head", Known("head", "matrix", (1, 0), mass="heavy")),)),
-        Part("head, loss", (f"self.head = nn.Linear({WIDTH}, 11, bias=False)",), ("return F.cross_entropy(self.head(x).flatten(0, 1), torch.arange(10))",), (("head.weight", head),)),
-        Part("head, last token", (f"self.head = nn.Linear({WIDTH}, 11, bias=False)",), ("return self.head(x[:, -1])",), (("head.weight", head),)),
-        Part("head, mean", (f"self.head = nn.Linear({WIDTH}, 11, bias=False)",), ("return self.head(x.mean(1)).log_softmax(-1)",), (("head.weight", head),)),
-        Part("head, capped", (f"self.head = nn.Linear({WIDTH}, 11, bias=False)",), ("return 30 * (self.head(x) / 30).tanh()",), (("head.weight", head),)),
-    ]  # fmt: skip
-    if is_tokens:
-        tied = (("table.weight", Known("tied")),)
-        options += [
-            Part("tied", (), ("return F.linear(x, self.table.weight)",), tied),
-            Part("tied, .T", (), ("return x @ self.table.weight.T",), tied),
-            Part("tied, module", (f"self.head = nn.Linear({WIDTH}, 11, bias=False)", "self.head.weight = self.table.weight"), ("return self.head(x)",), tied),
-        ]  # fmt: skip
-    return rng.choice(options)
+    if rng.random() < 0.1:
+        return Part("no head", (), ("return F.rms_norm(x, (8,))",), ())
+    if first.known and rng.random() < 0.2:
+        name = first.known[0][0]
+        tied = ((name, Known("tied")),)
+        lines = (f"return F.linear(x, self.{name})", f"return x @ self.{name}.T", f"return F.cross_entropy(F.linear(x, self.{name}).flatten(0, 1), torch.arange(10))")
+        if name == "table.weight" and rng.random() < 0.5:
+            return Part("tied, module", (f"self.head = nn.Linear({WIDTH}, 11, bias=False)", "self.head.weight = self.table.weight"), ("return self.head(x)",), tied)
+        return Part("tied", (), (rng.choice(lines),), tied)
+    (made, name, axes), lines = rng.choice(HEADS)
+    known = [(name, Known("head", "matrix", axes, mass="heavy"))]
+    if made.startswith("nn.Linear") and rng.random() < 0.3:
+        made = made.replace("bias=False", "bias=True")
+        known.append(("head.bias", Known("bias", "rows", mass="light")))
+    return Part(f"head: {lines.splitlines()[-1]}", (f"self.head = {made}",), tuple(lines.splitlines()), tuple(known))

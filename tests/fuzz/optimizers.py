@@ -17,6 +17,7 @@ import torch
 from .optimizer_attentions import BATCH, TOKENS, WIDTH, Attended, Part
 from .optimizer_case import Case
 from .optimizer_checks import bound, groups, roles
+from .optimizer_logits import clip, monitor
 from .optimizer_parts import NORMS, PARTS, end, start
 from .optimizer_training import inexact, saved, steps
 from .optimizer_truth import Known
@@ -52,7 +53,7 @@ class Model(nn.Module):
 """
 _numbers = itertools.count()
 CHECKS: dict[str, Callable[[Case], str | None]] = {
-    **{"roles": roles, "groups": groups, "bound": bound, "steps": steps, "saved": saved, "inexact": inexact},
+    **{"roles": roles, "groups": groups, "bound": bound, "steps": steps, "saved": saved, "inexact": inexact, "clip": clip, "monitor": monitor},
 }
 
 
@@ -124,5 +125,5 @@ def draw(random: random.Random) -> Trained:
     for i in range(random.choice((1, 1, 2, 2, 3))):
         made = random.choice(PARTS)(random, f"p{i}", True)
         parts.append(replace(made, forward=(random.choice(NORMS), *made.forward)))
-    parts.append(end(random, first.label == "tokens"))
+    parts.append(end(random, first))
     return Trained(tuple(parts), random.choice(tuple(CHECKS)), random.randrange(2**31))

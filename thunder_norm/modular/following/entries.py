@@ -14,7 +14,7 @@ from thunder_norm.modular.following.attentions import Attention, Side
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
 from thunder_norm.modular.following.sides import by_queries
-from thunder_norm.modular.following.strands import Followed, Pair, Product, Scale, Score, Use, added, head_rows, is_constant_along, used
+from thunder_norm.modular.following.strands import Followed, Pair, Product, Scale, Score, Use, added, head_rows, is_constant_along, reduced, used
 
 Operand = tuple[torch.Tensor, Followed]
 
@@ -68,7 +68,8 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
         strands = tuple(s for state in spread for s in state.strands)
     is_attended = any(state.is_attended for state in active) and (call.name not in SUMS or len(active) == 1)
     is_looked_up = bool(active) and all(state.is_looked_up for state in active)
-    notes.note(call.out, Followed(strands, scale, not active, _score(call, active), is_attended, is_looked_up, pair))
+    score = _score(call, active)
+    notes.note(call.out, Followed(strands, scale, not active, score, is_attended, is_looked_up, pair, reduced(active)))
 
 
 def _pair(call: Call, uses: Sequence[list[Use]]) -> Pair | None:
@@ -381,7 +382,7 @@ def lose(notes: Notes, call: Call) -> None:
     for state in call.states:
         notes.use(state, "loss")
     out = call.out[0] if isinstance(call.out, tuple) else call.out
-    notes.note(out, Followed())
+    notes.note(out, Followed(reduced=reduced(call.states)))
 
 
 HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
