@@ -55,6 +55,7 @@ class Part:
 def projection(rng: random.Random, name: str, rows: int, x: str, kinds: Sequence[str] = (), inputs: int = WIDTH, is_first: bool = False) -> tuple[list[str], str, list[tuple[str, dict]], str]:  # fmt: skip
     """Lines that make a matrix of `rows` outputs, its product with `x`, what is known of its parameters, and how it is kept."""
     kind, bias = rng.choice(kinds or PROJECTIONS), rng.random() < 0.5
+    kind = "F.linear" if kind == "joined" and rows < 4 else kind  # of one row the RMS is that of an entry
     of_w: dict[str, Any] = {"role": "matrix", "norm": "matrix", "mass": "heavy", "is_first": is_first}
     of_b: dict[str, Any] = {"role": "bias", "norm": "rows", "mass": "light"}
     module = [(f"{name}.weight", of_w), *([(f"{name}.bias", of_b)] if bias else ())]
@@ -83,7 +84,7 @@ def projection(rng: random.Random, name: str, rows: int, x: str, kinds: Sequence
     if kind == "transposed":
         return outputs_first, f"({x} @ {w}.T{plus})", plain, kind
     if kind == "joined":
-        cut = rng.randrange(1, rows)
+        cut = rng.randrange(2, rows - 1)
         return outputs_first, f"(torch.cat([F.linear({x}, w) for w in {w}.split([{cut}, {rows - cut}])], -1){plus})", plain, kind
     of_w["axes"] = (1, 0)
     if kind == "einsum":

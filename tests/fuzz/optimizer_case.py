@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from thunder_norm import LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.modular import ModularNorm
@@ -16,6 +18,15 @@ from .optimizer_truth import Known
 
 _MASSES: Mapping[str, float] = {"heavy": 1.0, "light": 0.1, "added": 0.1, "tokens": 1.0, "attention": 1.0, "gated": 1.0, "places": 1.0}
 _WITH_NOISE = {"attention": 0.5, "gated": 0.5, "places": 0.3}
+
+
+class NoOracle(Exception):
+    """What torch cannot say."""
+
+
+def total(out: Any) -> torch.Tensor:
+    """A number of all that a model returns."""
+    return sum((t.float().square().sum() for t in tree_leaves(out)), torch.zeros(()))
 
 
 @dataclass(frozen=True)

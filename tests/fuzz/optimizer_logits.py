@@ -12,7 +12,7 @@ from thunder_norm.errors import NormMismatchError
 from thunder_norm.modular import QKClip, TrainingMonitor
 
 from .optimizer_attentions import Attended
-from .optimizer_case import Case
+from .optimizer_case import Case, total
 from .optimizer_training import same
 
 
@@ -125,7 +125,7 @@ def monitor(case: Case) -> str | None:
             logits = logits_of(watched, batch) if number == 0 else {}
             old = {name: p.detach().clone() for name, p in watched.named_parameters()}
             out = watched(batch)
-            out.float().square().sum().backward()
+            total(out).backward()
             gradients.append({name: None if p.grad is None else p.grad.clone() for name, p in watched.named_parameters()})
             optimizer.step()
             if kept is not None and number == 0:

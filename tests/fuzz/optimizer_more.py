@@ -77,9 +77,11 @@ def modulated(rng: random.Random, n: str, is_first: bool) -> Part:
     init, product, params, _ = projection(rng, f"{n}m", WIDTH * len(names), "h.mean(1, keepdim=True)", ("linear", "F.linear", "transposed", "matmul"), is_first=is_first)
     cut = cut_apart(rng, "y", names, [WIDTH] * len(names)).replace(".view(2, -1,", ".view(2, 1,").replace(".reshape(2, -1,", ".reshape(2, 1,")
     rows = rows_of([cut.replace("view(2, 1,", "view(2, -1,").replace("reshape(2, 1,", "reshape(2, -1,")], names, WIDTH * len(names))
-    used = {"a": "x = x * (1 + a)", "b": "x = x + b", "c": "x = x + c * x.tanh()"}
+    init = [*init, f"self.{n}o = nn.Linear({WIDTH}, {WIDTH}, bias=False)"]
+    used = {"a": f"x = x + self.{n}o(x) * (1 + a)", "b": "x = x + b", "c": f"x = x + c * self.{n}o(x).tanh()"}
     cuts = tuple(Cut(None, tuple(rows[name].tolist())) for name in names)
     known = [(name, Known(**fields | {"cuts": cuts, "mass": "" if fields["role"] == "matrix" else "light"})) for name, fields in params]
+    known.append((f"{n}o.weight", Known("matrix" if {*names} & {"a", "c"} else "unused", "matrix")))
     return Part("modulated", tuple(init), (f"y = {product}", cut, *(used[name] for name in names)), tuple(known))
 
 

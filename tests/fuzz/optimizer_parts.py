@@ -42,7 +42,7 @@ def plain(rng: random.Random, n: str, is_first: bool) -> Part:
     up_init, up, of_up, _ = projection(rng, f"{n}up", hidden, "h", is_first=is_first)
     down_init, down, of_down, _ = projection(rng, f"{n}down", WIDTH, "y", inputs=hidden)
     if "softmax" in how:  # the mean of rows, by weights: a table as well as a matrix
-        of_down = [(name, fields | {"norm": "", "mass": ""} if fields["role"] == "matrix" else fields) for name, fields in of_down]
+        of_down = [(name, fields | {"norm": "", "mass": ""}) for name, fields in of_down]
     known = [(name, Known(**fields)) for name, fields in of_up + of_down]
     forward = (f"y = {up}", *how.splitlines(), f"x = x + {down}")
     return Part(f"plain: {how.splitlines()[-1]}", (*up_init, *down_init), forward, tuple(known))

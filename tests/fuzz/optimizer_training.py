@@ -16,7 +16,7 @@ import torch
 from thunder_norm.errors import ThunderNormError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 
-from .optimizer_case import Case
+from .optimizer_case import Case, total
 from .optimizer_truth import Followed
 
 
@@ -118,8 +118,9 @@ def _memory_changed(run: Run) -> None:
 
 
 def _frozen_or_not(run: Run) -> None:
-    p = run.model.get_parameter(run.draw.choice([n for n in run.followed if run.case.known[n].is_trained] or list(run.followed)))
-    if run.case.known[next(n for n, q in run.model.named_parameters() if q is p)].is_trained:
+    trained = [n for n in run.followed if run.case.known[n].is_trained]
+    if trained:
+        p = run.model.get_parameter(run.draw.choice(trained))
         p.requires_grad_(not p.requires_grad)
 
 
@@ -383,8 +384,8 @@ def _trained(model: torch.nn.Module, optimizer: torch.optim.Optimizer, case: Cas
     else:
         inputs = torch.randint(11, inputs.shape, generator=generator)
     optimizer.zero_grad()
-    out = model(inputs)
-    loss = (out.float() * torch.randn(out.shape, generator=generator)).sum()
+    torch.manual_seed(number)  # of dropout
+    loss = total(model(inputs))
     loss.backward()
     optimizer.step()
     return loss.detach()
@@ -431,8 +432,10 @@ def inexact(case: Case) -> str | None:
     inputs = case.inputs.to(dtype) if case.inputs.is_floating_point() else case.inputs
     blocks = draw.choice((False, True, "heads"))
     optimizer = ModularOptimizer(model, inputs, lr=1.0, momentum=0.0, blocks=blocks, method=method, missing_grads="skip")
+    largest = math.log10(torch.finfo(dtype).max)
+    scale = 10 ** draw.uniform(-0.9 * largest if dtype != torch.float16 else -3, 0.9 * largest) if draw.random() < 0.5 else 1.0
     for p in model.parameters():
-        p.grad = torch.randn_like(p) if p.requires_grad else None
+        p.grad = torch.randn_like(p) * scale if p.requires_grad else None
         p.data.zero_()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     optimizer.step()
@@ -440,10 +443,10 @@ def inexact(case: Case) -> str | None:
         known, target = case.known[name], optimizer.norm.targets[name]
         if not known.norm or not target:
             continue
-        exact = -target * known.steepest(_copy(g), blocks)
+        exact = -target * known.steepest(_copy(g / scale), blocks)
         found = _copy(model.get_parameter(name))
         for at in known.units(tuple(g.shape), blocks):
-            of_g, unit, wanted = _copy(g).reshape(-1)[at], found.reshape(-1)[at], exact.reshape(-1)[at]
+            of_g, unit, wanted = _copy(g / scale).reshape(-1)[at], found.reshape(-1)[at], exact.reshape(-1)[at]
             if unit.ndim == 2 and np.linalg.svd(of_g, compute_uv=False)[-1] < 0.02 * np.linalg.norm(of_g):
                 continue
             rounding = 2 * torch.finfo(dtype).eps * math.sqrt(unit.size) * abs(wanted).max()

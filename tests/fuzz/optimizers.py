@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .optimizer_attentions import BATCH, TOKENS, WIDTH, Attended, Part
-from .optimizer_case import Case
+from .optimizer_case import Case, NoOracle
 from .optimizer_checks import bound, groups, roles
 from .optimizer_logits import clip, monitor
 from .optimizer_parts import NORMS, PARTS, end, start
@@ -99,7 +99,10 @@ class Trained:
 
     def run(self) -> Outcome:
         """What the check says."""
-        problem = CHECKS[self.check](self.case())
+        try:
+            problem = CHECKS[self.check](self.case())
+        except NoOracle as e:
+            return Outcome("no oracle", str(e))
         return Outcome("right") if problem is None else Outcome("wrong", f"{self.check}: {problem}")
 
     def smaller(self) -> Iterable[Trained]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.modular.following.attentions import Attention, Side
+from thunder_norm.modular.following.attentions import Attention, Side, connected
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
 from thunder_norm.modular.following.sides import by_queries
@@ -335,8 +335,8 @@ def softmax(notes: Notes, call: Call) -> None:
         return
     score, is_written_out = state.score, call.name == "exp"  # sums come later; along the last dimension, as far as is known
     dim = -1 if is_written_out else call.args[1]
-    if score is not None and score.num_mixed and not score.problem and not is_constant_along(score.ids[0], dim):
-        score = None  # over what a matrix made of products (logits of mixed experts), not over keys
+    if score is not None and not _is_over_keys(score, call.args[0], dim):
+        score = None
     if score is None:
         if is_written_out:
             return entry_by_entry(notes, replace(call, tensors=[(t, s and replace(s, score=None)) for t, s in call.tensors]))
@@ -354,6 +354,19 @@ def softmax(notes: Notes, call: Call) -> None:
                 use.op = op
                 use.heads = None if attention.problem else _heads(side, use, notes.shapes[use.name])
     notes.note(call.out, Followed(score=replace(score, is_raw=False, attention=number)))
+
+
+def _is_over_keys(score: Score, t: torch.Tensor, dim: int) -> bool:
+    """Whether a softmax along a dimension may be one over keys.
+
+    It is not over heads that a matrix has mixed, and where rows of one side that have nothing in common each meet one row alone: sums of
+    experts by weights, which are products of activations as well.
+    """
+    if score.num_mixed and not score.problem and not is_constant_along(score.ids[0], dim):
+        return False
+    sides = [(p, p.key if p.is_of_keys else p.query) for p in score.products if p.others == 1 < p.shape[1]]
+    is_sum = len(sides) == len(score.products) and all(connected(side, p.shape[0]) is not None for p, side in sides)
+    return not is_sum or t.shape[dim] == 1
 
 
 def exponential(notes: Notes, call: Call) -> None:

@@ -143,6 +143,7 @@ class Product:
         uses: those of the queries and of the keys.
         shape: (n, tokens, d), the tokens of the queries, or of the keys if rows are these.
         is_of_keys: whether rows of scores are counted by keys, as heads are among these alone.
+        others: how many rows of the other side each n has: keys, or queries if rows are those of keys.
     """
 
     query: Followed
@@ -150,6 +151,7 @@ class Product:
     uses: tuple[list[Use], list[Use]]
     shape: tuple[int, int, int]
     is_of_keys: bool = False
+    others: int = 1
 
 
 @dataclass(frozen=True, eq=False)
