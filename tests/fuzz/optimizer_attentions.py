@@ -94,7 +94,19 @@ def projection(rng: random.Random, name: str, rows: int, x: str, kinds: Sequence
     return inputs_first, f"({x} @ {w}{plus})", plain, kind
 
 
-PROJECTIONS = ("linear", "linear", "conv1d", "lora", "F.linear", "transposed", "joined", "einsum", "addmm", "matmul", "weight norm")
+PROJECTIONS = (
+    "linear",
+    "linear",
+    "conv1d",
+    "lora",
+    "F.linear",
+    "transposed",
+    "joined",
+    "einsum",
+    "addmm",
+    "matmul",
+    "weight norm",
+)
 
 
 def cut_apart(rng: random.Random, y: str, names: Sequence[str], sizes: Sequence[int]) -> str:
@@ -133,7 +145,9 @@ def cut_apart(rng: random.Random, y: str, names: Sequence[str], sizes: Sequence[
 def _heads(rng: random.Random, name: str, num: int, width: int, layout: str) -> str:
     """A line that makes [batch, tokens, heads, width] of a part."""
     if layout == "in turn":
-        return f"{name} = " + rng.choice([f"{name}.unflatten(-1, ({width}, {num})).mT", f"rearrange({name}, 'b t (d h) -> b t h d', h={num})"])
+        return f"{name} = " + rng.choice(
+            [f"{name}.unflatten(-1, ({width}, {num})).mT", f"rearrange({name}, 'b t (d h) -> b t h d', h={num})"]
+        )
     options = [
         f"{name}.unflatten(-1, ({num}, {width}))",
         f"{name}.reshape(*{name}.shape[:-1], {num}, {width})",
@@ -154,7 +168,9 @@ def _parts(rng: random.Random, of: str, num: dict[str, int], width: int, layout:
             return [f"{', '.join(of)} = " + rng.choice([f"y.unflatten(-1, ({groups}, {n}, {width})).unbind(-2)", f"rearrange(y, 'b t (h n d) -> n b t h d', n={n}, h={groups})"])]  # fmt: skip
         cuts = [f"y.unflatten(-1, ({groups}, -1)).split({sizes}, -1)"]
         ends = [0, *(sum(sizes[: i + 1]) for i in range(len(sizes)))]
-        cuts.append("(" + ", ".join(f"y.unflatten(-1, ({groups}, -1))[..., {a}:{b}]" for a, b in zip(ends, ends[1:], strict=False)) + ")")
+        cuts.append(
+            "(" + ", ".join(f"y.unflatten(-1, ({groups}, -1))[..., {a}:{b}]" for a, b in zip(ends, ends[1:], strict=False)) + ")"
+        )
         return [f"{', '.join(of)} = {rng.choice(cuts)}", *(f"{p} = {p}.unflatten(-1, (-1, {width})).flatten(2, 3)" for p in of)]
     if len({num[p] for p in of}) == 1 and layout == "blocks" and len(of) > 1 and rng.random() < 0.4:
         n, h = len(of), num[of[0]]
@@ -200,7 +216,11 @@ def attention(rng: random.Random, n: str, is_first: bool) -> Part:
         for name, fields in params:
             is_small = kind == "lora" and name.endswith("a.weight")
             its = {} if is_small else {"cuts": cuts}
-            mass = {} if is_small or fields["role"] not in ("matrix", "convolution") or fields.get("norm", "") == "" else {"mass": "attention"}
+            mass = (
+                {}
+                if is_small or fields["role"] not in ("matrix", "convolution") or fields.get("norm", "") == ""
+                else {"mass": "attention"}
+            )
             known.append((name, Known(**fields | its | mass)))
             if not is_small and fields["role"] != "gain" and fields.get("is_trained", True):
                 axis = fields.get("axes", (0, 1))[0]
@@ -228,7 +248,17 @@ def attention(rng: random.Random, n: str, is_first: bool) -> Part:
     init.append(f"self.{n}out = nn.Linear({heads * width}, {WIDTH}, bias=False)")
     known.append((f"{n}out.weight", Known("matrix", "matrix", mass="attention")))
     forward.append(f"x = x + self.{n}out(y)")
-    attended = Attended(n, heads, groups, () if gains else tuple(scaled), tuple(gains), normed == "gains", not gains and {"q", "k"} <= frozen, tuple(sorted(unscaled)), not gains and "q" in frozen)
+    attended = Attended(
+        n,
+        heads,
+        groups,
+        () if gains else tuple(scaled),
+        tuple(gains),
+        normed == "gains",
+        not gains and {"q", "k"} <= frozen,
+        tuple(sorted(unscaled)),
+        not gains and "q" in frozen,
+    )
     return Part(f"attention, {layout}, {normed or 'plain'}", tuple(init), tuple(forward), tuple(known), attended)
 
 

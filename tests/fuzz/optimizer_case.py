@@ -16,7 +16,15 @@ from thunder_norm.modular import ModularNorm
 from .optimizer_attentions import Attended
 from .optimizer_truth import Known
 
-_MASSES: Mapping[str, float] = {"heavy": 1.0, "light": 0.1, "added": 0.1, "tokens": 1.0, "attention": 1.0, "gated": 1.0, "places": 1.0}
+_MASSES: Mapping[str, float] = {
+    "heavy": 1.0,
+    "light": 0.1,
+    "added": 0.1,
+    "tokens": 1.0,
+    "attention": 1.0,
+    "gated": 1.0,
+    "places": 1.0,
+}
 _WITH_NOISE = {"attention": 0.5, "gated": 0.5, "places": 0.3}
 
 
@@ -47,7 +55,9 @@ class Case:
             kind, dims = found.kind, tuple(d % p.ndim for d in found.elem_dims) if p.ndim else ()
             if known.norm == "matrix":
                 is_right = issubclass(kind, RMSToRMSTensor) and dims == known.axes_of(p.ndim)
-                is_right &= not known.is_kernel or issubclass(kind, RMSToRMSConvTensor) and getattr(kind, "groups", 1) == known.groups
+                is_right &= (
+                    not known.is_kernel or issubclass(kind, RMSToRMSConvTensor) and getattr(kind, "groups", 1) == known.groups
+                )
             elif known.norm == "rows":
                 is_right = kind is RMSTensor and dims == (p.ndim - 1,)
             else:

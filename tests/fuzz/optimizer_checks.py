@@ -50,7 +50,9 @@ def groups(case: Case) -> str | None:
     for_ = case.draw.choice(("muon", "dion", "adamw", "normuon"))
     found = param_groups(model, inputs, for_=for_, split=True)
     parameters = dict(model.named_parameters())
-    wanted: dict[str, list[tuple[str, torch.Tensor]]] = {name: _leaves(case, name, p) for name, p in parameters.items() if p.requires_grad}
+    wanted: dict[str, list[tuple[str, torch.Tensor]]] = {
+        name: _leaves(case, name, p) for name, p in parameters.items() if p.requires_grad
+    }
     given = {n: (p, g["algorithm"]) for g in found for n, p in zip(g["param_names"], g["params"], strict=True)}
     total(model(inputs)).backward()
     for name, leaves in wanted.items():

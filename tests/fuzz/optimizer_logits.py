@@ -49,7 +49,9 @@ def clip(case: Case) -> str | None:
         if any(a.is_refused for a in case.attentions):
             return None
         raise
-    if not has_others and (len(found) != len(all_of_them) or not torch.allclose(found.sort().values, all_of_them, rtol=1e-9, atol=1e-12)):
+    if not has_others and (
+        len(found) != len(all_of_them) or not torch.allclose(found.sort().values, all_of_them, rtol=1e-9, atol=1e-12)
+    ):
         return f"the largest logits are {found.sort().values.tolist()}, not {all_of_them.tolist()}"
     old = {name: p.detach().clone() for name, p in model.named_parameters()}
     clip.tau = max(1e-3, draw.uniform(0.3, 1.1) * all_of_them.max().item())
@@ -118,7 +120,11 @@ def monitor(case: Case) -> str | None:
         watched = copy.deepcopy(model)
         optimizer = makes([p for p in watched.parameters() if p.requires_grad], lr=0.02)
         torch.manual_seed(seed)
-        kept = TrainingMonitor(watched, batches[0] if with_example else None, every=every, optimizer=optimizer) if is_watched else None
+        kept = (
+            TrainingMonitor(watched, batches[0] if with_example else None, every=every, optimizer=optimizer)
+            if is_watched
+            else None
+        )
         gradients = []
         for number, batch in enumerate(batches):
             optimizer.zero_grad()
@@ -138,7 +144,9 @@ def monitor(case: Case) -> str | None:
 
 
 def _same(a: dict, b: dict) -> bool:
-    return all((a[n] is None) == (b[n] is None) and (a[n] is None or torch.equal(a[n].nan_to_num(), b[n].nan_to_num())) for n in a)
+    return all(
+        (a[n] is None) == (b[n] is None) and (a[n] is None or torch.equal(a[n].nan_to_num(), b[n].nan_to_num())) for n in a
+    )
 
 
 def _batch(case: Case, dtype: torch.dtype, number: int) -> torch.Tensor:
@@ -178,7 +186,9 @@ def _misfit(case: Case, monitor: TrainingMonitor, model: torch.nn.Module, old: d
         of_it = t.double().amax((0, 2, 3))
         by_number[len(of_it)] = torch.maximum(by_number.get(len(of_it), of_it), of_it)
     for number, of_it in by_number.items():
-        if not any(len(h) == number and np.allclose(h, of_it, rtol=accuracy, atol=accuracy * of_it.abs().max().item()) for h in found):
+        if not any(
+            len(h) == number and np.allclose(h, of_it, rtol=accuracy, atol=accuracy * of_it.abs().max().item()) for h in found
+        ):
             return f"the largest logits are {record['attention']}, not {of_it.tolist()}"
     return None
 

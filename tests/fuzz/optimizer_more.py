@@ -42,7 +42,10 @@ HEADS = (
     (_LINEAR, "return torch.stack([self.head(x[:, i]) for i in range(5)], 1)"),
     (_LINEAR, "return torch.cat([self.head(t) for t in x.split(2, 1)], 1)"),
     (_LINEAR, "return self.head(x).logsumexp(-1).mean()"),
-    (_LINEAR, "y = self.head(x)\nreturn F.cross_entropy(y.flatten(0, 1), torch.arange(10)) + 1e-3 * y.logsumexp(-1).square().mean()"),
+    (
+        _LINEAR,
+        "y = self.head(x)\nreturn F.cross_entropy(y.flatten(0, 1), torch.arange(10)) + 1e-3 * y.logsumexp(-1).square().mean()",
+    ),
     (_LINEAR, "return 30 * torch.tanh(self.head(x) / 30)"),
     (_LINEAR, "return self.head(x).masked_fill(torch.arange(11) == 3, -1e4)"),
     (_LINEAR, "y = self.head(x)\nreturn F.cross_entropy(y.flatten(0, 1), torch.arange(10))"),
@@ -74,13 +77,28 @@ HEADS = (
 def modulated(rng: random.Random, n: str, is_first: bool) -> Part:
     """Scales and shifts that a matrix makes of a mean, of all tokens (FiLM, adaptive normalizations)."""
     names = rng.sample(("a", "b", "c"), rng.choice((2, 3)))
-    init, product, params, _ = projection(rng, f"{n}m", WIDTH * len(names), "h.mean(1, keepdim=True)", ("linear", "F.linear", "transposed", "matmul"), is_first=is_first)
-    cut = cut_apart(rng, "y", names, [WIDTH] * len(names)).replace(".view(2, -1,", ".view(2, 1,").replace(".reshape(2, -1,", ".reshape(2, 1,")
-    rows = rows_of([cut.replace("view(2, 1,", "view(2, -1,").replace("reshape(2, 1,", "reshape(2, -1,")], names, WIDTH * len(names))
+    init, product, params, _ = projection(
+        rng,
+        f"{n}m",
+        WIDTH * len(names),
+        "h.mean(1, keepdim=True)",
+        ("linear", "F.linear", "transposed", "matmul"),
+        is_first=is_first,
+    )
+    cut = (
+        cut_apart(rng, "y", names, [WIDTH] * len(names))
+        .replace(".view(2, -1,", ".view(2, 1,")
+        .replace(".reshape(2, -1,", ".reshape(2, 1,")
+    )
+    rows = rows_of(
+        [cut.replace("view(2, 1,", "view(2, -1,").replace("reshape(2, 1,", "reshape(2, -1,")], names, WIDTH * len(names)
+    )
     init = [*init, f"self.{n}o = nn.Linear({WIDTH}, {WIDTH}, bias=False)"]
     used = {"a": f"x = x + self.{n}o(x) * (1 + a)", "b": "x = x + b", "c": f"x = x + c * self.{n}o(x).tanh()"}
     cuts = tuple(Cut(None, tuple(rows[name].tolist())) for name in names)
-    known = [(name, Known(**fields | {"cuts": cuts, "mass": "" if fields["role"] == "matrix" else "light"})) for name, fields in params]
+    known = [
+        (name, Known(**fields | {"cuts": cuts, "mass": "" if fields["role"] == "matrix" else "light"})) for name, fields in params
+    ]
     known.append((f"{n}o.weight", Known("matrix" if {*names} & {"a", "c"} else "unused", "matrix")))
     return Part("modulated", tuple(init), (f"y = {product}", cut, *(used[name] for name in names)), tuple(known))
 
@@ -100,11 +118,15 @@ _MIXED = (  # of q, k and v, without a softmax
 def linear_attention(rng: random.Random, n: str, is_first: bool) -> Part:
     """Three parts of one product, and no attention of scores."""
     width, names = rng.choice((4, 6)), rng.sample("qkv", 3)
-    init, product, params, _ = projection(rng, f"{n}qkv", 3 * width, "h", ("linear", "F.linear", "transposed", "matmul", "einsum", "joined"), is_first=is_first)
+    init, product, params, _ = projection(
+        rng, f"{n}qkv", 3 * width, "h", ("linear", "F.linear", "transposed", "matmul", "einsum", "joined"), is_first=is_first
+    )
     cut = cut_apart(rng, "y", names, [width] * 3)
     rows = rows_of([cut], "qkv", 3 * width)
     cuts = tuple(Cut(None, tuple(rows[name].tolist())) for name in names)
-    known = [(name, Known(**fields | {"cuts": cuts, "mass": "" if fields["role"] == "matrix" else "light"})) for name, fields in params]
+    known = [
+        (name, Known(**fields | {"cuts": cuts, "mass": "" if fields["role"] == "matrix" else "light"})) for name, fields in params
+    ]
     how = rng.choice(_MIXED)
     forward = (f"y = {product}", cut, how, f"x = x + self.{n}out(y)")
     known.append((f"{n}out.weight", Known("matrix", "matrix")))
@@ -114,7 +136,9 @@ def linear_attention(rng: random.Random, n: str, is_first: bool) -> Part:
 def selective(rng: random.Random, n: str, is_first: bool) -> Part:
     """A gate beside what a convolution of each channel by itself, and a recurrence, go over (Mamba, RG-LRU)."""
     hidden, names = rng.choice((4, 6)), rng.sample("az", 2)
-    init, product, params, _ = projection(rng, f"{n}in", 2 * hidden, "h", ("linear", "F.linear", "matmul", "transposed"), is_first=is_first)
+    init, product, params, _ = projection(
+        rng, f"{n}in", 2 * hidden, "h", ("linear", "F.linear", "matmul", "transposed"), is_first=is_first
+    )
     cut = cut_apart(rng, "y", names, [hidden, hidden])
     rows = rows_of([cut], "az", 2 * hidden)
     cuts = tuple(Cut({"z": "gate", "a": None}[name], tuple(rows[name].tolist())) for name in names)
@@ -124,8 +148,16 @@ def selective(rng: random.Random, n: str, is_first: bool) -> Part:
         f"a = a * self.{n}d",
         f"a = a.cumsum(1) * self.{n}d",
     ))  # fmt: skip
-    forward = (f"y = {product}", cut, f"a = F.silu(self.{n}c(a.mT)[..., :{TOKENS}].mT)", *recurrence.splitlines(), f"x = x + self.{n}out(a * F.silu(z))")
-    known = [(name, Known(**fields | {"cuts": cuts, "mass": "" if fields["role"] == "matrix" else "light"})) for name, fields in params]
+    forward = (
+        f"y = {product}",
+        cut,
+        f"a = F.silu(self.{n}c(a.mT)[..., :{TOKENS}].mT)",
+        *recurrence.splitlines(),
+        f"x = x + self.{n}out(a * F.silu(z))",
+    )
+    known = [
+        (name, Known(**fields | {"cuts": cuts, "mass": "" if fields["role"] == "matrix" else "light"})) for name, fields in params
+    ]
     known += [(f"{n}c.weight", Known("depthwise", "matrix", groups=hidden, is_kernel=True, mass="heavy")), (f"{n}c.bias", BIAS), (f"{n}d", Known("gain")), (f"{n}out.weight", Known("matrix", "matrix", mass="heavy"))]  # fmt: skip
     return Part("selective", tuple(init), forward, tuple(known))
 
@@ -172,19 +204,36 @@ def squeezed(rng: random.Random, n: str, is_first: bool) -> Part:
     if how == "squeeze":
         init = (f"self.{n}a, self.{n}b = nn.Linear({WIDTH}, 4), nn.Linear(4, {WIDTH})",)
         forward = (f"x = x * self.{n}b(self.{n}a(h.mean(1, keepdim=True)).relu()).sigmoid()",)
-        return Part(how, init, forward, ((f"{n}a.weight", first), (f"{n}a.bias", bias), (f"{n}b.weight", any_matrix), (f"{n}b.bias", bias)))
+        return Part(
+            how,
+            init,
+            forward,
+            ((f"{n}a.weight", first), (f"{n}a.bias", bias), (f"{n}b.weight", any_matrix), (f"{n}b.bias", bias)),
+        )
     if how == "highway":
         init = (f"self.{n}a, self.{n}b = nn.Linear({WIDTH}, {WIDTH}), nn.Linear({WIDTH}, {WIDTH})",)
         forward = (f"t = self.{n}a(h).sigmoid()", f"x = t * self.{n}b(h).tanh() + (1 - t) * x")
-        return Part(how, init, forward, ((f"{n}a.weight", first), (f"{n}a.bias", bias), (f"{n}b.weight", first), (f"{n}b.bias", bias)))
+        return Part(
+            how, init, forward, ((f"{n}a.weight", first), (f"{n}a.bias", bias), (f"{n}b.weight", first), (f"{n}b.bias", bias))
+        )
     if how == "two":
         init = (f"self.{n}a, self.{n}b = nn.Linear({WIDTH}, 6, bias=False), nn.Linear(6, {WIDTH}, bias=False)",)
         forward = (f"x = x + F.linear(h, self.{n}b.weight @ self.{n}a.weight)",)
-        return Part(how, init, forward, ((f"{n}a.weight", Known("matrix", "matrix")), (f"{n}b.weight", Known("matrix", "matrix"))))
+        return Part(
+            how, init, forward, ((f"{n}a.weight", Known("matrix", "matrix")), (f"{n}b.weight", Known("matrix", "matrix")))
+        )
     if how == "low rank":
         init = (f"self.{n}a, self.{n}b = nn.Linear({WIDTH}, 3, bias=False), nn.Linear(3, {WIDTH}, bias=False)",)
         forward = (f"x = x + self.{n}b(self.{n}a(h))",)
-        return Part(how, init, forward, ((f"{n}a.weight", Known("matrix", "matrix", mass="heavy", is_first=is_first)), (f"{n}b.weight", matrix)))
-    init = (f"self.{n}a, self.{n}b = nn.Linear({WIDTH}, 6, bias=False), nn.Linear(6, {WIDTH}, bias=False)", f"self.{n}c = nn.Linear({WIDTH}, 6)")
+        return Part(
+            how,
+            init,
+            forward,
+            ((f"{n}a.weight", Known("matrix", "matrix", mass="heavy", is_first=is_first)), (f"{n}b.weight", matrix)),
+        )
+    init = (
+        f"self.{n}a, self.{n}b = nn.Linear({WIDTH}, 6, bias=False), nn.Linear(6, {WIDTH}, bias=False)",
+        f"self.{n}c = nn.Linear({WIDTH}, 6)",
+    )
     forward = (f"x = x + self.{n}b((self.{n}a(h) + self.{n}c(h)).relu())",)
     return Part(how, init, forward, ((f"{n}a.weight", Known("matrix", "matrix", mass="heavy", is_first=is_first)), (f"{n}b.weight", matrix), (f"{n}c.weight", Known("matrix", "matrix", mass="heavy", is_first=is_first)), (f"{n}c.bias", bias)))  # fmt: skip

@@ -57,7 +57,9 @@ def gated(rng: random.Random, n: str, is_first: bool) -> Part:
     if how == "apart":
         init, forward, known = [], [], []
         for role, name in (("gate", "a"), ("gated", "b")):
-            its_init, its, of_it, kind = projection(rng, f"{n}{name}", hidden, "h", kinds=("linear", "F.linear", "transposed"), is_first=is_first)
+            its_init, its, of_it, kind = projection(
+                rng, f"{n}{name}", hidden, "h", kinds=("linear", "F.linear", "transposed"), is_first=is_first
+            )
             init, forward = init + its_init, [*forward, f"{name} = {its}"]
             for param, fields in of_it:
                 its_mass = {"mass": "gated"} if fields["role"] == "matrix" else {}
@@ -81,7 +83,9 @@ def gated(rng: random.Random, n: str, is_first: bool) -> Part:
         else:
             cut = cut_apart(rng, "y", names, [hidden, hidden])
         rows = rows_of([cut], "ab", 2 * hidden)
-        order = sorted(((role, tuple(sorted(rows[name].tolist()))) for role, name in (("gate", "a"), ("gated", "b"))), key=lambda c: c[1])
+        order = sorted(
+            ((role, tuple(sorted(rows[name].tolist()))) for role, name in (("gate", "a"), ("gated", "b"))), key=lambda c: c[1]
+        )
         cuts = tuple(Cut(*one) for one in order)
         known = []
         for param, fields in of_up:
@@ -115,7 +119,10 @@ def experts(rng: random.Random, n: str, is_first: bool) -> Part:
     cuts: tuple[Cut, ...] = ()
     if is_gated:
         turns = rng.random() < 0.4
-        forward += ["a, b = y[..., ::2], y[..., 1::2]" if turns else "a, b = y.chunk(2, -1)", f"y = {rng.choice(_GATES).format('a')} * b"]
+        forward += [
+            "a, b = y[..., ::2], y[..., 1::2]" if turns else "a, b = y.chunk(2, -1)",
+            f"y = {rng.choice(_GATES).format('a')} * b",
+        ]
         of_a = tuple(range(0, rows, 2)) if turns else tuple(range(hidden))
         cuts = (Cut("gate", of_a), Cut("gated", tuple(sorted(set(range(rows)) - set(of_a)))))
     else:
@@ -165,9 +172,14 @@ def small(rng: random.Random, n: str, is_first: bool) -> Part:
     """Gains, biases, positions, normalizations."""
     gain, row = Known("gain", "entries", mass="light"), Known("bias", "rows", mass="light")
     vector, options = f"nn.Parameter(torch.rand({WIDTH}) + 0.5)", []
-    options += [("gain", f"self.{n} = {vector}", f"x = x * self.{n}", [(n, gain)]), ("bias", f"self.{n} = {vector}", f"x = x + self.{n}", [(n, row)])]
+    options += [
+        ("gain", f"self.{n} = {vector}", f"x = x * self.{n}", [(n, gain)]),
+        ("bias", f"self.{n} = {vector}", f"x = x + self.{n}", [(n, row)]),
+    ]
     options += [("layer scale", f"self.{n} = {vector}", f"x = x + self.{n} * x.tanh()", [(n, gain)])]
-    options += [("layer norm", f"self.{n} = nn.LayerNorm({WIDTH})", f"x = self.{n}(x)", [(f"{n}.weight", gain), (f"{n}.bias", row)])]
+    options += [
+        ("layer norm", f"self.{n} = nn.LayerNorm({WIDTH})", f"x = self.{n}(x)", [(f"{n}.weight", gain), (f"{n}.bias", row)])
+    ]
     options += [("rms norm", f"self.{n} = nn.RMSNorm({WIDTH})", f"x = self.{n}(x)", [(f"{n}.weight", gain)])]
     options += [("scale", f"self.{n} = nn.Parameter(torch.ones(()))", f"x = x * self.{n}", [(n, gain)])]
     added = Known("table", "rows", mass="added")
@@ -175,7 +187,14 @@ def small(rng: random.Random, n: str, is_first: bool) -> Part:
     options += [("positions added", f"self.{n} = nn.Parameter(torch.randn({shape}))", f"x = x + self.{n}", [(n, added)])]
     looked_up = Known("table", "rows", mass="places")
     places = rng.choice([f"torch.arange({TOKENS})", "torch.arange(x.shape[1])", f"torch.arange({TOKENS})[None]"])
-    options += [("positions", f"self.{n} = nn.Embedding({TOKENS + 1}, {WIDTH})", f"x = x + self.{n}({places})", [(f"{n}.weight", looked_up)])]
+    options += [
+        (
+            "positions",
+            f"self.{n} = nn.Embedding({TOKENS + 1}, {WIDTH})",
+            f"x = x + self.{n}({places})",
+            [(f"{n}.weight", looked_up)],
+        )
+    ]
     label, init, forward, known = rng.choice(options)
     return Part(label, (init,), (forward,), tuple(known))
 
@@ -195,9 +214,13 @@ def recurrent(rng: random.Random, n: str, is_first: bool) -> Part:
         return Part("nn.MultiheadAttention", (f"self.{n} = nn.MultiheadAttention({WIDTH}, {heads}, bias={bias}, batch_first=True)",), (forward,), tuple(known))  # fmt: skip
     kind, gates = rng.choice((("GRU", 3), ("LSTM", 4)))
     cuts = tuple(Cut(None, tuple(range(i * WIDTH, (i + 1) * WIDTH))) for i in range(gates))
-    known = [(f"{n}.weight_{of}_l0", Known("matrix", "matrix", cuts=cuts, is_first=is_first and of == "ih")) for of in ("ih", "hh")]
+    known = [
+        (f"{n}.weight_{of}_l0", Known("matrix", "matrix", cuts=cuts, is_first=is_first and of == "ih")) for of in ("ih", "hh")
+    ]
     known += [(f"{n}.bias_{of}_l0", Known("bias", "rows", cuts=cuts)) for of in ("ih", "hh")]
-    return Part(f"nn.{kind}", (f"self.{n} = nn.{kind}({WIDTH}, {WIDTH}, batch_first=True)",), (f"x = x + self.{n}(h)[0]",), tuple(known))
+    return Part(
+        f"nn.{kind}", (f"self.{n} = nn.{kind}({WIDTH}, {WIDTH}, batch_first=True)",), (f"x = x + self.{n}(h)[0]",), tuple(known)
+    )
 
 
 PARTS: tuple[Callable[[random.Random, str, bool], Part], ...] = (
@@ -222,9 +245,18 @@ def end(rng: random.Random, first: Part) -> Part:
     if first.known and rng.random() < 0.2:
         name = first.known[0][0]
         tied = ((name, Known("tied")),)
-        lines = (f"return F.linear(x, self.{name})", f"return x @ self.{name}.T", f"return F.cross_entropy(F.linear(x, self.{name}).flatten(0, 1), torch.arange(10))")
+        lines = (
+            f"return F.linear(x, self.{name})",
+            f"return x @ self.{name}.T",
+            f"return F.cross_entropy(F.linear(x, self.{name}).flatten(0, 1), torch.arange(10))",
+        )
         if name == "table.weight" and rng.random() < 0.5:
-            return Part("tied, module", (f"self.head = nn.Linear({WIDTH}, 11, bias=False)", "self.head.weight = self.table.weight"), ("return self.head(x)",), tied)
+            return Part(
+                "tied, module",
+                (f"self.head = nn.Linear({WIDTH}, 11, bias=False)", "self.head.weight = self.table.weight"),
+                ("return self.head(x)",),
+                tied,
+            )
         return Part("tied", (), (rng.choice(lines),), tied)
     (made, name, axes), lines = rng.choice(HEADS)
     known = [(name, Known("head", "matrix", axes, mass="heavy"))]

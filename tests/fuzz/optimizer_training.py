@@ -195,7 +195,9 @@ def steps(case: Case) -> str | None:
                 followed.step(gradients[name].numpy(), group)
             difference = abs(_copy(run.model.get_parameter(name)) - followed.value).max(initial=0)
             if not difference < 1e-8:
-                return f"{name} is {difference:.3g} from the formulas after step {number}, {run.log}, blocks={run.blocks}, {group}"
+                return (
+                    f"{name} is {difference:.3g} from the formulas after step {number}, {run.log}, blocks={run.blocks}, {group}"
+                )
     return None
 
 
@@ -342,7 +344,9 @@ def _state(run: Run) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def _refused(run: Run, what: Callable[[Run, list[str]], None]) -> str | None:
     """What is wrong with a refusal."""
-    moved = [n for n, f in run.followed.items() if f.target and run.group(n) is not None and run.model.get_parameter(n).requires_grad]
+    moved = [
+        n for n, f in run.followed.items() if f.target and run.group(n) is not None and run.model.get_parameter(n).requires_grad
+    ]
     if not moved:
         return None
     run.draw.shuffle(moved)
@@ -397,7 +401,10 @@ def saved(case: Case) -> str | None:
     dtype = draw.choice((torch.float32, torch.float64, torch.bfloat16, torch.float16))
     model = case.model.to(dtype)
     inputs = case.inputs.to(dtype) if case.inputs.is_floating_point() else case.inputs
-    options = drawn_options(draw) | {"missing_grads": "skip", "method": draw.choice(("newton_schulz", "newton_schulz_bf16", "svd"))}
+    options = drawn_options(draw) | {
+        "missing_grads": "skip",
+        "method": draw.choice(("newton_schulz", "newton_schulz_bf16", "svd")),
+    }
     options["lr"] = 0.05
     norm = ModularNorm(model, inputs, mode="typical", blocks=draw.choice((False, True)))
     _ = norm.roles
@@ -416,7 +423,9 @@ def saved(case: Case) -> str | None:
         losses = [_trained(m, o, case, 10 + number) for m, o in ((model, optimizer), (model_2, optimizer_2))]
         if not same(losses[0].nan_to_num(), losses[1].nan_to_num()):
             return f"the loss of step {number} after loading is {losses[1]}, not {losses[0]}, {dtype}, {options}"
-    if not same(model.state_dict(), model_2.state_dict()) or not same(optimizer.state_dict()["state"], optimizer_2.state_dict()["state"]):
+    if not same(model.state_dict(), model_2.state_dict()) or not same(
+        optimizer.state_dict()["state"], optimizer_2.state_dict()["state"]
+    ):
         return f"parameters or state differ after loading, {dtype}, {options}"
     return None
 

@@ -53,7 +53,16 @@ class Model(nn.Module):
 """
 _numbers = itertools.count()
 CHECKS: dict[str, Callable[[Case], str | None]] = {
-    **{"roles": roles, "groups": groups, "bound": bound, "steps": steps, "saved": saved, "inexact": inexact, "clip": clip, "monitor": monitor},
+    **{
+        "roles": roles,
+        "groups": groups,
+        "bound": bound,
+        "steps": steps,
+        "saved": saved,
+        "inexact": inexact,
+        "clip": clip,
+        "monitor": monitor,
+    },
 }
 
 

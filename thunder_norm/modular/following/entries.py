@@ -14,7 +14,19 @@ from thunder_norm.modular.following.attentions import Attention, Side, connected
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
 from thunder_norm.modular.following.sides import by_queries
-from thunder_norm.modular.following.strands import Followed, Pair, Product, Scale, Score, Use, added, head_rows, is_constant_along, reduced, used
+from thunder_norm.modular.following.strands import (
+    Followed,
+    Pair,
+    Product,
+    Scale,
+    Score,
+    Use,
+    added,
+    head_rows,
+    is_constant_along,
+    reduced,
+    used,
+)
 
 Operand = tuple[torch.Tensor, Followed]
 

@@ -362,7 +362,9 @@ def cumulate(notes: Notes, call: Call) -> None:
     stays = [s for s in state.strands if all(is_constant_along(t, call.args[1]) for of in s.labels for t in of.values())]
     lost = notes.use(state.without(s.name for s in stays), call.name)
     scale = state.scale if not lost and call.name != "logcumsumexp" else Scale.NOTHING
-    notes.note(out, Followed(tuple(s for s in stays if not any(s.name == u.name for u in lost)), scale, reduced=reduced([state], lost)))
+    notes.note(
+        out, Followed(tuple(s for s in stays if not any(s.name == u.name for u in lost)), scale, reduced=reduced([state], lost))
+    )
 
 
 def _terms(labels: Labels, dims: Sequence[int], shape: torch.Size) -> list[Labels]:
