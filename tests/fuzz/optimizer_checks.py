@@ -50,9 +50,7 @@ def groups(case: Case) -> str | None:
     for_ = case.draw.choice(("muon", "dion", "adamw", "normuon"))
     found = param_groups(model, inputs, for_=for_, split=True)
     parameters = dict(model.named_parameters())
-    wanted: dict[str, list[tuple[str, torch.Tensor]]] = {
-        name: _leaves(case, name, p) for name, p in parameters.items() if p.requires_grad
-    }
+    wanted: dict[str, list[torch.Tensor]] = {name: _leaves(case, name, p) for name, p in parameters.items() if p.requires_grad}
     given = {n: (p, g["algorithm"]) for g in found for n, p in zip(g["param_names"], g["params"], strict=True)}
     total(model(inputs)).backward()
     for name, leaves in wanted.items():
@@ -106,8 +104,8 @@ def _furthest(norm: ModularNorm, inputs: torch.Tensor) -> float:
     x, u = _unit(inputs, of_input), {name: torch.randn_like(t) for name, t in p.items()}
 
     def moved(p: dict[str, torch.Tensor], x: torch.Tensor, u: dict[str, torch.Tensor]) -> torch.Tensor:
-        y, pulled = torch.func.vjp(lambda p: torch.func.functional_call(model, p, (x,)), p)
-        _, pushed = torch.func.vjp(lambda w: pulled(w)[0], torch.zeros_like(y))  # twice: not all operations have forward mode
+        y, pulled, *_ = torch.func.vjp(lambda p: torch.func.functional_call(model, p, (x,)), p)
+        pushed = torch.func.vjp(lambda w: pulled(w)[0], torch.zeros_like(y))[1]  # twice: not all operations have forward mode
         return _size(pushed(u)[0], norm.outputs)
 
     for step in range(8):
