@@ -219,9 +219,7 @@ def squeezed(rng: random.Random, n: str, is_first: bool) -> Part:
     if how == "two":
         init = (f"self.{n}a, self.{n}b = nn.Linear({WIDTH}, 6, bias=False), nn.Linear(6, {WIDTH}, bias=False)",)
         forward = (f"x = x + F.linear(h, self.{n}b.weight @ self.{n}a.weight)",)
-        return Part(
-            how, init, forward, ((f"{n}a.weight", Known("matrix", "matrix")), (f"{n}b.weight", Known("matrix", "matrix")))
-        )
+        return Part(how, init, forward, ((f"{n}a.weight", Known("matrix")), (f"{n}b.weight", Known("matrix"))))
     if how == "low rank":
         init = (f"self.{n}a, self.{n}b = nn.Linear({WIDTH}, 3, bias=False), nn.Linear(3, {WIDTH}, bias=False)",)
         forward = (f"x = x + self.{n}b(self.{n}a(h))",)

@@ -72,6 +72,9 @@ class Experts(nn.Module):
         x = self.mixed(x)
         if self.ends == "loss":
             return F.cross_entropy(self.head(x).flatten(0, 1), TARGETS.flatten())
+        if self.ends == "loss written out":
+            y = self.head(x)
+            return (y.logsumexp(-1) - y.gather(-1, TARGETS[..., None]).squeeze(-1)).mean()
         if self.ends == "experts":
             return self.head(self.mixed(x)).softmax(-1)
         q, k, v = self.qkv(x).chunk(3, -1)
@@ -89,7 +92,7 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize("ends", ["loss", "experts", "linear attention", "written out"])
+@pytest.mark.parametrize("ends", ["loss", "loss written out", "experts", "linear attention", "written out"])
 @pytest.mark.parametrize("added", ADDED)
 def test_sums_of_experts_by_weights_are_no_scores_of_an_attention(added, ends):
     torch.manual_seed(seeded(0))
@@ -97,7 +100,7 @@ def test_sums_of_experts_by_weights_are_no_scores_of_an_attention(added, ends):
     roles = find_roles(model, x)
     of_attention = {"query", "key", "value"}
     assert not any(b.role in of_attention for name in ("up", "down", "router.weight") for b in roles[name].blocks)
-    assert roles["head.weight"].role == "head" or ends == "experts"
+    assert roles["head.weight"].role == "head" and not roles["head.weight"].is_split
     with pytest.raises(NormMismatchError, match="no attention is found"):
         QKClip(model, x)
 

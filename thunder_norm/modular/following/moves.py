@@ -180,17 +180,19 @@ def _choose(notes: Notes, call: Call, state: Followed, dims: Sequence[int], chos
 
 
 def gather(notes: Notes, call: Call) -> None:
-    """Entries that are chosen one by one along a dimension: scores (relative positions), rows of a table, anything else as by integers."""
-    state = call.state(call.args[0])
-    if state is None or state.score is not None and call.args[2].is_meta and not call.args[0].is_meta:
+    """Entries that are chosen one by one along a dimension: rows of a table, scores (relative positions), anything else as by integers."""
+    state, score = call.state(call.args[0]), None
+    is_unknown = state is None or call.args[2].is_meta and not call.args[0].is_meta and state.score is not None
+    if is_unknown or not call.args[0].ndim or not call.args[2].ndim or state.is_parameter and call.args[0].ndim > 2:
         return mix(notes, call)
-    dim, index = call.args[1] % max(call.args[0].ndim, 1), call.args[2]
-    if state.score is None:
-        if not call.args[0].ndim or not index.ndim or state.is_parameter and call.args[0].ndim > 2:
-            return mix(notes, call)
-        return _choose(notes, call, state, [dim], lambda label: _first_along(label, dim, index.shape))
-    places = torch.zeros(index.shape, dtype=torch.long) if index.is_meta else index.cpu()
-    notes.note(call.out, state.mapped(lambda t: t.gather(dim, places.to(t.device)), raw=call.out))
+    dim, index = call.args[1] % call.args[0].ndim, call.args[2]
+    if state.score is not None:
+        places = torch.zeros(index.shape, dtype=torch.long) if index.is_meta else index.cpu()
+        score = replace(state, strands=()).mapped(lambda t: t.gather(dim, places.to(t.device)), raw=call.out).score
+    _choose(notes, call, state, [dim], lambda label: _first_along(label, dim, index.shape))
+    chosen = notes.state(call.out)
+    if score is not None and chosen is not None:
+        notes.note(call.out, replace(chosen, score=score))
 
 
 def _first_along(label: torch.Tensor, dim: int, shape: torch.Size) -> torch.Tensor:
