@@ -47,6 +47,8 @@ each program is drawn from its subject, the seed and its number alone.
   refuses: what it refuses is refused in each call.
 - **state**: modules that keep things (attributes, buffers, counters, lists and dicts, set, changed and deleted): what three calls return and
   what is in all objects afterwards, against eager mode.
+- **optimizers**: models that know which rows of which parameter are which block, head or table: roles, groups, steps of the optimizer whatever
+  happens between them, bounds of the modular norm, saved states, clipped logits and the monitor, against formulas in numpy.
 
 "wrong" does not agree, "error" is an exception that is none of ours, "refused" an error of `thunder_norm.errors`, "no oracle" a
 program for which torch has no answer, or two.

@@ -90,6 +90,42 @@ def test_of_a_language_model_however_attention_is_written(is_written_out: bool, 
         )
 
 
+class Two(nn.Module):
+    """Attentions of 2 heads and of 3, in one module."""
+
+    def __init__(self, first: int):
+        super().__init__()
+        self.qkv, self.first = nn.ModuleList(nn.Linear(12, 36) for _ in range(2)), first
+
+    def split(self, i: int, x: torch.Tensor) -> list[torch.Tensor]:
+        heads = (self.first, 5 - self.first)[i]
+        return [t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in self.qkv[i](x).chunk(3, -1)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in range(2):
+            x = x + F.scaled_dot_product_attention(*self.split(i, x)).transpose(1, 2).flatten(2)
+        return x
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_of_several_attentions_of_one_module_all_are_kept(first: int):
+    torch.manual_seed(seeded(0))
+    model, x = Two(first), torch.randn(2, 5, 12)
+    wanted, y = [], x
+    for i in range(2):
+        q, k, v = model.split(i, y)
+        wanted.append(_by_hand(q, k).tolist())
+        y = y + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with TrainingMonitor(model, every=1, optimizer=optimizer) as monitor:
+        for _ in range(2):  # batches of one step
+            model(x).square().sum().backward()
+        optimizer.step()
+    found = monitor.latest["attention"]
+    assert list(found) == ["(model)", f"(model), {5 - first} heads"]
+    assert [heads == pytest.approx(w, rel=1e-4) for heads, w in zip(found.values(), wanted, strict=True)] == [True, True]
+
+
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("is_masked", [True, False])
 def test_of_torchs_own_module(need_weights: bool, is_masked: bool):

@@ -126,6 +126,80 @@ def test_parameters_that_are_replaced_are_not_silently_left_behind(missing_grads
         assert torch.equal(t, before[name])
 
 
+def _refused(optimizer: ModularOptimizer, model: nn.Module, error: type[Exception], message: str) -> None:
+    before, state = values(model), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(error, match=message):
+        optimizer.step()
+    assert all(torch.equal(p, before[name]) for name, p in values(model).items())
+    after = optimizer.state_dict()
+    assert all(
+        torch.equal(t, after["state"][i][k])
+        for i, s in state["state"].items()
+        for k, t in s.items()
+        if isinstance(t, torch.Tensor)
+    )
+
+
+@pytest.mark.parametrize("copied", [lambda x: x, copy.deepcopy], ids=["", "copied"])
+def test_what_is_added_later_is_not_silently_left_behind(copied):
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, missing_grads="skip")
+    model, optimizer = copied((model, optimizer))
+    model.more = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    backward(model, i)
+    optimizer.step()  # it has no gradient
+    backward(model, i)
+    model.more.grad = torch.ones_like(model.more)
+    _refused(optimizer, model, NormMismatchError, r"'more' is new since the optimizer was made(.|\n)*params=\[...\]")
+    model.more.requires_grad_(False)
+    optimizer.step()
+    of_some = ModularOptimizer(optimizer.norm, lr=0.1, params=[model.two.weight])
+    model.more.requires_grad_(True)
+    of_some.step()
+
+
+class Tied(nn.Module):
+    def __init__(self, is_tied: bool):
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        if is_tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, i):
+        return self.head(self.table(i).tanh())
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_what_is_tied_or_untied_later_is_refused(is_tied):
+    """The norm is that of the model as it was: what both did together, or each by itself."""
+    torch.manual_seed(seeded(0))
+    model, i = Tied(is_tied), torch.arange(7).view(1, 7)
+    optimizer = ModularOptimizer(model, i, lr=0.1, missing_grads="skip")
+    model(i).square().mean().backward()
+    optimizer.step()
+    model.zero_grad()
+    model.head.weight = nn.Parameter(model.table.weight.detach().clone()) if is_tied else model.table.weight
+    model(i).square().mean().backward()
+    error, message = (
+        (NormMismatchError, "'head.weight' is new") if is_tied else (GradientError, "'head.weight' has been replaced")
+    )
+    _refused(optimizer, model, error, message)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("resize", [lambda t: torch.cat([t, t]), lambda t: t[:-1], lambda t: t[:, :2].clone()])
+def test_parameters_that_have_another_shape_by_now_are_refused(resize, momentum):
+    model, i = made()
+    optimizer = ModularOptimizer(model, i, lr=0.1, momentum=momentum)
+    backward(model, i)
+    optimizer.step()
+    backward(model, i)
+    model.table.weight.grad = None
+    model.table.weight.data = resize(model.table.weight.data)
+    model.table.weight.grad = torch.ones_like(model.table.weight)
+    _refused(optimizer, model, NormMismatchError, r"'table.weight' had the shape \[7, 8\] when the norm was derived, and has")
+
+
 def test_parameters_that_are_not_the_models_are_refused():
     model, i = made()
     optimizer = ModularOptimizer(model, i, lr=0.1, params=[model.one.weight])

@@ -217,12 +217,21 @@ def check_decay(moving: Sequence[Moving]) -> None:
         )
 
 
-def check_gradient(name: str, g: torch.Tensor) -> None:
-    """Refuse a sparse gradient.
+def check_gradient(name: str, p: torch.Tensor, g: torch.Tensor, shape: torch.Size) -> None:
+    """Refuse a gradient that is sparse, and one of another shape than the parameter had when the norm was derived.
 
     Raises:
-        GradientError: it is one.
+        GradientError: it is sparse.
+        NormMismatchError: it has, or the parameter has, that other shape.
     """
+    if g.shape != shape or p.shape != shape:
+        raise NormMismatchError(
+            with_details(
+                f"{name!r} had the shape {list(shape)} when the norm was derived, and has {list(p.shape)} now",
+                gradient=f"{list(g.shape)}" if g.shape != p.shape else None,
+                instead="make a new optimizer for a model of other sizes",
+            )
+        )
     if g.layout != torch.strided:
         raise GradientError(
             f"the gradient of {name!r} is sparse ({g.layout}): its norm is over whole rows, so it must be dense (sparse=False)"
@@ -249,16 +258,37 @@ def check_unfrozen(frozen: Iterable[tuple[str, torch.Tensor]], groups: Iterable[
             )
 
 
-def check_replaced(missing: Iterable[str], known: Collection[int], model: torch.nn.Module) -> None:
+def check_added(model: torch.nn.Module, known: Mapping[int, str], missing: Collection[str]) -> None:
+    """Refuse to leave behind what an optimizer of all parameters does not know: what was added, or untied, after it was made.
+
+    Args:
+        model: as it is.
+        known: id -> name of all that were the model's when the optimizer was made.
+        missing: names of those that have no gradient; if they have been replaced, `check_replaced` says so.
+
+    Raises:
+        NormMismatchError: one has a gradient.
+    """
+    for name, p in model.named_parameters():
+        if id(p) not in known and p.grad is not None and p.requires_grad and name not in missing:
+            raise NormMismatchError(
+                with_details(
+                    f"{name!r} is new since the optimizer was made, which does not move it, and has a gradient",
+                    instead="make a new optimizer when a model gets other parameters; where another one moves it, give this one params=[...]",
+                )
+            )
+
+
+def check_replaced(missing: Iterable[str], known: Mapping[int, str], model: torch.nn.Module) -> None:
     """Refuse to go on with parameters that have no gradient because the model has others by now.
 
     Args:
         missing: their names.
-        known: the ids of all that were the model's when its norm was derived.
+        known: id -> name of all that were the model's when the optimizer was made.
         model: as it is.
 
     Raises:
-        GradientError: one has been replaced by one that trains.
+        GradientError: one has been replaced by one that trains, maybe one that it was tied to.
     """
     for name in missing:
         of, _, attribute = name.rpartition(".")
@@ -266,12 +296,12 @@ def check_replaced(missing: Iterable[str], known: Collection[int], model: torch.
             now = getattr(model.get_submodule(of), attribute, None)
         except AttributeError:  # taken out
             continue
-        if isinstance(now, torch.nn.Parameter) and id(now) not in known and now.requires_grad:
+        if isinstance(now, torch.nn.Parameter) and known.get(id(now)) != name and now.requires_grad:
             raise GradientError(
                 with_details(
                     f"{name!r} has been replaced since the optimizer was made, and what the model has now would not be moved",
-                    instead="an optimizer that was made before fully_shard(model), to_empty(), load_state_dict(assign=True) or another layer "
-                    "in place of one has the parameters of then: make a new one",
+                    instead="an optimizer that was made before fully_shard(model), to_empty(), load_state_dict(assign=True), another layer "
+                    "in place of one, or a tie, has the parameters of then: make a new one",
                 )
             )
 

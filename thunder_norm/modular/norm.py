@@ -87,6 +87,7 @@ class ModularNorm:
         mode: the mode.
         first_names: every name of a parameter, those of tied ones and of a wrapped model included -> its first name in the model.
         frozen: the parameters that did not require grad.
+        shapes: of the parameters, by first name.
         norms: kind and elem_dims of each parameter's norm; a tied parameter has one, under its first name, here and below.
         inputs: the arguments, positional and by name, as NormedTensors without data.
         outputs: the norms in which the output's movement is measured; their norm_size is the bound on the output itself.
@@ -148,12 +149,12 @@ class ModularNorm:
         by_id = {id(p): name for name, p in model.named_parameters()}
         self.first_names |= {k: by_id[id(p)] for k, p in given.named_parameters(remove_duplicate=False) if id(p) in by_id}
         self._spreads: dict[Any, Spread | None] = {}
-        self._shapes = {name: p.shape for name, p in model.named_parameters()}
-        self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self._shapes[name]) for name, w in found.norms.items()}
+        self.shapes: dict[str, torch.Size] = {name: p.shape for name, p in model.named_parameters()}
+        self.balls: dict[str, Ball] = {name: ball(w.kind, w.elem_dims, self.shapes[name]) for name, w in found.norms.items()}
         several = {}
         if blocks is not False:
             asked = asked_for(blocks, self.roles)
-            several = blocked(self.balls, self._shapes, self.roles, per_head=blocks == "heads", asked=asked)
+            several = blocked(self.balls, self.shapes, self.roles, per_head=blocks == "heads", asked=asked)
         self.blocks: dict[str, tuple[Block, ...]] = {name: of_it for name, (of_it, _) in several.items()}
         self.balls |= {name: of_blocks for name, (_, of_blocks) in several.items()}
         self._say_what_vanishes(found.loss)
@@ -369,7 +370,7 @@ class ModularNorm:
         given = {name: t for name, t in tensors.items() if t is not None}
         self._check_names(tensors, what)
         for name, t in given.items():
-            shape = self._shapes[self.first_names[name]]
+            shape = self.shapes[self.first_names[name]]
             if not isinstance(t, torch.Tensor) or t.layout != torch.strided or not has_norm(t) or t.shape != shape:
                 layout = "" if not isinstance(t, torch.Tensor) or t.layout == torch.strided else f" ({t.layout})"
                 raise NormMismatchError(

@@ -20,6 +20,7 @@ from thunder_norm.modular.moving import (
     Gradients,
     Moving,
     OnBadGradient,
+    check_added,
     check_choice,
     check_decay,
     check_foreign_options,
@@ -160,7 +161,7 @@ class ModularOptimizer(torch.optim.Optimizer):
             self.norm.process_group = process_group  # so that replicas also start from the same
         reshard(self.norm.model)
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
-        self._frozen: list[tuple[str, torch.Tensor]] = []  # which would be moved otherwise
+        self._frozen: list[tuple[str, torch.Tensor]] | None = None  # what is left alone, where all else is moved
         if params is None:
             params = [(name, p) for name, p in self.norm.model.named_parameters() if p.requires_grad]
             self._frozen = [(name, p) for name, p in self.norm.model.named_parameters() if not p.requires_grad]
@@ -255,7 +256,7 @@ class ModularOptimizer(torch.optim.Optimizer):
                     if target > 0 and p.requires_grad:
                         missing.append(name)
                     continue
-                check_gradient(name, gradient)
+                check_gradient(name, p, gradient, norm.shapes[name])
                 if name in norm.frozen:
                     raise NormMismatchError(
                         f"{name!r} was frozen when the norm was derived, and has mass 0: make a new optimizer now that it trains"
@@ -266,7 +267,9 @@ class ModularOptimizer(torch.optim.Optimizer):
                 else:
                     still.append(p)
             check_decay(moving[first:])
-        check_unfrozen(self._frozen, self.param_groups)
+        if self._frozen is not None:
+            check_unfrozen(self._frozen, self.param_groups)
+            check_added(norm.model, self._known, missing)
         return Gradients(moving, still, missing, nonfinite({m.name: m.gradient for m in moving}))
 
     def _gradients_everywhere(self) -> Gradients:
@@ -388,7 +391,7 @@ class ModularOptimizer(torch.optim.Optimizer):
         self.defaults.pop("differentiable", None)  # which torch puts there, and no group that was saved has
         for group in self.param_groups:
             group.setdefault("noise_adaptation", None)  # pickled before there was any
-        self.__dict__.setdefault("_frozen", [])  # the same
+        self.__dict__.setdefault("_frozen", None)  # the same
         self._known = {id(p): name for name, p in self.norm.model.named_parameters()}
         self._spread, self._batches = None, Batches(self.method)
         self._is_spread = any(is_spread(p) for group in self.param_groups for p in group["params"])

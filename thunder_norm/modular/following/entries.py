@@ -10,11 +10,23 @@ from typing import Any
 
 import torch
 
-from thunder_norm.modular.following.attentions import Attention, Side
+from thunder_norm.modular.following.attentions import Attention, Side, connected
 from thunder_norm.modular.following.moves import mix
 from thunder_norm.modular.following.notes import Call, Meeting, Notes
 from thunder_norm.modular.following.sides import by_queries
-from thunder_norm.modular.following.strands import Followed, Pair, Product, Scale, Score, Use, added, head_rows, used
+from thunder_norm.modular.following.strands import (
+    Followed,
+    Pair,
+    Product,
+    Scale,
+    Score,
+    Use,
+    added,
+    head_rows,
+    is_constant_along,
+    reduced,
+    used,
+)
 
 Operand = tuple[torch.Tensor, Followed]
 
@@ -68,7 +80,8 @@ def entry_by_entry(notes: Notes, call: Call) -> None:
         strands = tuple(s for state in spread for s in state.strands)
     is_attended = any(state.is_attended for state in active) and (call.name not in SUMS or len(active) == 1)
     is_looked_up = bool(active) and all(state.is_looked_up for state in active)
-    notes.note(call.out, Followed(strands, scale, not active, _score(call, active), is_attended, is_looked_up, pair))
+    score = _score(call, active)
+    notes.note(call.out, Followed(strands, scale, not active, score, is_attended, is_looked_up, pair, reduced(active)))
 
 
 def _pair(call: Call, uses: Sequence[list[Use]]) -> Pair | None:
@@ -332,14 +345,18 @@ def softmax(notes: Notes, call: Call) -> None:
     state = call.state(call.args[0])
     if state is None:
         return
-    score = state.score
+    score, is_written_out = state.score, call.name == "exp"  # sums come later; along the last dimension, as far as is known
+    dim = -1 if is_written_out else call.args[1]
+    if score is not None and not _is_over_keys(score, call.args[0], dim):
+        score = None
     if score is None:
-        return notes.note(call.out, replace(state, scale=Scale.NOTHING))
+        if is_written_out:
+            return entry_by_entry(notes, replace(call, tensors=[(t, s and replace(s, score=None)) for t, s in call.tensors]))
+        return notes.note(call.out, replace(state, scale=Scale.NOTHING, score=None))
     gains = {s.name for product in score.products for s in product.query.strands if s.kind == "gain"}
     of_others = tuple(s for s in state.strands if s.kind != "gain" or s.name not in gains)
     notes.use(replace(state, strands=of_others), "softmax")  # what was added to the scores, or stands beside them (sinks)
-    is_written_out = call.name == "exp"  # sums come later; along the last dimension, as far as is known
-    score = by_queries(score, -1 if is_written_out else call.args[1])
+    score = by_queries(score, dim)
     attention = Attention.of(score, call.args[0], is_shifted=is_written_out)
     number = len(notes.attentions)
     notes.attentions.append(attention)
@@ -349,6 +366,19 @@ def softmax(notes: Notes, call: Call) -> None:
                 use.op = op
                 use.heads = None if attention.problem else _heads(side, use, notes.shapes[use.name])
     notes.note(call.out, Followed(score=replace(score, is_raw=False, attention=number)))
+
+
+def _is_over_keys(score: Score, t: torch.Tensor, dim: int) -> bool:
+    """Whether a softmax along a dimension may be one over keys.
+
+    It is not over heads that a matrix has mixed, and where rows of one side that have nothing in common each meet one row alone: sums of
+    experts by weights, which are products of activations as well.
+    """
+    if score.num_mixed and not score.problem and not is_constant_along(score.ids[0], dim):
+        return False
+    sides = [(p, p.key if p.is_of_keys else p.query) for p in score.products if p.others == 1 < p.shape[1]]
+    is_sum = len(sides) == len(score.products) and all(connected(side, p.shape[0]) is not None for p, side in sides)
+    return not is_sum or t.shape[dim] == 1
 
 
 def exponential(notes: Notes, call: Call) -> None:
@@ -377,7 +407,7 @@ def lose(notes: Notes, call: Call) -> None:
     for state in call.states:
         notes.use(state, "loss")
     out = call.out[0] if isinstance(call.out, tuple) else call.out
-    notes.note(out, Followed())
+    notes.note(out, Followed(reduced=reduced(call.states)))
 
 
 HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {

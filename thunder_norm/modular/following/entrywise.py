@@ -51,7 +51,8 @@ def _score(call: Call, pair: Pair, shape: torch.Size, dim: int) -> Score | None:
     order = [*batch, *rows, *own[not is_of_keys]]
     ids = ids[(..., *[None] * len(own[not is_of_keys]))].expand([shape[d] for d in order])
     ids = ids.permute([order.index(d) for d in others])
-    product = Product(query, key, pair.uses, (n, _count(shape, rows), shape[dim]), is_of_keys)
+    size = n, _count(shape, rows), shape[dim]
+    product = Product(query, key, pair.uses, size, is_of_keys, _count(shape, own[not is_of_keys]))
     return Score((product,), (ids.unsqueeze(dim) if call.out.ndim == len(shape) else ids,), call.out)
 
 

@@ -16,10 +16,12 @@ from thunder_norm.modular.following.strands import (
     Scale,
     Score,
     Strand,
+    Use,
     added,
     in_memory,
     is_constant_along,
     joined,
+    reduced,
 )
 
 MOVES = frozenset(
@@ -65,7 +67,8 @@ def join(notes: Notes, call: Call) -> None:
     score = _joined_scores(call, tensors, states, lambda some: put(list(some), dim))
     is_attended = bool(known) and all(state.is_attended for state in known)
     is_looked_up = not is_parameter and all(state.is_parameter or state.is_looked_up for state in known)
-    notes.note(call.out, Followed(strands, scale, is_parameter, score, is_attended, is_looked_up))
+    lost = reduced(known)
+    notes.note(call.out, Followed(strands, scale, is_parameter, score, is_attended, is_looked_up, reduced=lost))
 
 
 def _beside(is_stacked: bool, labels: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
@@ -147,8 +150,15 @@ def look_up(notes: Notes, call: Call) -> None:
     dims, chosen = found
     if state.score is not None and has_values:
         return notes.note(call.out, state.mapped(chosen, raw=call.out))
+    _choose(notes, call, state, dims, chosen, has_values)
+
+
+def _choose(notes: Notes, call: Call, state: Followed, dims: Sequence[int], chosen: Callable, has_values: bool = False) -> None:
+    """Note what is chosen along dimensions of a parameter or an activation."""
+    indices = [t for t in call.tensors[1:]]
     is_table = state.is_parameter and call.args[0].ndim < 3
     kept: list[Strand] = []
+    lost: list[Use] = []
     for strand in state.strands:
         terms = tuple(
             {a: chosen(t) for a, t in labels.items() if has_values or all(is_constant_along(t, d) for d in dims)}
@@ -156,26 +166,40 @@ def look_up(notes: Notes, call: Call) -> None:
         )
         moved = replace(strand, labels=terms)
         if is_table:
-            is_at_places = all(notes.is_constant(i) for i in indices if i is not None)
+            is_at_places = all(notes.is_constant(i) for i, _ in indices)
             notes.meet(Followed((strand,)), Meeting("table", is_at_places=is_at_places))
             moved = replace(moved, kind="table") if strand.kind == "itself" else moved
         elif moved.axes != strand.axes and not state.is_parameter:
-            notes.use(Followed((strand,)), call.name)
+            lost += notes.use(Followed((strand,)), call.name)
         kept.append(moved)
     is_parameter = state.is_parameter and not is_table
     strands = tuple(s for s in kept if s.axes or is_table)
     scale = state.scale if len(strands) == len(kept) else Scale.NOTHING
-    notes.note(call.out, Followed(strands, scale, is_parameter, is_looked_up=is_table or state.is_looked_up))
+    is_looked_up = is_table or state.is_looked_up
+    notes.note(call.out, Followed(strands, scale, is_parameter, is_looked_up=is_looked_up, reduced=reduced([state], lost)))
 
 
 def gather(notes: Notes, call: Call) -> None:
-    """Scores that are chosen one by one (relative positions)."""
-    state = call.state(call.args[0])
-    if state is None or state.score is None or call.args[2].is_meta and not call.args[0].is_meta:
+    """Entries that are chosen one by one along a dimension: rows of a table, scores (relative positions), anything else as by integers."""
+    state, score = call.state(call.args[0]), None
+    is_unknown = state is None or call.args[2].is_meta and not call.args[0].is_meta and state.score is not None
+    if is_unknown or not call.args[0].ndim or not call.args[2].ndim or state.is_parameter and call.args[0].ndim > 2:
         return mix(notes, call)
-    dim, index = call.args[1], call.args[2]
-    places = torch.zeros(index.shape, dtype=torch.long) if index.is_meta else index.cpu()
-    notes.note(call.out, state.mapped(lambda t: t.gather(dim, places.to(t.device)), raw=call.out))
+    dim, index = call.args[1] % call.args[0].ndim, call.args[2]
+    if state.score is not None:
+        places = torch.zeros(index.shape, dtype=torch.long) if index.is_meta else index.cpu()
+        score = replace(state, strands=()).mapped(lambda t: t.gather(dim, places.to(t.device)), raw=call.out).score
+    _choose(notes, call, state, [dim], lambda label: _first_along(label, dim, index.shape))
+    chosen = notes.state(call.out)
+    if score is not None and chosen is not None:
+        notes.note(call.out, replace(chosen, score=score))
+
+
+def _first_along(label: torch.Tensor, dim: int, shape: torch.Size) -> torch.Tensor:
+    """A label that is the same along a dimension as one of what is gathered along it, of a part of the other dimensions."""
+    for d, size in enumerate(shape):
+        label = label.narrow(d, 0, 1 if d == dim else size)
+    return label.expand(shape)
 
 
 def triangle(notes: Notes, call: Call) -> None:
@@ -297,14 +321,13 @@ def mix(notes: Notes, call: Call) -> None:
     Of parameters alone it makes a parameter (positions that are interpolated, an orthogonal matrix of one that is not): what takes that
     takes them.
     """
-    for state in call.states:
-        notes.use(state, call.name)
+    lost = reduced(call.states, [use for state in call.states for use in notes.use(state, call.name)])
     is_parameter = all(state.is_parameter for state in call.states)
     names = dict.fromkeys(s.name for state in call.states for s in state.strands if s.kind == "itself") if is_parameter else ()
     strands = tuple(Strand(name, "itself", ({},)) for name in names)
     for out in call.out if isinstance(call.out, list | tuple) else (call.out,):
         if isinstance(out, torch.Tensor) and (out.is_floating_point() or out.is_complex()):
-            notes.note(out, Followed(strands, is_parameter=is_parameter))
+            notes.note(out, Followed(strands, is_parameter=is_parameter, reduced=lost))
 
 
 def reduce(notes: Notes, call: Call) -> None:
@@ -320,14 +343,30 @@ def reduce(notes: Notes, call: Call) -> None:
         return mix(notes, call)
     dims = [d % ndim for d in (given if isinstance(given, list | tuple) else [given])] or list(range(ndim))
     kept: list[Strand] = []
+    lost: list[Use] = []
     for strand in state.strands:
         terms = [term for labels in strand.labels for term in _terms(labels, dims, out.shape)]
         if not terms or not all(term.keys() == strand.axes for term in terms):
-            notes.use(Followed((strand,)), call.name)
+            lost += notes.use(Followed((strand,)), call.name)
             terms = []
         kept.append(replace(strand, labels=tuple(terms)))
     strands = tuple(s for s in kept if s.axes)
-    notes.note(out, Followed(strands, state.scale if len(strands) == len(kept) else Scale.NOTHING))
+    scale = state.scale if len(strands) == len(kept) else Scale.NOTHING
+    notes.note(out, Followed(strands, scale, reduced=reduced([state], lost)))
+
+
+def cumulate(notes: Notes, call: Call) -> None:
+    """Sums and extremes of all before, along a dimension: what labels do not differ along it stays."""
+    state = call.state(call.args[0])
+    out = call.out if isinstance(call.out, torch.Tensor) else call.out[0]  # of extremes the places come second
+    if state is None or state.is_parameter or state.score is not None or not out.is_floating_point() or not out.ndim:
+        return mix(notes, call)
+    stays = [s for s in state.strands if all(is_constant_along(t, call.args[1]) for of in s.labels for t in of.values())]
+    lost = notes.use(state.without(s.name for s in stays), call.name)
+    scale = state.scale if not lost and call.name != "logcumsumexp" else Scale.NOTHING
+    notes.note(
+        out, Followed(tuple(s for s in stays if not any(s.name == u.name for u in lost)), scale, reduced=reduced([state], lost))
+    )
 
 
 def _terms(labels: Labels, dims: Sequence[int], shape: torch.Size) -> list[Labels]:
@@ -361,6 +400,7 @@ HANDLERS: dict[str, Callable[[Notes, Call], Any]] = {
     "view_as_real": as_real,
     "copy": write,
     **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min"), reduce),
+    **dict.fromkeys(("cumsum", "cummax", "cummin", "logcumsumexp"), cumulate),
     **dict.fromkeys(
         (
             "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_empty new_ones "

@@ -244,7 +244,10 @@ class Notes:
     def finish(self, outputs: Any) -> None:
         """The program returns this."""
         for t in tree_leaves(outputs):
-            self.use(self.state(t), "output")
+            state = self.state(t)
+            self.use(state, "output")
+            for use in state.reduced if state is not None and t.ndim == 0 else ():
+                use.op = "loss"
 
 
 def _key(t: torch.Tensor) -> Any:

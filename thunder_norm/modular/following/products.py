@@ -196,7 +196,8 @@ def _of_activations(notes: Notes, call: Call, a: Operand, b: Operand) -> Score |
     ids = torch.arange(n * tokens, dtype=torch.int32).view(n, 1 if is_of_keys else tokens, -1).expand(shape)
     is_raw = call.name != "baddbmm" or call.kwargs.get("beta", 1) == 0
     raw = call.out if is_raw else call.out - call.kwargs.get("beta", 1) * call.args[0]
-    product = Product(query, key, (uses_a, uses_b), (n, tokens, a[0].shape[-1]), is_of_keys)
+    others = num_queries if is_of_keys else num_keys
+    product = Product(query, key, (uses_a, uses_b), (n, tokens, a[0].shape[-1]), is_of_keys, others)
     return Score((product,), (ids[0] if call.name == "mm" else ids,), raw, is_raw)
 
 

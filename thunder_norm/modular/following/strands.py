@@ -143,6 +143,7 @@ class Product:
         uses: those of the queries and of the keys.
         shape: (n, tokens, d), the tokens of the queries, or of the keys if rows are these.
         is_of_keys: whether rows of scores are counted by keys, as heads are among these alone.
+        others: how many rows of the other side each n has: keys, or queries if rows are those of keys.
     """
 
     query: Followed
@@ -150,6 +151,7 @@ class Product:
     uses: tuple[list[Use], list[Use]]
     shape: tuple[int, int, int]
     is_of_keys: bool = False
+    others: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +211,8 @@ class Followed:
         is_attended: whether it is what an attention returns, its probabilities times values, or that times other numbers (gates).
         is_looked_up: whether it was made from rows of tables, parameters and constants alone: no other activation is in it.
         pair: of what it is the product entry by entry, if it is nothing else.
+        reduced: the uses by which entries of products were lost in it, entry by entry and by sums: if it is a number that the program returns,
+            that is a loss, and these are what it takes.
     """
 
     strands: tuple[Strand, ...] = ()
@@ -218,6 +222,7 @@ class Followed:
     is_attended: bool = False
     is_looked_up: bool = False
     pair: Pair | None = None
+    reduced: frozenset[Use] = frozenset()
 
     def mapped(self, f: Callable[[torch.Tensor], torch.Tensor], raw: torch.Tensor | None = None) -> Followed:
         """The state of the tensor that `f` moves the entries into."""
@@ -238,6 +243,11 @@ class Followed:
         """The state without some parameters."""
         dropped = set(names)
         return replace(self, strands=tuple(s for s in self.strands if s.name not in dropped))
+
+
+def reduced(states: Iterable[Followed], uses: Iterable[Use] = ()) -> frozenset[Use]:
+    """What was lost in several tensors, with some uses of their products."""
+    return frozenset(u for u in uses if u.kind == "weight").union(*(state.reduced for state in states))
 
 
 def of_parameter(name: str, shape: Sequence[int]) -> Followed:

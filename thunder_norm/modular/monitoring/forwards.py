@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -210,7 +210,8 @@ class Forwards:
 
     def _note_logits(self, largest: torch.Tensor) -> None:
         if self._seen is not None:
-            _keep_largest(self._seen.attention, (self._path[-1] if self._path else "") or MODEL, largest)
+            name = (self._path[-1] if self._path else "") or MODEL
+            _keep_largest(self._seen.attention, name_of_heads(name, len(largest), self._seen.attention), largest)
 
 
 class _Opening:
@@ -250,9 +251,11 @@ def _has_norms(args: tuple, kwargs: dict) -> bool:
     return any(isinstance(t, torch.Tensor) and not is_plain(t) for t in tree_leaves((args, kwargs)))
 
 
+def name_of_heads(name: str, number: int, found: Mapping[str, Sized]) -> str:
+    """The name of so many heads of a module, which may have another attention of other heads: both are kept."""
+    return f"{name}, {number} heads" if name in found and len(found[name]) != number else name
+
+
 def _keep_largest(found: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> None:
     before = found.get(name)
-    if before is None or before.shape != value.shape:
-        found[name] = value
-    else:
-        found[name] = torch.maximum(before, value.to(before.device))  # NaN stays
+    found[name] = value if before is None else torch.maximum(before, value.to(before.device))  # NaN stays

@@ -24,7 +24,7 @@ from thunder_norm.errors import (
 from thunder_norm.modular.monitoring import outputs
 from thunder_norm.modular.monitoring.bounds import LayerBounds, as_arguments, plain_arguments
 from thunder_norm.modular.monitoring.dead import Dead
-from thunder_norm.modular.monitoring.forwards import Forwards, Seen
+from thunder_norm.modular.monitoring.forwards import Forwards, Seen, name_of_heads
 from thunder_norm.modular.monitoring.growth import Growth
 from thunder_norm.modular.monitoring.outputs import Record
 from thunder_norm.modular.monitoring.parameters import (
@@ -286,10 +286,9 @@ class TrainingMonitor:
                 numbers |= {"bound": bounds[name], "tightness": numbers["norm"] / bounds[name] if bounds[name] else 0.0}
             _keep_largest(record["activations"].setdefault(name, {}), numbers)
         for name, heads in seen.attention.items():
-            before = record["attention"].get(name)
-            values = heads.tolist()
-            same = before is not None and len(before) == len(values)
-            record["attention"][name] = [_larger(a, b) for a, b in zip(before, values, strict=True)] if same else values
+            values, of_record = heads.tolist(), record["attention"]
+            name = name_of_heads(name, len(values), of_record)
+            of_record[name] = list(map(_larger, of_record.get(name, values), values))
 
     def _before_step(self) -> None:
         if not self._is_as_known():
