@@ -104,7 +104,61 @@ class InnerStep(nn.Module):
         return x @ (self.weight - 0.1 * g).t()
 
 
-PROGRAMS = {Penalty: (2, 2, 8, 8), Energy: (3, 4), Equation: (5, 2), Forwards: (3, 4), Jacobians: (3, 3), InnerStep: (4, 4)}
+class Mapped(nn.Module):
+    """A function of one sample, with the weights of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return torch.vmap(lambda row: F.linear(row, self.layer.weight, self.layer.bias).tanh())(x)
+
+
+class Ensemble(nn.Module):
+    """Models of which each has a slice of the parameters, on the same input, and one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(3, 6, 4) * 0.5), nn.Parameter(torch.randn(3, 4, 6) * 0.4)
+
+    @staticmethod
+    def member(weights, x):
+        return F.gelu(x @ weights["first"].mT) @ weights["second"].mT
+
+    def forward(self, x):
+        weights = {"first": self.first, "second": self.second}
+        each = torch.func.vmap(self.member, in_dims=(0, None))(weights, x)
+        return torch.func.vmap(self.member)(weights, F.layer_norm(each, (4,))).mean(0)
+
+
+class InnerLoop(nn.Module):
+    """Test-time training: each sample's own weights, after a step on its own loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.key, self.value = nn.Parameter(torch.randn(4, 4) * 0.4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def loss(self, weights, k, v):
+        return (torch.tanh(k @ weights["w"]) - v).square().mean()
+
+    def forward(self, x):
+        weights = {"w": self.weight.expand(x.shape[0], -1, -1)}
+        slopes = torch.func.vmap(torch.func.grad(self.loss))(weights, self.key(x), self.value(x))
+        return torch.func.vmap(torch.matmul)(x, weights["w"] - 0.5 * slopes["w"])
+
+
+PROGRAMS = {
+    Mapped: (3, 4),
+    Ensemble: (5, 4),
+    InnerLoop: (3, 5, 4),
+    Penalty: (2, 2, 8, 8),
+    Energy: (3, 4),
+    Equation: (5, 2),
+    Forwards: (3, 4),
+    Jacobians: (3, 3),
+    InnerStep: (4, 4),
+}
 
 
 def made(cls):

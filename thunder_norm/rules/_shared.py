@@ -221,11 +221,11 @@ def is_typical(args: dict[str, Any] | None = None) -> bool:
     return current_mode() != "bound" and current_sensitivity() == "global"
 
 
-def refuse(op: NormedOp, reason: str) -> None:
-    """Make `op` raise NormMismatchError with `reason` on normed tensors no other rule takes."""
+def refuse(op: NormedOp, reason: str, error: type[NormMismatchError] = NormMismatchError) -> None:
+    """Make `op` raise an error with `reason` on normed tensors no other rule takes."""
 
     def refused(*args: _Whatever, **kwargs: _Whatever) -> NormedTensor:
-        raise NormMismatchError(reason)
+        raise error(reason)
 
     refused.__doc__ = reason
     register_refusal(op, refused)
