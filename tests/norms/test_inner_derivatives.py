@@ -174,6 +174,35 @@ def test_values_are_eagers_and_within_the_bound(cls):
     assert actual_norm(y) <= y.norm_size * (1 + 1e-5) < math.inf
 
 
+class Stacked(nn.Module):
+    """Parameters of three models in one tensor each, which meet plain tensors alone, under `torch.vmap`."""
+
+    def __init__(self):
+        super().__init__()
+        models = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(3)]
+        stacked = torch.func.stack_module_state(models)[0]
+        self.names, self.stacked = list(stacked), nn.ParameterList(p.detach() for p in stacked.values())
+        self.__dict__["base"] = models[0].to("meta")
+
+    def forward(self, x):
+        weights = dict(zip(self.names, self.stacked, strict=True))
+        return torch.vmap(lambda w, x: torch.func.functional_call(self.base, w, (x,)), in_dims=(0, None))(weights, x).mean(0)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_parameters_have_norms_under_a_transform_that_is_given_plain_tensors_alone(grad):
+    torch.manual_seed(seeded(0))
+    model, x = Stacked(), torch.randn(5, 4)
+    jm = thunder.jit(model, transforms=[NormTransform()])
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(jm(x), model(x))
+        y = normed(jm)(x)
+    torch.testing.assert_close(y.backing, model(x), rtol=1e-4, atol=1e-5)
+    assert actual_norm(y) <= y.norm_size * (1 + 1e-5)
+    rows = norm_report(jm, x).rows
+    assert rows[-1].actual == pytest.approx(actual_norm(RMSTensor.of(model(x), rows[-1].elem_dims)).item(), rel=1e-4)
+
+
 @pytest.mark.parametrize("cls", PROGRAMS)
 def test_the_report_at_the_data_is_finite(cls):
     model, x = made(cls)

@@ -232,7 +232,7 @@ def _polynomial(args: Mapping[str, Any], sign: int) -> Products | None:
     return min(found, key=lambda f: max(f.coefficients), default=None)
 
 
-def _summed(op: Callable, f: Products, input: Any, other: Any, alpha: Any) -> NormedTensor | None:
+def _summed(op: Callable, f: Products, input: Any, other: Any, alpha: Any) -> NormedTensor:
     found = ruled(op, (input, other), {"alpha": alpha})
     largest, size, moved = _bounds(f)
     shape = input.shape[-2:]
