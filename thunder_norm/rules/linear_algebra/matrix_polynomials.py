@@ -106,7 +106,7 @@ def _of_a_matrix(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
 
 for _op in (torch.transpose, torch.adjoint, *(getattr(torch.Tensor, name).__get__ for name in ("mT", "mH"))):
     normed_op(_op).register_fact(_transposed)
-for _op in (torch.t, torch.Tensor.T.__get__):
+for _op in (torch.t, *(getattr(torch.Tensor, name).__get__ for name in ("T",))):
     normed_op(_op).register_fact(_of_a_matrix)
 
 
