@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -219,6 +219,13 @@ def register_refusal(op: NormedOp, signature_of: Callable) -> None:
 def is_typical(args: dict[str, Any] | None = None) -> bool:
     """Whether expected sizes are asked for, of all tensors of some norms, in place of bounds: the condition of a rule, whatever it is given."""
     return current_mode() != "bound" and current_sensitivity() == "global"
+
+
+def argument(args: tuple, kwargs: Mapping[str, Any], at: int, *names: str, default: Any = None) -> Any:
+    """An argument of a call, by its place or one of its names."""
+    if len(args) > at:
+        return args[at]
+    return next((kwargs[name] for name in names if name in kwargs), default)
 
 
 def refuse(op: NormedOp, reason: str, error: type[NormMismatchError] = NormMismatchError) -> None:

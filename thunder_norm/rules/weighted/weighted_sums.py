@@ -18,8 +18,7 @@ from thunder_norm.core.known_ranges import range_of_constant
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Source
-from thunder_norm.rules._shared import dims_tuple, refined
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import argument, dims_tuple, refined
 from thunder_norm.rules.known_ranges.ranges_of_activations import is_zero_constant
 from thunder_norm.rules.linear_algebra.einsum import equation_labels
 from thunder_norm.rules.weighted import _weights as terms

@@ -26,8 +26,7 @@ from thunder_norm.core.ranges import OfEntries
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, ruled
-from thunder_norm.rules._shared import rms
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import argument, rms
 from thunder_norm.scalars import times
 
 _LONGEST = 9  # of the products that are followed
