@@ -60,6 +60,10 @@ class InnerDerivativeTypeError(TransformTypeError, InnerDerivativeError):
     """A function that is differentiated returns a wrapper that says something of its inner tensor, which does not hold for the derivative."""
 
 
+class InnerDerivativeNormError(NormMismatchError, InnerDerivativeError):
+    """A NormedTensor meets a part of a derivative, which autograd makes of a program and no rule says anything of."""
+
+
 class InnerDerivativeTransformError(TransformError, InnerDerivativeError):
     """A function of wrappers is differentiated by torch, which derives the whole of each, and here what is inside would be."""
 

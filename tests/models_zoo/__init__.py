@@ -10,6 +10,7 @@ from . import (
     written_estimators,
     written_for_science,
     written_more,
+    written_recurrences,
     written_sequences,
     written_thresholds,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "written_estimators",
     "written_for_science",
     "written_more",
+    "written_recurrences",
     "written_sequences",
     "written_thresholds",
 ]

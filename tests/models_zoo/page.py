@@ -43,6 +43,10 @@ WHY = {
         "Six iterations towards a pseudoinverse multiply 4^6 matrices, each bounded by a number above 1: a bound beyond floats. "
         "That they converge is a fact about one iteration, which no norm of its parts has."
     ),
+    "orthogonalized weight": (
+        "Taken as an operator, a weight over its own length and an epsilon is bounded by one over the epsilon; "
+        "five steps of degree five from there are beyond floats."
+    ),
     "spectrally normed critic": "u^T W v is 0 for some weights of norm 1, and what is divided by it has no bound.",
     "spline flow": (
         "That bins have a width is known of their shares, whose running sums are written over at the ends; that a parabola between two "

@@ -104,7 +104,61 @@ class InnerStep(nn.Module):
         return x @ (self.weight - 0.1 * g).t()
 
 
-PROGRAMS = {Penalty: (2, 2, 8, 8), Energy: (3, 4), Equation: (5, 2), Forwards: (3, 4), Jacobians: (3, 3), InnerStep: (4, 4)}
+class Mapped(nn.Module):
+    """A function of one sample, with the weights of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return torch.vmap(lambda row: F.linear(row, self.layer.weight, self.layer.bias).tanh())(x)
+
+
+class Ensemble(nn.Module):
+    """Models of which each has a slice of the parameters, on the same input, and one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(3, 6, 4) * 0.5), nn.Parameter(torch.randn(3, 4, 6) * 0.4)
+
+    @staticmethod
+    def member(weights, x):
+        return F.gelu(x @ weights["first"].mT) @ weights["second"].mT
+
+    def forward(self, x):
+        weights = {"first": self.first, "second": self.second}
+        each = torch.func.vmap(self.member, in_dims=(0, None))(weights, x)
+        return torch.func.vmap(self.member)(weights, F.layer_norm(each, (4,))).mean(0)
+
+
+class InnerLoop(nn.Module):
+    """Test-time training: each sample's own weights, after a step on its own loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.key, self.value = nn.Parameter(torch.randn(4, 4) * 0.4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def loss(self, weights, k, v):
+        return (torch.tanh(k @ weights["w"]) - v).square().mean()
+
+    def forward(self, x):
+        weights = {"w": self.weight.expand(x.shape[0], -1, -1)}
+        slopes = torch.func.vmap(torch.func.grad(self.loss))(weights, self.key(x), self.value(x))
+        return torch.func.vmap(torch.matmul)(x, weights["w"] - 0.5 * slopes["w"])
+
+
+PROGRAMS = {
+    Mapped: (3, 4),
+    Ensemble: (5, 4),
+    InnerLoop: (3, 5, 4),
+    Penalty: (2, 2, 8, 8),
+    Energy: (3, 4),
+    Equation: (5, 2),
+    Forwards: (3, 4),
+    Jacobians: (3, 3),
+    InnerStep: (4, 4),
+}
 
 
 def made(cls):
@@ -118,6 +172,35 @@ def test_values_are_eagers_and_within_the_bound(cls):
     y, _ = run_eagerly(model, (RMSTensor.of(x),), {}, policy="measured", mode="bound")
     torch.testing.assert_close(y.backing, model(x), rtol=1e-4, atol=1e-5)
     assert actual_norm(y) <= y.norm_size * (1 + 1e-5) < math.inf
+
+
+class Stacked(nn.Module):
+    """Parameters of three models in one tensor each, which meet plain tensors alone, under `torch.vmap`."""
+
+    def __init__(self):
+        super().__init__()
+        models = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(3)]
+        stacked = torch.func.stack_module_state(models)[0]
+        self.names, self.stacked = list(stacked), nn.ParameterList(p.detach() for p in stacked.values())
+        self.__dict__["base"] = models[0].to("meta")
+
+    def forward(self, x):
+        weights = dict(zip(self.names, self.stacked, strict=True))
+        return torch.vmap(lambda w, x: torch.func.functional_call(self.base, w, (x,)), in_dims=(0, None))(weights, x).mean(0)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_parameters_have_norms_under_a_transform_that_is_given_plain_tensors_alone(grad):
+    torch.manual_seed(seeded(0))
+    model, x = Stacked(), torch.randn(5, 4)
+    jm = thunder.jit(model, transforms=[NormTransform()])
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(jm(x), model(x))
+        y = normed(jm)(x)
+    torch.testing.assert_close(y.backing, model(x), rtol=1e-4, atol=1e-5)
+    assert actual_norm(y) <= y.norm_size * (1 + 1e-5)
+    rows = norm_report(jm, x).rows
+    assert rows[-1].actual == pytest.approx(actual_norm(RMSTensor.of(model(x), rows[-1].elem_dims)).item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("cls", PROGRAMS)

@@ -110,16 +110,6 @@ def test_a_program_of_torch_jit_is_refused(compiled):
         ModularNorm(model, torch.randn(2, 4))
 
 
-class Mapped(nn.Linear):
-    def forward(self, x):
-        return torch.vmap(lambda row: nn.functional.linear(row, self.weight, self.bias).tanh())(x)
-
-
-def test_vmap_inside_a_module_is_refused():
-    with pytest.raises(UnsupportedOpError, match="torch.vmap"):
-        ModularNorm(Mapped(4, 4), torch.randn(2, 4))
-
-
 def test_a_lazy_module_is_refused_until_it_has_been_called():
     model, x = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()), torch.randn(3, 2)
     uses = [

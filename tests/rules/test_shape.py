@@ -171,6 +171,10 @@ JOINS = [
     Case("pad replicate and crop", lambda a: F.pad(a, (-4, 5), mode="replicate"), (x(3, 4),)),
     Case("pad circular and crop", lambda a: F.pad(a, (-2, 3), mode="circular"), (x(1, 3, 5),)),
     Case("pad l1", lambda a: F.pad(a, (1, 2)), (x(3, 4, kind=L1),)),
+    Case("pad l1 by a value", lambda a: F.pad(a, (1, 0), value=0.7), (x(3, 4, kind=L1),), 0.9),
+    Case("crop l1", lambda a: F.pad(a, (-1, 2)), (x(3, 4, kind=L1),)),
+    Case("pad l2 circular", lambda a: F.pad(a, (2, 1), mode="circular"), (x(1, 3, 4, kind=L2),)),
+    Case("crop an operator", lambda a: F.pad(a, (-1, 0)), (x(3, 4, kind=OP),), 0.5),
     Case("pad an operator", lambda a: F.pad(a, (1, 2, 0, 1)), (x(3, 4, kind=OP),)),
     Case("pad a kernel", lambda a: F.pad(a, (1, 1, 0, 2)), (x(3, 2, 4, kind=CONV),)),
     Case("tril", torch.tril, (x(3, 4),)),
@@ -180,6 +184,8 @@ JOINS = [
     Case("masked_fill, largest entry", lambda a: a.masked_fill(mask, 3.0), (x(2, 4, kind=INF),)),
     Case("masked_fill rows", lambda a: a.masked_fill(mask[:, 1:2], 0.7), (x(2, 4),), 0.99),
     Case("masked_fill by a tensor", lambda a: a.masked_fill(mask, torch.tensor(0.5, dtype=D)), (x(2, 4),), 0.9),
+    Case("masked_fill, l1", lambda a: a.masked_fill(mask, -0.7), (x(2, 4, kind=L1),), 0.7),
+    Case("masked_fill rows, l2", lambda a: a.masked_fill(mask[:, :1], 0.3), (x(2, 4, kind=L2),)),
     Case("masked_fill zero, l1", lambda a: a.masked_fill(mask, 0), (x(2, 4, kind=L1),)),
 ]  # fmt: skip
 

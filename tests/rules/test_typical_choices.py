@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tests.rules.test_matrices import assert_reported
@@ -28,6 +29,47 @@ def test_a_choice_moves_as_what_it_chooses_from(choose, together):
     assert claims[0].item() == pytest.approx(moved, rel=0.05)
     alone = (choose(x + 1e-6 * dx, y) - choose(x, y)).square().mean().sqrt().item() / 1e-6
     assert claims[1].item() == pytest.approx(alone, rel=0.05)
+
+
+@pytest.mark.parametrize("add", [torch.logaddexp, torch.logaddexp2])
+@pytest.mark.parametrize("size", [0.1, 1.0, 10.0])
+def test_a_sum_of_exponentials_moves_as_its_logarithms_do_on_average(add, size):
+    generator = torch.Generator().manual_seed(seeded(0))
+    x, y, dx = (torch.randn(4000, 4, dtype=D, generator=generator) * n for n in (size, size, 1.0))
+    with norm_mode("typical"):
+        moving = [RMSTensor(size, backing=t[:2], perturbation_size=1.0) for t in (x, y)]
+        together, alone = add(*moving), add(moving[0], RMSTensor(size, backing=y[:2]))
+    slopes = torch.func.jvp(lambda x: add(x, y), (x,), (torch.ones_like(x),))[1]
+    both = torch.func.jvp(add, (x, y), (dx, dx))[1].square().mean().sqrt().item()
+    assert together.perturbation_size.item() == pytest.approx(both, rel=0.05)
+    assert 0.7 * alone.perturbation_size < slopes.square().mean().sqrt() < 1.01 * alone.perturbation_size
+
+
+class Transducer(nn.Module):
+    """The loss of an RNN transducer: a sum over paths, step by step."""
+
+    def __init__(self):
+        super().__init__()
+        self.inputs, self.labels, self.out = nn.Linear(8, 12), nn.Embedding(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x, labels):
+        joint = torch.tanh(self.inputs(x)[:, :, None] + self.labels(F.pad(labels, (1, 0)))[:, None])
+        logs = self.out(joint).log_softmax(-1)
+        blank = logs[..., 0]
+        label = logs[:, :, :-1].gather(-1, labels[:, None, :, None].expand(-1, x.shape[1], -1, -1)).squeeze(-1)
+        alpha = F.pad(label[:, 0].cumsum(-1), (1, 0))
+        for t in range(1, x.shape[1]):
+            new = [alpha[:, 0] + blank[:, t - 1, 0]]
+            for u in range(1, alpha.shape[1]):
+                new.append(torch.logaddexp(alpha[:, u] + blank[:, t - 1, u], new[-1] + label[:, t, u - 1]))
+            alpha = torch.stack(new, 1)
+        return logs, -(alpha[:, -1] + blank[:, -1, -1]).mean()
+
+
+def test_steps_along_paths_do_not_vanish():
+    torch.manual_seed(seeded(0))
+    norm = ModularNorm(Transducer(), torch.randn(2, 6, 8), torch.randint(1, 6, (2, 3)), mode="typical")
+    assert min(norm.targets.values()) > 1e-6
 
 
 class Entmax(nn.Module):

@@ -114,15 +114,26 @@ def over_edges(x, v):
     return sums / (torch.zeros(4, 1, dtype=v.dtype).index_add(0, TO, e) + 1e-16)
 
 
+def after_one(x, v):
+    """sLSTM: the sum of the weights starts at one, that of the values at zero."""
+    c, n, m = torch.zeros_like(v[:, 0]), torch.ones_like(v[:, 0]), torch.zeros_like(v[:, 0])
+    for i in range(v.shape[1]):
+        f, now = F.logsigmoid(x[:, i].flip(-1)), x[:, i]
+        largest = torch.maximum(f + m, now)
+        now, keep, m = torch.exp(now - largest), torch.exp(f + m - largest), largest
+        c, n = keep * c + now * v[:, i], keep * n + now
+    return c / n
+
+
 MEANS = {f.__name__: f for f in (
     by_einsum, by_three, by_matrices, by_columns, causal, scores, masked_scores, lower_scores, pooled, pooled_means, pooled_by_softplus,
-    pooled_by_relu, of_each_channel, running_average, over_edges,
+    pooled_by_relu, of_each_channel, running_average, over_edges, after_one,
 )} | {
     "by_einsum, elu": lambda x, v: by_einsum(x, v, lambda t: elu1(t) + 0.1),
     "by_three, exp": lambda x, v: by_three(x, v, torch.exp),
     "by_matrices, relu": lambda x, v: by_matrices(x, v, torch.relu, 0.1),
 }  # fmt: skip
-CHANNELS = {"of_each_channel", "running_average"}  # the weights vary along the channels of v
+CHANNELS = {"of_each_channel", "running_average", "after_one"}  # the weights vary along the channels of v
 
 
 def x(*shape, n=0.7, name="x"):
@@ -162,7 +173,38 @@ def test_weights_over_their_own_sum_sum_up_to_one(name):
     assert found.is_sound, found
 
 
-CASES = [Case(name, call, (x(2, 4, 3), x(2, 4, 3, name="v")), 0.0, FEW) for name, call in (MEANS | SHARES).items()]
+def with_more_below(below):
+    """A weighted sum over one of the same weights and of others."""
+
+    def mean(x, v):
+        a, b, c = torch.exp(x[:, 0]), torch.sigmoid(x[:, 1]), torch.exp(v[:, 3])
+        return (a * (b * v[:, 0] + c * v[:, 1]) + b * v[:, 2]) / below(a, b, c)
+
+    return mean
+
+
+LARGER = {
+    "a term within": with_more_below(lambda a, b, c: a * (c + a + b) + b),
+    "a term after": with_more_below(lambda a, b, c: c + (a * (b + c) + b)),
+    "twice as many": with_more_below(lambda a, b, c: b + (a * (2 * b + 2 * c) + b)),
+    "constants": with_more_below(lambda a, b, c: a * (b + c + torch.tensor([0.0, 1.0, 2.0], dtype=D) * b) + b),
+    "a gate": lambda x, v: torch.tanh(x[:, 3]) * after_one(x, v) * v[:, 3],
+    "a gate above": lambda x, v: (lambda a, b: torch.tanh(x[:, 3]) * (a * v[:, 0] + b * v[:, 1]) / (a + b))(x[:, 0].exp(), x[:, 1].exp()),
+    "a gate within": lambda x, v: (lambda a, b: (v[:, 3] * (a * v[:, 0]) + b * v[:, 1]) / (a + b))(x[:, 0].exp(), x[:, 1].exp()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_more_weights_below_and_factors_above_leave_a_mean_bounded(name):
+    torch.manual_seed(seeded())
+    for scale in (0.1, 1.0, 4.0):
+        v = RMSTensor.of(torch.randn(2, 4, 3, dtype=D))
+        y = LARGER[name](RMSTensor.of(torch.randn(2, 4, 3, dtype=D) * scale), v)
+        assert RMSTensor.of(y.backing, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-9)
+        assert y.norm_size <= 10 * v.norm_size.clamp(min=1) ** 2, "without the weights in common it grows as exp(4) does"
+
+
+CASES = [Case(name, call, (x(2, 4, 3), x(2, 4, 3, name="v")), 0.0, FEW) for name, call in (MEANS | SHARES | LARGER).items()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -202,6 +244,14 @@ OTHERS = {
     "a decay above alone": lambda x, v: (torch.exp(x) * v + v).sum(1) / torch.exp(x).sum(1),
     "queries for keys": lambda x, v: (torch.exp(x) @ (torch.exp(x).mT @ v)) / torch.exp(x).sum(-1, keepdim=True),
     "other places": lambda x, v: (lambda e: (e * v).cumsum(1) / e.flip(1).cumsum(1))(torch.exp(x)),
+    "a term above that is not below": lambda x, v: (lambda a, b: (a * v[:, 0] + b * v[:, 1]) / (a + 1))(
+        x[:, 0].exp(), x[:, 1].exp()
+    ),
+    "a term twice": lambda x, v: (lambda a, b: (a * v[:, 0] + a * v[:, 1] + b * v[:, 2]) / (a + b))(x[:, 0].exp(), x[:, 1].exp()),
+    "a factor of one term": lambda x, v: (lambda a, b: (a * (a * v[:, 0] + b * v[:, 1])) / (a + a * b))(
+        x[:, 0].exp(), x[:, 1].exp()
+    ),
+    "constants below one": lambda x, v: (lambda a, b: (a * v[:, 0] + b * v[:, 1]) / (0.01 * a + b))(x[:, 0].exp(), x[:, 1].exp()),
     "less": lambda x, v: (lambda e: (e * v).sum(1) / (e.sum(1) - 0.5))(torch.exp(x)),
     "a share below": lambda x, v: (lambda e: (e * v).sum(1) / (0.1 * e.sum(1)))(torch.exp(x)),
     "a mask below": lambda x, v: (lambda e: (e @ v) / e.tril().sum(-1, keepdim=True))(torch.exp(x @ x.mT)),

@@ -11,7 +11,7 @@ import math
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
-from thunder_norm.core.ranges import fact_of_entries
+from thunder_norm.core.ranges import facts_of_entries
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMismatchError
 
@@ -144,7 +144,7 @@ def convert(x: NormedTensor, kind: type[NormedTensor], elem_dims: ed.Dims | None
     size = x.norm_size if c == 1 else x.norm_size * c
     perturbation = x.perturbation_size if c == 1 or x.perturbation_size is None else x.perturbation_size * c
     out = kind._wrap(x.backing, size, perturbation, dims)
-    out._range, out._facts = x._range, fact_of_entries(x._facts)
+    out._range, out._facts = x._range, facts_of_entries(x._facts)
     out._spread, out._is_of_parameters = x._spread, x._is_of_parameters
     out._inside = x._inside if c == 1 or x._inside is None else x._inside * c
     out._away = None if x._away is None else convert(x._away, kind, dims)

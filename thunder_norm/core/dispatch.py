@@ -38,6 +38,7 @@ from thunder_norm.core.whole import is_followed, moves_as_one, whole
 from thunder_norm.core.within import keep_near, stay_away
 from thunder_norm.errors import (
     InnerDerivativeError,
+    InnerDerivativeNormError,
     JumpError,
     MissingNormRuleError,
     NormMapKeyError,
@@ -271,7 +272,7 @@ def apply_rule(
         raise
     except (NormMismatchError, ArithmeticError) as e:
         why = e if isinstance(e, NormMismatchError) else BEYOND_FLOATS
-        error = JumpError if isinstance(e, JumpError) else NormMismatchError
+        error = type(e) if isinstance(e, JumpError | InnerDerivativeNormError) else NormMismatchError
         raise error(_why_refused(why, func, args, kwargs)) from e
     body = func.body if isinstance(func, NormedOp) else func
     run = current_environment().run_body if isinstance(func, NormedOp) else run_operation

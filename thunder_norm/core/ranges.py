@@ -327,9 +327,11 @@ class OfEntries:
     """A fact about entries alone, as a range is: it holds whatever the norm that a tensor is taken in."""
 
 
-def fact_of_entries(facts: Any) -> OfEntries | None:
-    """That among what the rule that made a tensor knows about it."""
-    return next((f for f in (facts if isinstance(facts, tuple) else (facts,)) if isinstance(f, OfEntries)), None)
+def facts_of_entries(facts: Any) -> Any:
+    """Those among what the rule that made a tensor knows about it."""
+    if isinstance(facts, tuple):
+        return type(facts)(f for f in facts if isinstance(f, OfEntries)) or None
+    return facts if isinstance(facts, OfEntries) else None
 
 
 def union(ranges: Iterable[Range]) -> Range:

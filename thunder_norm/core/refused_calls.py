@@ -9,16 +9,20 @@ import torch
 from thunder_norm.core.context import current_environment
 from thunder_norm.core.registry import find_op, key_of
 from thunder_norm.core.tensors import NormedTensor, describe_call
-from thunder_norm.errors import MissingNormRuleError, NormMismatchError, UnsupportedOpError, with_details
+from thunder_norm.errors import InnerDerivativeError, MissingNormRuleError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.op_names import op_name
 from thunder_norm.trees import flat_tensors
 
 
 def check_not_batched(func: Callable) -> None:
-    """Refuse torch.vmap around an operation: its tensors stand for several, of which each has a norm of its own."""
+    """Refuse torch.vmap around an operation: its tensors stand for several, of which each has a norm of its own.
+
+    Raises:
+        InnerDerivativeError: there is one; programs are run operation by operation on the whole batch then.
+    """
     interpreter = torch._C._functorch.peek_interpreter_stack()
     if interpreter is not None and interpreter.key() == torch._C._functorch.TransformType.Vmap:
-        raise UnsupportedOpError(
+        raise InnerDerivativeError(
             with_details(
                 f"{op_name(func)} on a NormedTensor inside torch.vmap",
                 at=current_environment().user_location(),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from thunder_norm.errors import TransformError, with_details
+from thunder_norm.errors import InnerDerivativeError, TransformError, with_details
 from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.backward import side_effects
@@ -34,6 +34,7 @@ from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
     WrappedValue,
     _interpret_call,
+    do_raise,
     get_interpreterruntimectx,
     interpreter_needs_wrap,
     unwrap,
@@ -73,6 +74,8 @@ def _is_followed(func: WrappedValue, args: WrappedValue, kwargs: WrappedValue) -
     members = _members_of(func) if any(map(is_wrapper, found)) or acquisition.autograd.is_running else []
     take_proxies(args, kwargs)
     given = [v for v in tree_leaves((unwrap(args), unwrap(kwargs))) if isinstance(v, TensorProxy)]
+    if acquisition.computes_wrappers(func.value, given):
+        return do_raise(InnerDerivativeError(_hidden(func.value)))
     recipe = FunctionRecipe(shares=True)
     try:
         recipe.of((func.value,))
@@ -89,6 +92,15 @@ def _is_followed(func: WrappedValue, args: WrappedValue, kwargs: WrappedValue) -
     # torch would take a parameter that the function finds elsewhere for a constant
     reals = {id(acquisition.fakes.real_input(p)) for p in members}
     return wrap_const(all(id(t) in reals for t in found))
+
+
+def _hidden(func: Any) -> str:
+    return with_details(
+        f"a transform of torch's of {getattr(func, '__name__', 'a function')}, in which wrappers would take the place of plain tensors",
+        at=location_of_user(),
+        why="a transform hides which tensors these are",
+        instead="thunder_norm.normed(jitted module), a report or a norm map, which write its operations out",
+    )
 
 
 def _reachable(func: Any) -> Reachable:

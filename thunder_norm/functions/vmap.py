@@ -38,8 +38,6 @@ class Vmap(Transformed):
     def emit(self, call: Call) -> Any:
         """Write the program for the whole batch, or for one chunk after the other."""
         dims, axis_size = self._dims_of(call)
-        if isinstance(call.function, OfTorch):
-            check_maps(call.args, dims)
         program = call.acquire(shapes=lambda i, p: _without(p.shape, dims[i]))
         leaves = tree_flatten((call.args, call.kwargs))[0]
         in_dims = [d for d, v in zip(dims, leaves, strict=True) if isinstance(v, TensorProxy)]
@@ -63,6 +61,8 @@ class Vmap(Transformed):
                     got=f"arguments of structure {_described(call.args)}",
                 )
             )
+        if isinstance(call.function, OfTorch):
+            check_maps(call.args, dims)
         found = [_checked_dim(d, v, _path(path)) for d, (path, v) in zip(dims, paths, strict=True)]
         sizes = {_path(path): int(v.shape[d]) for d, (path, v) in zip(found, paths, strict=True) if d is not None}
         if not sizes:

@@ -219,7 +219,7 @@ class NormAcquisition(Acquisition):
         """Norms have those of their rules."""
         return self._has_norms
 
-    def computes_wrappers(self, function: type[torch.autograd.Function], given: Sequence[Any]) -> bool:
+    def computes_wrappers(self, function: Callable, given: Sequence[Any]) -> bool:
         """Where it is given parameters, or can reach some, as those of a module, and parameters have norms."""
         if not self._has_norms:
             return False

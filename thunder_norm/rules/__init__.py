@@ -30,6 +30,7 @@ from thunder_norm.rules.known_ranges import limits
 from thunder_norm.rules.entrywise import powers
 from thunder_norm.rules.quotients import powers_within
 from thunder_norm.rules.linear_algebra import matrix_functions
+from thunder_norm.rules.written_out import matrix_polynomials
 from thunder_norm.rules.entrywise import domains, quantization, special, polynomials, steps
 from thunder_norm.rules.layout import strided, written_calls
 from thunder_norm.rules.known_ranges import partial_sums, ranges, ranges_of_activations, conditions, fractions
@@ -127,6 +128,7 @@ __all__ = [
     "margin_losses",
     "masking",
     "matrix_functions",
+    "matrix_polynomials",
     "matrix_norms",
     "movements",
     "movements_as_written",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -221,11 +221,18 @@ def is_typical(args: dict[str, Any] | None = None) -> bool:
     return current_mode() != "bound" and current_sensitivity() == "global"
 
 
-def refuse(op: NormedOp, reason: str) -> None:
-    """Make `op` raise NormMismatchError with `reason` on normed tensors no other rule takes."""
+def argument(args: tuple, kwargs: Mapping[str, Any], at: int, *names: str, default: Any = None) -> Any:
+    """An argument of a call, by its place or one of its names."""
+    if len(args) > at:
+        return args[at]
+    return next((kwargs[name] for name in names if name in kwargs), default)
+
+
+def refuse(op: NormedOp, reason: str, error: type[NormMismatchError] = NormMismatchError) -> None:
+    """Make `op` raise an error with `reason` on normed tensors no other rule takes."""
 
     def refused(*args: _Whatever, **kwargs: _Whatever) -> NormedTensor:
-        raise NormMismatchError(reason)
+        raise error(reason)
 
     refused.__doc__ = reason
     register_refusal(op, refused)

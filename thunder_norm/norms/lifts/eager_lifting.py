@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thunder_norm.core import by_data, context, conversions
-from thunder_norm.core.ranges import fact_of_entries
+from thunder_norm.core.ranges import facts_of_entries
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, has_norm
 from thunder_norm.errors import MissingNormRuleError, NormMismatchError
 from thunder_norm.norms.lifts.annotations import named_annotations
@@ -218,5 +218,5 @@ class EagerLifting(Lifting):
 
 def _same_entries(x: NormedTensor, of: NormedTensor) -> NormedTensor:
     """x, of which is known what is known of the entries of another."""
-    x._facts = fact_of_entries(of._facts)
+    x._facts = facts_of_entries(of._facts)
     return x

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from thunder_norm import op_names
 from thunder_norm.core import by_data, context, conversions, dispatch, registry
 from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
-from thunder_norm.core.ranges import fact_of_entries
+from thunder_norm.core.ranges import facts_of_entries
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, describe
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
 from thunder_norm.norms.lifts.annotations import Annotation
@@ -315,7 +315,7 @@ def derived_norm(t: torch.Tensor, derived: Derived, kind: type[NormedTensor], di
         if result is None:
             raise why from None
     out = wanted._wrap(t, result.norm_size, result.perturbation_size, dims)
-    out._facts = fact_of_entries(result._facts)
+    out._facts = facts_of_entries(result._facts)
     return out
 
 

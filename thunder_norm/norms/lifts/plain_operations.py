@@ -228,6 +228,8 @@ class Functions(TorchFunctionMode):
         has_rule = registry.has_rule(func)
         if not has_rule and registry.is_metadata(func):
             return func(*args, **kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self._check_not_transformed(tensors)
         concerns = [known.concerns(t) for t in tensors]
         if not any(concerns) and dispatch.is_factory(func):
             return dispatch.run_registered(func, args, kwargs)
@@ -261,6 +263,20 @@ class Functions(TorchFunctionMode):
                 with environment.inside_operation():
                     return func(*args, **kwargs)
         return run_plainly(environment, func, args, kwargs, tensors)
+
+    def _check_not_transformed(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse what a transform of torch's makes of tensors with norms: it hides whose they are, and each sample has a norm of its own.
+
+        Raises:
+            InnerDerivativeError: there is one; programs are run operation by operation on the whole then.
+        """
+        known = self.environment.lifting
+        for t in tensors:
+            inside = t
+            while torch._C._functorch.is_functorch_wrapped_tensor(inside):
+                inside = torch._C._functorch.get_unwrapped(inside)
+            if inside is not t and (isinstance(inside, NormedTensor) or known.concerns(inside)):
+                context.lift(t, LinfTensor)
 
     def _is_normed_write(self, args: tuple, kwargs: dict) -> bool:
         """Whether a buffer's norm is not that of its values after a write: it was not before, or that of what is written is not."""

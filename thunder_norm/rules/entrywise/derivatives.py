@@ -1,7 +1,7 @@
 """Operations that are derivatives of others: refused.
 
 They are what autograd makes of a program, not a part of it: a norm is carried through the program, and how its result moves with
-an input is the sensitivity.
+an input is the sensitivity.  A program that takes derivatives itself is run with the operations of these written out.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from thunder_norm.core.registry import normed_op
+from thunder_norm.errors import InnerDerivativeNormError
 from thunder_norm.rules._shared import refuse
 
 _DERIVATIVES = (
@@ -32,4 +33,5 @@ for _name in _DERIVATIVES:
         normed_op(getattr(torch.ops.aten, _name).default),
         f"{_name} is part of a derivative: norms are carried through the program itself, and how far its result moves with an "
         "input is what thunder_norm.sensitivities says",
+        InnerDerivativeNormError,
     )

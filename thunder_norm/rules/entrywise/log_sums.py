@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder_norm.core.context import run_real
+from thunder_norm.core.context import current_mode, run_real
 from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
@@ -30,6 +30,10 @@ def _log_of_sum(op: Callable, base: float) -> None:
         size = torch.where(torch.minimum(reach_a, reach_b) < math.inf, apart, reach_a + reach_b)
         if dims:
             size = torch.minimum(size, root_sum_squares(a, b) + math.log(2) / unit)
+        if current_mode() == "typical":
+            do_both_move = input.perturbation_size is not None and other.perturbation_size is not None
+            typical = 0.5 if do_both_move else math.sqrt(0.5)
+            return rms(size, dims, sensitivity={"input": ca * typical, "other": cb * typical})
         share = torch.sigmoid((reach_a + reach_b) * unit)
         return rms(size, dims, sensitivity={"input": times(share, ca), "other": times(share, cb)})
 
@@ -39,6 +43,8 @@ def _log_of_sum(op: Callable, base: float) -> None:
     Value:       that of the largest entries, from RMS at most sqrt(|a|^2 + |b|^2) + log 2      (attained by the largest entries,
                  and from RMS as the norms grow by disjoint supports; in between to 0.75)
     Sensitivity: 1 / (1 + c^-(reach_a + reach_b)) to each       (attained by spikes against each other)
+    Typical:     half of each, as their slopes sum up to 1, else sums along a path double in each step; of one that moves alone it is
+                 as if as many entries were from each
     Gap:         from RMS, where neither log 2 nor the norms are small beside the other
     Source:      max(a, b) <= log(c^a + c^b) <= max(a, b) + log 2, and its slopes are the shares of both in the sum
     """

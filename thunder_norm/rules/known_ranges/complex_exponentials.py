@@ -23,10 +23,10 @@ from thunder_norm.core.ranges import OfEntries, Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm, is_complex
 from thunder_norm.rules._facts import fact, unconditional, with_fact
-from thunder_norm.rules._shared import SAME_DIMS, is_moving, like, over_dims_of, refined, rms, scaled
+from thunder_norm.rules._shared import SAME_DIMS, argument, is_moving, like, over_dims_of, refined, rms, scaled
 from thunder_norm.rules.entrywise.binary import product_dims
 from thunder_norm.rules.entrywise.powers import reach
-from thunder_norm.rules.known_ranges.ranges import Known, Of, argument
+from thunder_norm.rules.known_ranges.ranges import Known, Of
 from thunder_norm.scalars import times
 
 _LARGE = 700.0  # e to that is a float64

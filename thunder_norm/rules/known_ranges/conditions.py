@@ -23,8 +23,9 @@ from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._facts import Source
+from thunder_norm.rules._shared import argument
 from thunder_norm.rules.known_ranges import partial_sums  # noqa: F401 - its rules of what is chosen are those that are asked here
-from thunder_norm.rules.known_ranges.ranges import Known, Of, argument
+from thunder_norm.rules.known_ranges.ranges import Known, Of
 
 _EVERYWHERE = Range()
 

@@ -24,7 +24,8 @@ from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact
-from thunder_norm.rules.known_ranges.ranges import Known, Of, argument
+from thunder_norm.rules._shared import argument
+from thunder_norm.rules.known_ranges.ranges import Known, Of
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,9 +17,9 @@ from thunder_norm.core.known_ranges import known_range
 from thunder_norm.core.local import is_local
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
-from thunder_norm.rules._shared import is_typical, like, maximum, scalar
+from thunder_norm.rules._shared import argument, is_typical, like, maximum, scalar
 from thunder_norm.rules.entrywise.powers import reach
-from thunder_norm.rules.known_ranges.ranges import Known, Of, argument
+from thunder_norm.rules.known_ranges.ranges import Known, Of
 
 _TYPICAL = 1e-30  # what is typically 0 has a large logarithm, and no infinite one
 _LEAST = -0.12148629053584961  # log Gamma(1.46163), its least value

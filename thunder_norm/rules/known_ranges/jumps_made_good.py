@@ -18,8 +18,7 @@ from thunder_norm.core.kinds import L1Tensor, RMSTensor
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact
-from thunder_norm.rules._shared import like
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import argument, like
 from thunder_norm.rules.known_ranges.where_zero import is_zero_where
 
 

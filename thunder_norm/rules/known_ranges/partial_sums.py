@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from thunder_norm.core.context import run_real, values_of
 from thunder_norm.core.ranges import Differences, PartialSums, Range
 from thunder_norm.core.registry import normed_op
-from thunder_norm.rules._shared import negative
-from thunder_norm.rules.known_ranges.ranges import Known, Of, argument
+from thunder_norm.rules._shared import argument, negative
+from thunder_norm.rules.known_ranges.ranges import Known, Of
 from thunder_norm.rules.known_ranges.ranges_of_activations import or_zero
 
 

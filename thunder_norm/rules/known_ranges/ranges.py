@@ -17,7 +17,7 @@ from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.ranges import Range, union
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._shared import dims_tuple, negative
+from thunder_norm.rules._shared import argument, dims_tuple, negative
 from thunder_norm.rules.written_out.written_out_exponentials import difference_of_largest
 
 Of = Callable[[Any], Range | None]
@@ -32,13 +32,6 @@ def constant(c: float) -> Range:
 _ANY = Range()
 _NOT_NEGATIVE = Range(0.0, math.inf)
 _ZERO = Range(0.0, 0.0)
-
-
-def argument(args: tuple, kwargs: Mapping[str, Any], at: int, *names: str, default: Any = None) -> Any:
-    """An argument of a call, by its place or one of its names."""
-    if len(args) > at:
-        return args[at]
-    return next((kwargs[name] for name in names if name in kwargs), default)
 
 
 def _of_first(f: Callable[[Range], Known]) -> Callable[[tuple, Mapping[str, Any], Of], Known]:

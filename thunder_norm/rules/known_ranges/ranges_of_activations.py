@@ -15,8 +15,8 @@ from thunder_norm.core.known_ranges import range_of_constant
 from thunder_norm.core.ranges import Range, union
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._shared import dims_tuple, negative
-from thunder_norm.rules.known_ranges.ranges import Known, Of, argument, constant, exponential, of_log_sigmoid, raised, softplus
+from thunder_norm.rules._shared import argument, dims_tuple, negative
+from thunder_norm.rules.known_ranges.ranges import Known, Of, constant, exponential, of_log_sigmoid, raised, softplus
 
 _ZERO = Range(0.0, 0.0)
 

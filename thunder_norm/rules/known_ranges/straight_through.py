@@ -22,8 +22,7 @@ from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, has_norm
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, unconditional, with_fact
-from thunder_norm.rules._shared import Number
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import Number, argument
 from thunder_norm.rules.written_out.written_out_exponentials import DetachedFrom, sources_of
 from thunder_norm.scalars import times
 

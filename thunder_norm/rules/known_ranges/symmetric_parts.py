@@ -24,7 +24,8 @@ from thunder_norm.core.context import current_environment
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules.known_ranges.ranges import Known, Of, argument
+from thunder_norm.rules._shared import argument
+from thunder_norm.rules.known_ranges.ranges import Known, Of
 
 Rule = Callable[[tuple, Mapping[str, Any], Of], Known]
 

@@ -22,7 +22,7 @@ from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import argument
 
 _ZERO = Range(0.0, 0.0)
 # What may be left of 0 by the rounding of numbers of size 1: ``(sqrt(1.004004) - 1) / 0.002 - 1``.

@@ -209,17 +209,24 @@ def pad(
     return _padded(input, pad, mode, math.fabs(value or 0.0))
 
 
-@normed_op(F.pad).register_norm(allow_plain_tensors="constant")
+def _adds_zeros(args: dict[str, Any]) -> bool:
+    if args.get("mode", "constant") != "constant" or args.get("value"):
+        return False
+    return not isinstance(args["input"], RMSToRMSTensor) or all(int(n) >= 0 for n in args["pad"])
+
+
+@normed_op(F.pad).register_norm(when=_adds_zeros, allow_plain_tensors="constant")
 def pad_zeros(
     input: L1Tensor | L2Tensor | RMSToRMSTensor,
     pad: list[torch.Tensor] | Sequence[int],
     mode: str = "constant",
     value: float | None = None,
 ) -> NormedTensor:
-    """Zeros around x in other kinds: a sum stays; a matrix with out' rows and in' columns has sqrt(out in' / (out' in)) n."""
+    """Zeros around x in other kinds: a sum stays; a matrix with out' rows and in' columns has sqrt(out in' / (out' in)) n.
+
+    With other values around them, and a matrix of which rows or columns are left out, they are read through their entries.
+    """
     paddings = _paddings(input, pad)
-    if mode != "constant" or value or any(p.kept != p.size for p in paddings.values()):
-        raise NormMismatchError(f"only zeros can be added around a {type(input).__name__}")
     c = 1.0
     if isinstance(input, RMSToRMSTensor):
         growth = {d: p.total / p.size for d, p in paddings.items()}

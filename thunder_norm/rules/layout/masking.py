@@ -14,7 +14,6 @@ from thunder_norm.core.kinds import L1Tensor, L2Tensor, LinfTensor, RMSTensor
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._facts import Alternatives, Masked, MaskedAbove, Source, with_fact
 from thunder_norm.rules._shared import (
     VectorKind,
@@ -74,11 +73,13 @@ def masked_fill_infinite(input: RMSTensor, mask: torch.Tensor, value: float) -> 
     return with_fact(masked_fill(input, mask, value), Alternatives((kind(Source.of(input), mask),)))
 
 
-@normed_op(torch.masked_fill).register_norm(allow_plain_tensors="constant")
+def _zeroes(args: dict[str, Any]) -> bool:
+    return isinstance(args["value"], int | float) and args["value"] == 0
+
+
+@normed_op(torch.masked_fill).register_norm(when=_zeroes, allow_plain_tensors="constant")
 def masked_fill_zero(input: L1Tensor | L2Tensor, mask: torch.Tensor, value: float) -> NormedTensor:
-    """0 where the plain mask is set, in kinds of sums: value n, sensitivity 1."""
-    if value != 0:
-        raise NormMismatchError(f"a {type(input).__name__} can only be filled with 0: convert it to an RMSTensor first")
+    """0 where the plain mask is set, in kinds of sums: value n, sensitivity 1.  With another value they are read through their entries."""
     return scaled(input, 1)
 
 

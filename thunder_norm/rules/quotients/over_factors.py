@@ -24,8 +24,7 @@ from thunder_norm.core.nonfinite import spoiled
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact
-from thunder_norm.rules._shared import refined, rms
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import argument, refined, rms
 from thunder_norm.scalars import times
 
 

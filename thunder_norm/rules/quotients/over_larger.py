@@ -29,8 +29,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, moves_with
 from thunder_norm.rules._lengths import least_length
-from thunder_norm.rules._shared import as_kind, dims_tuple, refined, scalar
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import argument, as_kind, dims_tuple, refined, scalar
 from thunder_norm.rules.written_out import _forms as forms
 from thunder_norm.rules.written_out._forms import Form, is_beside
 from thunder_norm.rules.written_out.written_out_exponentials import Bounding

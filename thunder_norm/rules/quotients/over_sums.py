@@ -25,9 +25,9 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact
 from thunder_norm.rules._least_moduli import least_modulus
-from thunder_norm.rules._shared import refined, rms
+from thunder_norm.rules._shared import argument, refined, rms
 from thunder_norm.rules.entrywise.binary import product_dims
-from thunder_norm.rules.known_ranges.ranges import Known, Of, argument
+from thunder_norm.rules.known_ranges.ranges import Known, Of
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import L1Tensor, RMSTensor
-from thunder_norm.core.known_ranges import range_of
+from thunder_norm.core.known_ranges import known_range, range_of
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Source, fact
@@ -216,6 +216,22 @@ def weighted(w: Weights, x: RMSTensor, shape: Sequence[int]) -> Iterator[Combina
     for c in as_combinations(x):
         left = tuple(d for d in c.elem_dims if d not in w.term.labels)
         yield replace(c.over(left, shape), term=terms.product(w.term, c.term), relative=_together(w.relative, c.relative, False))
+
+
+def times_factor(c: Combination, by: RMSTensor, shape: Sequence[int]) -> Combination:
+    """A weighted sum times a tensor of any sign: one of what is that many times as large, by the same weights."""
+    over = refined(by, ())
+    largest, moved = times(by.norm_size, over), None if by.perturbation_size is None else times(by.perturbation_size, over)
+    if current_mode() == "bound" and (most := known_range(by).largest_modulus) < math.inf:
+        largest = largest.clamp(max=most)
+    return replace(c.over(c.elem_dims, shape), parts=tuple((_larger(s, largest, moved), factor) for s, factor in c.parts))
+
+
+def _larger(x: Source, by: torch.Tensor, moved: torch.Tensor | None) -> Source:
+    """x times entries of that modulus at most, which move as far as that."""
+    parts = [times(p, n) for p, n in ((x.perturbation_size, by), (moved, x.norm_size)) if p is not None]
+    n = times(x.norm_size, by)
+    return replace(x, norm_size=n, perturbation_size=sum(parts[1:], parts[0]) if parts else None)
 
 
 def both(a: Weights, b: Weights) -> Weights:

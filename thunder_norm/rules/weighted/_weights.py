@@ -9,7 +9,9 @@ are identical.
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,9 @@ class Atom:
     def __init__(self, key: Hashable, keeps: Any):
         self.serial, self.key = next(_serials), key
         self._keeps = keeps  # alive, so that identities stay their own
+        self.ratios: weakref.WeakKeyDictionary[Atom, float] = (
+            weakref.WeakKeyDictionary()
+        )  # to others, as `least_ratio` finds them
 
 
 _atoms: weakref.WeakValueDictionary[Hashable, Atom] = weakref.WeakValueDictionary()
@@ -167,6 +172,58 @@ def _map_of(a: Term) -> tuple[tuple, Term] | None:
     """The key of a linear map along one dimension, and the term that it is of, if `a` is that alone."""
     key: Any = a.factors[0][0].key if len(a.factors) == 1 else None
     return (key[1], key[2]) if isinstance(key, tuple) and key[0] == "map" else None
+
+
+DEEPEST = 50  # sums within sums that are compared: each call of `least_ratio` knows the ratios that those before it found
+
+
+def least_ratio(a: Term, b: Term, depth: int = 0) -> float:
+    """How many times b a is at least, whatever both are made of: by terms of its sums that b has not; 0 if that is not known."""
+    if b == ZERO:
+        return math.inf
+    if a.factors == b.factors:
+        return a.scale / b.scale
+    of_a, of_b = Counter(a.factors), Counter(b.factors)
+    rest_a, rest_b = list((of_a - of_b).elements()), list((of_b - of_a).elements())
+    if len(rest_a) != 1 or depth > DEEPEST or any(label > 0 for _, labels in (*rest_a, *rest_b) for label in labels):
+        return 0.0
+    ratio = _ratio_of_rests(rest_a[0], rest_b, depth + 1)
+    return a.scale * ratio / b.scale
+
+
+def _ratio_of_rests(a: Factor, b: Sequence[Factor], depth: int) -> float:
+    if len(b) == 1 and a[1] == b[0][1] and (known := a[0].ratios.get(b[0][0])) is not None:
+        return known
+    terms = _terms_of(a)
+    found = max((least_ratio(t, Term(1.0, tuple(b)), depth) for t in terms), default=0.0)
+    if len(b) == 1 and terms:
+        found = max(found, _term_by_term(terms, _terms_of(b[0]), depth))
+        if a[1] == b[0][1]:
+            a[0].ratios[b[0][0]] = found
+    return found
+
+
+def _term_by_term(terms: Sequence[Term], others: Sequence[Term], depth: int) -> float:
+    """Each of the others has a term of its own that is so many times as large."""
+    left, found = list(terms), math.inf if others else 0.0
+    for other in others:
+        ratios = [least_ratio(t, other, depth) for t in left]
+        best = max(range(len(left)), key=ratios.__getitem__, default=None)
+        if best is None or ratios[best] <= 0:
+            return 0.0
+        found = min(found, ratios[best])
+        del left[best]
+    return found
+
+
+def _terms_of(factor: Factor) -> list[Term]:
+    """The terms of a sum, with the labels of the factor; none of what is no sum, and of sums within which there are others over labels."""
+    atom, labels = factor
+    key: Any = atom.key
+    if key[0] != "sum" or any(label > 0 for term in key[1] for _, of in term.factors for label in of):
+        return []
+    outer = {-1 - i: label for i, label in enumerate(labels)}
+    return [term.relabelled(outer) for term in key[1]]
 
 
 _CONTRACTED = -1_000_000  # beyond all dimensions: labels of what is summed over, until it is

@@ -32,9 +32,8 @@ from thunder_norm.rules._facts import (
     unconditional,
     values_known,
 )
-from thunder_norm.rules._shared import SAME_DIMS, Number
+from thunder_norm.rules._shared import SAME_DIMS, Number, argument
 from thunder_norm.rules.known_ranges.partial_sums import opposite
-from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.layout.writing import with_entries
 from thunder_norm.rules.weighted._infinities import (
     KINDS,

@@ -26,7 +26,7 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact, moves_with, ruled, unconditional
 from thunder_norm.rules._set_aside import of_any_strides
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import argument
 from thunder_norm.rules.weighted import set_aside
 from thunder_norm.rules.written_out._forms import ENTRY, Form, Reshaped, own_form
 from thunder_norm.rules.written_out.written_out_activations import Gate

@@ -18,8 +18,7 @@ from thunder_norm.core.ranges import OfEntries
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact
-from thunder_norm.rules._shared import negative
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import argument, negative
 from thunder_norm.rules.weighted.weighted_places import rows_of
 from thunder_norm.rules.written_out.written_out_exponentials import Bounding, sources_of
 

@@ -36,8 +36,7 @@ from thunder_norm.rules._facts import (
     unconditional,
     values_known,
 )
-from thunder_norm.rules._shared import SAME_DIMS, Number, dims_tuple, over_dims_of
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import SAME_DIMS, Number, argument, dims_tuple, over_dims_of
 from thunder_norm.rules.weighted._infinities import (
     KINDS,
     Infinities,

@@ -24,8 +24,8 @@ from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Lowered, Raised, Source, every_fact, fact, ruled
 from thunder_norm.rules._set_aside import of_any_strides, run_on_values
+from thunder_norm.rules._shared import argument
 from thunder_norm.rules.known_ranges.partial_sums import place_put_in
-from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.weighted import largest_of_groups
 from thunder_norm.rules.written_out.dual_variables import laid_out
 from thunder_norm.rules.written_out.written_out_exponentials import Bounding

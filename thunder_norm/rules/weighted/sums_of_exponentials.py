@@ -21,9 +21,8 @@ from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Alternatives, Source, every_fact, fact, ruled, values_known
-from thunder_norm.rules._shared import as_kind, dims_tuple
+from thunder_norm.rules._shared import argument, as_kind, dims_tuple
 from thunder_norm.rules.known_ranges.partial_sums import opposite
-from thunder_norm.rules.known_ranges.ranges import argument
 from thunder_norm.rules.layers.rotary import Scaled
 from thunder_norm.rules.weighted.kept_exponentials import as_exponential, exponential_of
 from thunder_norm.rules.written_out.written_out_exponentials import Exponential, OnePlusExponential

@@ -10,7 +10,9 @@ a sum, and what was summed by them (`_combinations`), and a quotient of the two 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +37,7 @@ from thunder_norm.rules.weighted._combinations import (
     own_sum,
     weights_of,
 )
+from thunder_norm.rules.weighted._weights import least_ratio
 from thunder_norm.rules.weighted.weighted_places import placed
 from thunder_norm.scalars import times
 
@@ -42,14 +45,18 @@ Match = tuple[Combination, Weights, float]  # and the factor of their quotient
 
 
 def _matches(known: Iterable[Sums], divisors: Iterable[tuple[Weights, float]]) -> Iterator[Match]:
-    """Weighted sums that a tensor is, with the sum of the same weights, and by what the quotient is multiplied."""
+    """Weighted sums that a tensor is, with the sum of the same weights, and by what the quotient is multiplied.
+
+    What else is in the sum of the weights is the weight of zeros, and moves as that sum does.
+    """
     found = list(divisors)
     for c in known:
-        if not isinstance(c, Combination):
+        if not isinstance(c, Combination) or not c.parts:
             continue
         for w, scale in found:
-            if c.term.factors == w.term.factors and c.parts and w.term.scale > 0:
-                yield c, w, scale * c.term.scale / w.term.scale
+            ratio = least_ratio(w.term, c.term)
+            if 0 < ratio < math.inf:
+                yield c if w.term.factors == c.term.factors else replace(c, relative=None), w, scale / ratio
 
 
 def _shares(match: Match) -> list[Relative]:

@@ -11,8 +11,7 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.context import current_environment
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._shared import negative
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import argument, negative
 from thunder_norm.rules.known_ranges.ranges_of_activations import is_zero_constant
 from thunder_norm.rules.weighted import _weights as terms
 from thunder_norm.rules.weighted._combinations import Combination, InverseOfWeights, Sums, combinations_of, is_zero, weights_of

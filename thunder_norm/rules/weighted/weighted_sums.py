@@ -5,6 +5,7 @@ Weights are tensors whose entries are not negative.  A rule here says nothing of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,11 +14,11 @@ import torch
 import torch.nn.functional as F
 
 from thunder_norm.core.kinds import RMSTensor
+from thunder_norm.core.known_ranges import range_of_constant
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.rules._facts import Source
-from thunder_norm.rules._shared import dims_tuple, refined
-from thunder_norm.rules.known_ranges.ranges import argument
+from thunder_norm.rules._shared import argument, dims_tuple, refined
 from thunder_norm.rules.known_ranges.ranges_of_activations import is_zero_constant
 from thunder_norm.rules.linear_algebra.einsum import equation_labels
 from thunder_norm.rules.weighted import _weights as terms
@@ -37,6 +38,7 @@ from thunder_norm.rules.weighted._combinations import (
     joined,
     over_own_sum,
     own_sum,
+    times_factor,
     weighted,
     weights_of,
     with_number,
@@ -99,19 +101,32 @@ def _product(args: tuple, kwargs: Mapping[str, Any], out: NormedTensor) -> Found
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         x, c = (a, b) if isinstance(a, torch.Tensor) else (b, a)
         return _multiple(x, c) if isinstance(c, int | float) else ()
+    if not isinstance(a, NormedTensor) or not isinstance(b, NormedTensor):
+        return _by_constant(*((a, b) if isinstance(a, NormedTensor) else (b, a)), out)
     found: list[Sums] = []
     of_a, of_b = list(weights_of(a)), list(weights_of(b))
     for weights, x in ((of_a, b), (of_b, a)):
-        if isinstance(x, NormedTensor) and not is_zero(x):
+        if not is_zero(x):
             found += [c for w in weights for c in weighted(w, x, out.shape) if w.term != terms.ZERO]  # type: ignore[arg-type]
     found.sort(key=lambda c: -len(c.term.factors) if isinstance(c, Combination) else 0)
-    return few([*(both(v, w) for v in of_a[:1] for w in of_b[:1]), *found])
+    of_products = [
+        times_factor(c, g, out.shape) for x, g in ((a, b), (b, a)) for c in combinations_of(x) if isinstance(g, RMSTensor)
+    ]
+    return few([*(both(v, w) for v in of_a[:1] for w in of_b[:1]), *found[: _FEW - 2], *of_products[:1], *found[_FEW - 2 :]])
+
+
+def _by_constant(x: Any, c: torch.Tensor, out: NormedTensor) -> Found:
+    """What is known of weights times a plain tensor whose values are known and not negative: they move by the same share of themselves."""
+    found = range_of_constant(c)
+    if found is None or not 0 <= found.low <= found.high < math.inf:
+        return ()
+    return few(replace(w, term=terms.of_tensor(out) if found.high else terms.ZERO) for w in weights_of(x))
 
 
 def _multiple(x: Any, c: float) -> Found:
     """c times what is known, for a number; of weights only where it is not negative."""
     found: list[Sums] = []
-    for f in facts(x):
+    for f in everything(x):
         if isinstance(f, Combination):
             found.append(replace(f, parts=tuple((source, factor * abs(c)) for source, factor in f.parts)))
         elif c > 0 and isinstance(f, Weights):

@@ -221,8 +221,8 @@ class Acquisition:
         """Whether gradients are others than torch's are of what an autograd function computes as a whole."""
         return False
 
-    def computes_wrappers(self, function: type[torch.autograd.Function], given: Sequence[Any]) -> bool:
-        """Whether an autograd function that is given no wrapper is one of wrappers all the same."""
+    def computes_wrappers(self, function: Callable, given: Sequence[Any]) -> bool:
+        """Whether a function that runs uninterpreted, or is transformed, and is given no wrapper is one of wrappers all the same."""
         return False
 
     def plain_call(self, fn: Callable, args: tuple, kwargs: dict) -> Callable[[], Any] | None:
