@@ -36,7 +36,7 @@ def raised_again_elsewhere(x):
             try:
                 raise kind
             except LookupError:
-                raise kept
+                raise kept  # noqa: B904 - its context is looked at
         except ValueError as e:
             seen.append(chain(e))
     return x, seen
@@ -53,7 +53,7 @@ def raised_again_inside(x):
                 raise ValueError(2)
             except ValueError as e:
                 inner = e
-                raise outer
+                raise outer  # noqa: B904 - its context is looked at
         except KeyError as e:
             seen.append((chain(e), chain(inner)))
     return x, seen
