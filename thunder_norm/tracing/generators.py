@@ -27,6 +27,7 @@ from thunder.core.interpreter import (
 from thunder.core.proxies import Proxy
 
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
+_OF_OTHERS = ("thunder.core.", "thunder_norm.")
 _AFTER_YIELD_FROM = 2  # of ``RESUME``
 Handler = tuple[int, int, int, int, bool]  # start, end, target, height of the stack, whether the last instruction is pushed
 
@@ -91,12 +92,20 @@ def _resumed(
     if status is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         return result, status
     e = _taken(runtimectx)
-    if isinstance(e, StopIteration):
+    if isinstance(e, StopIteration) and not is_of_program(frame):
         return wrap_const(unwrap(e.value)), INTERPRETER_SIGNALS.RETURN_VALUE
+    if isinstance(e, StopIteration):  # from 3.12 on the generator's own code says so (PEP 479)
+        stopped, e = e, RuntimeError("generator raised StopIteration")
+        e.__cause__ = e.__context__ = stopped
     try:
         raise e
     finally:
         del e, thrown  # as above
+
+
+def is_of_program(frame: InterpreterFrame) -> bool:
+    """Whether a generator is the program's, and none that stands for an iterator in C (`map`), which a StopIteration ends."""
+    return not unwrap(frame.globals).get("__name__", "").startswith(_OF_OTHERS)
 
 
 def _begun_by(frame: InterpreterFrame) -> dis.Instruction | None:
