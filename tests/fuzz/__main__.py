@@ -36,6 +36,7 @@ PROGRAMS = {
     "real": 5000,
     "draws": 2000,
     "regions": 2000,
+    "python": 2000,
     "refusals": 1000,
     "state": 1000,
     "optimizers": 2000,

@@ -43,6 +43,8 @@ each program is drawn from its subject, the seed and its number alone.
   against `torch.func` from the same state.
 - **regions**: modules with checkpointed regions in each other and in turn, that draw random numbers and write into buffers: results, gradients,
   numbers drawn and buffers, against the module without regions in eager mode.
+- **python**: structured programs of Python around tensors (functions, generators, exceptions, context managers, classes, in each other): what three
+  calls return or raise and what their arguments and the module hold afterwards, against Python.
 - **refusals**: operations whose kernels look at values (labels, positions, pivots, lengths), called with such that torch takes and such that it
   refuses: what it refuses is refused in each call.
 - **state**: modules that keep things (attributes, buffers, counters, lists and dicts, set, changed and deleted): what three calls return and

@@ -38,6 +38,7 @@ SUBJECTS = (
     "real",
     "draws",
     "regions",
+    "python",
     "refusals",
     "state",
     "optimizers",

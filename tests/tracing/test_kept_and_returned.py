@@ -157,3 +157,34 @@ def test_code_without_a_module_keeps_tensors():
     for i in range(2):
         jitted(torch.ones(2) + i)
         assert names["model"].table["k"][0].tolist() == [2.0 + 2 * i] * 2
+
+
+class Counted(list):
+    def __iter__(self):
+        for value in super().__iter__():
+            GLOBAL["iterations"] += 1
+            yield value
+
+
+class CountedDict(dict):
+    def items(self):
+        GLOBAL["iterations"] += 1
+        return super().items()
+
+
+@pytest.mark.parametrize("make", [lambda x: Counted([x, 2]), lambda x: CountedDict(a=x, b=2)], ids=["list", "dict"])
+def test_to_look_at_what_is_kept_runs_nothing_of_its_class(make):
+    def f(x):
+        held = make(x * 2)
+        held["a" if isinstance(held, dict) else 0] = x + 1
+        GLOBAL["kept"] = held
+        return x
+
+    jitted = thunder.jit(f, transforms=[NormTransform()])
+    GLOBAL["iterations"] = 0
+    for given in (torch.ones(2), torch.ones(2) * 3, torch.ones(2)):
+        jitted(given)
+        kept = GLOBAL["kept"]
+        assert torch.equal(dict.get(kept, "a") if isinstance(kept, dict) else list.__getitem__(kept, 0), given + 1)
+    assert GLOBAL.pop("iterations") == 0
+    del GLOBAL["kept"]

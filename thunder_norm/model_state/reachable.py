@@ -158,6 +158,9 @@ class Reachable:
         self._seen: dict[int, Any] = {}  # kept alive: an id stays its object's
         self._made: set[int] = set()  # classes that code may make objects of
         self._inner: set[types.CodeType] = set()  # of functions that followed code makes
+        self._variables: collections.defaultdict[int, set[str]] = collections.defaultdict(
+            set
+        )  # of modules, by their dicts: their places
         self._named: set[str] = {"forward", "__call__"}  # by code that may run
         self._methods: dict[str, list[Any]] = {}  # that no code has named so far
         self._of_others: list[Any] = []  # what global variables of installed packages hold: followed last
@@ -301,20 +304,27 @@ class Reachable:
         self._named.update(named)
         called = [m for n in named for m in self._methods.pop(n, ())]
         names = [n for n in _names(fn.__code__) if n in fn.__globals__ or n in _stored(fn.__code__, _STORE_GLOBALS)]
-        own = fn.__globals__
-        read = functools.partial(_read_globals, own, names)
-        held = read()
-        self._note(fn, held, read, functools.partial(_write_globals, own), functools.partial(_has_globals, own, held))
-        variables = [v for v in held.values() if v is not _UNBOUND]
+        variables = [v for v in self._note_variables(fn, fn.__globals__, names).values() if v is not _UNBOUND]
         variables.extend(self._in_modules(variables, fn.__code__))
         found: list[Any] = [] if _is_installed(fn) else variables
         self._of_others.extend(variables if _is_installed(fn) else ())
         for cell in fn.__closure__ or ():
-            self.cells.add(id(cell))
-            read_cell, write_cell = functools.partial(_read_cell, cell), functools.partial(_write_cell, cell)
-            self._add(Place(fn, _read_cell(cell), read_cell, write_cell, is_of_others=_is_installed(fn), cell=cell))
+            if id(cell) not in self.cells:  # of a function that is called later it may hold something else by then
+                self.cells.add(id(cell))
+                read_cell, write_cell = functools.partial(_read_cell, cell), functools.partial(_write_cell, cell)
+                self._add(Place(fn, _read_cell(cell), read_cell, write_cell, is_of_others=_is_installed(fn), cell=cell))
             found.extend(_read_cell(cell))
         return [*found, *called, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
+
+    def _note_variables(self, owner: Any, own: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        """Variables of a module, each in one place: of a function that is called later they may hold something else by then."""
+        new = [n for n in names if n not in self._variables[id(own)]]
+        self._variables[id(own)].update(new)
+        if new:
+            read = functools.partial(_read_globals, own, new)
+            held = read()
+            self._note(owner, held, read, functools.partial(_write_globals, own), functools.partial(_has_globals, own, held))
+        return _read_globals(own, names)
 
     def _in_modules(self, variables: Iterable[Any], code: types.CodeType) -> list[Any]:
         """What modules among some variables have under names that code mentions, as in ``settings.limits``."""
@@ -326,9 +336,7 @@ class Reachable:
                 continue
             modules.add(id(module))
             own, stored = vars(module), _stored(code, _STORE_ATTRIBUTES)
-            read = functools.partial(_read_globals, own, [n for n in _names(code) if n in own or n in stored])
-            held = read()
-            self._note(module, held, read, functools.partial(_write_globals, own), functools.partial(_has_globals, own, held))
+            held = self._note_variables(module, own, [n for n in _names(code) if n in own or n in stored])
             pending.extend(held.values())
             found.extend(held.values())
         return found

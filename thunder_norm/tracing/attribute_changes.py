@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.tracing.guarding import guards, held_by_classes, overwritten
 from thunder_norm.tracing.guarding.classes import MISSING as _nothing
 from thunder_norm.tracing.guarding.classes import in_classes, is_of_program
 from thunder_norm.tracing.guarding.ways import is_imported, path_of
 from thunder_norm.tracing.member_dicts import MEMBERS, note_member_dict, note_written, store
+from thunder_norm.tracing.native.calls import no_attribute
 from thunder_norm.tracing.shared_memory import aliases
 from thunder_norm.tracing.torch_functions import class_members, tensor_attributes
 from thunder.core import interpreter as thunders
@@ -30,6 +32,7 @@ _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor)
 _PLAIN = (str, int, float, tuple, list, dict)  # where no subclass has attributes of its own
 _CONTAINERS = (list, dict, set, deque)
+_OF_CALLS = ("__defaults__", "__kwdefaults__", "__code__")  # of functions
 # what Python does where a class says nothing
 SETTING = (object.__setattr__, SimpleNamespace.__setattr__)
 DELETING = (object.__delattr__, SimpleNamespace.__delattr__)
@@ -67,6 +70,8 @@ def assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrapp
         return says or tensor_attributes.assignment(obj, name, value)
     if type(owner) is FunctionType and fn is setattr and name.value not in dir(FunctionType):
         return _at_once  # whose attributes are a place that is looked at afterwards
+    if type(owner) is FunctionType and name.value in _OF_CALLS:
+        return _at_once if getattr(obj.provenance.inst, "opname", "") == "MAKE_FUNCTION" else _into_function
     if is_simple(owner) or isinstance(owner, super) or type(name.value) is not str:
         return None
     was_made = is_new(obj)
@@ -131,6 +136,17 @@ def _at_once(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
     return wrap_const(None)
 
 
+def _into_function(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
+    """Called for what a function that was there before is called with."""
+    raise UnsupportedOpError(
+        with_details(
+            f"a traced function gives {obj.value.__qualname__} another {name.value}",
+            why="a trace is made once, for what functions do when the call begins",
+            instead="do so before the call, or give the arguments in the call: functools.partial",
+        )
+    )
+
+
 def _into_dict(obj: WrappedValue, name: WrappedValue, value: WrappedValue) -> Any:
     """Called for ``object.__setattr__`` of what was there before: it is written when the program runs.
 
@@ -192,8 +208,13 @@ def deletion(fn: Callable, obj: WrappedValue, name: WrappedValue) -> Callable | 
         if isinstance(getattr(type(found), "__delete__", None), FunctionType):
             return _by_deleting_descriptor
     kind = next((k for k in (*MEMBERS, "__dict__") if name.value in held_in(obj, k)), None)
-    if kind is None or not (isinstance(owner, torch.nn.Module) or type(owner).__delattr__ in DELETING):
+    if not (isinstance(owner, torch.nn.Module) or type(owner).__delattr__ in DELETING):
         return None
+    if kind is None:
+        is_deleted = not is_simple(owner) and name.value in (
+            getattr(owner, "__dict__", None) or ()
+        )  # until the call ends it is there
+        return _not_there if is_deleted else None
     if is_simple(owner) or is_new(obj):
         attributes = obj.attribute_wrappers.get("__dict__")
         if attributes is not None and isinstance(attributes.item_wrappers, dict):
@@ -201,6 +222,11 @@ def deletion(fn: Callable, obj: WrappedValue, name: WrappedValue) -> Callable | 
             attributes.key_wrappers.pop(name.value, None)
         return None
     return functools.partial(_deleted_from, kind)
+
+
+def _not_there(obj: WrappedValue, name: WrappedValue) -> Any:
+    """Called for what the program has deleted already."""
+    return do_raise(no_attribute(obj.value, name.value))
 
 
 def _by_delattr(obj: WrappedValue, name: WrappedValue) -> Any:

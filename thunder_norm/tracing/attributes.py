@@ -119,6 +119,14 @@ def _own_dict(obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> 
     return found
 
 
+_OF_RAISING = (
+    "__context__",
+    "__cause__",
+    "__suppress_context__",
+    "__traceback__",
+)  # of exceptions, which change as they are raised
+
+
 # -- reading ------------------------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +134,8 @@ def _read(obj: WrappedValue, name: WrappedValue) -> Callable | None:
     value = obj.value
     if type(value) is CellType or isinstance(value, type) and name.value in obj.attribute_wrappers:
         _forget_if_assigned(obj, name.value)
+    if isinstance(value, BaseException) and name.value in _OF_RAISING:
+        _forget_if_other(obj, name.value, getattr(value, name.value))
     if is_simple(value) or type(name.value) is not str or thunders.DUNDER_PATTERN.match(name.value):
         return None  # the interpreter itself asks for __dict__
     if type(value) is super:

@@ -27,6 +27,7 @@ from thunder.core.interpreter import (
 from thunder.core.proxies import Proxy
 
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
+_OF_OTHERS = ("thunder.core.", "thunder_norm.")
 _AFTER_YIELD_FROM = 2  # of ``RESUME``
 Handler = tuple[int, int, int, int, bool]  # start, end, target, height of the stack, whether the last instruction is pushed
 
@@ -44,13 +45,16 @@ def make_generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) ->
 def _generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Iterator[Any]:
     sent: dict[str, Any] = {"send_value": None}
     thrown: BaseException | None = None
+    handled: BaseException | None = None  # by the generator itself, where it waits
     while True:
         pending = runtimectx.curexc  # of the program: a generator that nobody has any more is closed at any time
+        runtimectx.exception_stack.append(handled)
         try:
             with thunders.interpreter_ctx(compilectx, runtimectx):
                 result, status = _resumed(frame, compilectx, runtimectx, sent, thrown)
         finally:
-            runtimectx.curexc = pending
+            handled = runtimectx.exception_stack.pop()
+            runtimectx._curexc = pending
             thrown = None  # its traceback has this frame, and would keep what the generator has after its end
         if status is INTERPRETER_SIGNALS.RETURN_VALUE:
             return unwrap(result)
@@ -74,7 +78,7 @@ def _resumed(
         if found is not None and found is not _EXCEPTION_RAISED:
             return found, INTERPRETER_SIGNALS.YIELD_VALUE
         if found is None:
-            runtimectx.curexc = thrown
+            runtimectx._curexc = thrown  # what the one that throws it handles is no context of it
         handlers = dis._parse_exception_table(frame.code)  # type: ignore[attr-defined]
         if runtimectx.curexc is not None and not is_handled(frame, runtimectx, handlers):
             thrown = None
@@ -88,12 +92,20 @@ def _resumed(
     if status is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         return result, status
     e = _taken(runtimectx)
-    if isinstance(e, StopIteration):
+    if isinstance(e, StopIteration) and not is_of_program(frame):
         return wrap_const(unwrap(e.value)), INTERPRETER_SIGNALS.RETURN_VALUE
+    if isinstance(e, StopIteration):  # from 3.12 on the generator's own code says so (PEP 479)
+        stopped, e = e, RuntimeError("generator raised StopIteration")
+        e.__cause__ = e.__context__ = stopped
     try:
         raise e
     finally:
         del e, thrown  # as above
+
+
+def is_of_program(frame: InterpreterFrame) -> bool:
+    """Whether a generator is the program's, and none that stands for an iterator in C (`map`), which a StopIteration ends."""
+    return not unwrap(frame.globals).get("__name__", "").startswith(_OF_OTHERS)
 
 
 def _begun_by(frame: InterpreterFrame) -> dis.Instruction | None:
@@ -140,8 +152,11 @@ def _taken(runtimectx: Any) -> BaseException:
 
 
 def is_handled(frame: InterpreterFrame, runtimectx: Any, handlers: Iterable[Handler]) -> bool:
-    """Go on where the function handles the exception; False if it does not: then the exception has this frame in its traceback."""
+    """Go on where the function handles the exception, which has this frame in its traceback from then on; False if it does not."""
     e = _taken(runtimectx)
+    if not _is_raised_again(frame.inst):
+        python_frame = frame.get_or_make_python_frame()
+        e = e.with_traceback(TracebackType(e.__traceback__, python_frame, python_frame.f_lasti, python_frame.f_lineno))
     stack = frame.interpreter_stack
     for start, end, target, height, pushes_last in handlers:
         if start <= frame.inst_ptr * 2 < end:
@@ -154,7 +169,10 @@ def is_handled(frame: InterpreterFrame, runtimectx: Any, handlers: Iterable[Hand
                 stack.append(e)
             frame.inst_ptr = target // 2
             return True
-    python_frame = frame.get_or_make_python_frame()
-    tb = TracebackType(e.__traceback__, python_frame, python_frame.f_lasti, python_frame.f_lineno)
-    runtimectx.curexc = e.with_traceback(tb)
+    runtimectx.curexc = e
     return False
+
+
+def _is_raised_again(inst: dis.Instruction | None) -> bool:
+    """Whether an instruction goes on with an exception that was in this frame before, which its traceback says already."""
+    return inst is not None and (inst.opname == "RERAISE" or (inst.opname == "RAISE_VARARGS" and not inst.arg))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import itertools
@@ -390,3 +391,29 @@ def test_numbers_of_a_list_are_returned_where_the_program_has_put_them(change, u
     for _ in range(3):
         assert jitted(x)[0] == expected(x)[0]
         assert left == expected_left
+
+
+_entries: list = []
+
+
+class _Late:
+    def close(self):
+        _entries.append("late")
+
+
+def test_what_a_failed_acquisition_has_left_is_what_it_was_in_the_next():
+    """A function that is called in the middle finds variables that are others by then; they are not what they were before the call."""
+
+    def f(x, d):
+        global _entries
+        _entries = []
+        with contextlib.closing(_Late()):
+            _entries.append(x.sum() * 2)
+        d.update(a=2, e=13)
+
+    jitted, x, given = thunder.jit(f, transforms=[NormTransform()]), torch.ones(2), {"a": 1, "b": 4}
+    for n in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AcquiredAnewWarning)
+            jitted(x + n, given)
+        assert repr(_entries) == repr([(x + n).sum() * 2, "late"]) and given == {"a": 2, "b": 4, "e": 13}

@@ -563,3 +563,46 @@ def lists_of_bools_are_masks(x):
     y = x * 1
     y[:, [True, False]] = 7.0
     return y[[False, True]].sum() + x[:, (True, False)].sum(0)
+
+
+@program
+def orders_ask_what_they_ask_in_eager_mode(x):
+    asked = []
+
+    class Ranked:
+        def __init__(self, n):
+            self.n = n
+
+        def __lt__(self, other):
+            asked.append((self.n, other.n))
+            return self.n < other.n
+
+    for count in (1, 2, 3, 7, 12):
+        ranked = [Ranked(i * 5 % (count + 1)) for i in range(count)]
+        for is_reversed in (False, True):
+            asked += [r.n for r in sorted(ranked, reverse=is_reversed)]
+        ranked.sort(key=lambda r: Ranked(-r.n))
+        asked += [r.n for r in ranked]
+    total = 0
+    for i, pair in enumerate(asked):
+        total += (i + 1) * (pair if isinstance(pair, int) else pair[0] * 3 - pair[1])
+    return x * total
+
+
+@program
+def a_generator_stopped_inside_says_so(x):
+    def stopping(n):
+        yield n
+        next(iter([]))
+
+    def around():
+        yield from stopping(2)
+
+    said = []
+    for attempt in (list, sorted, lambda g: dict(zip("ab", g, strict=False)), lambda g: [v for v in g], lambda g: sum(g)):
+        for made in (stopping(1), around()):
+            try:
+                attempt(made)
+            except RuntimeError as e:
+                said.append(f"{e} {e.__cause__!r}")
+    return x * sum(map(len, said)) + len(list(map(lambda v: next(iter([])), [1, 2])))

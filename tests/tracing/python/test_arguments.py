@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
 
@@ -227,3 +228,25 @@ def test_arguments_may_have_the_names_that_the_interpreter_has_for_its_own(name)
     x = torch.arange(3.0)
     for transform in (SubclassTransform, NormTransform, CheckpointTransform):
         assert torch.equal(thunder.jit(_NAMED[name], transforms=[transform()])(x), _NAMED[name](x))
+
+
+def test_defaults_that_the_program_gives_its_own_functions():
+    def f(x):
+        def inner(a=1, *, k=2):
+            return a, k
+
+        inner.__defaults__, inner.__kwdefaults__ = (x * 2,), {"k": 5}
+        return inner(), inner.__defaults__
+
+    x = torch.tensor([1.0, 2.0])
+    assert repr(thunder.jit(f, transforms=[NormTransform()])(x)) == repr(f(x))
+
+
+def test_defaults_of_what_was_there_before_are_not_replaced():
+    def f(x):
+        positional.__defaults__ = (5,)
+        return positional(x, 2)
+
+    with pytest.raises(UnsupportedOpError, match="gives positional another __defaults__"):
+        thunder.jit(f, transforms=[NormTransform()])(torch.ones(2))
+    assert positional.__defaults__ == (3,)

@@ -420,6 +420,19 @@ def set_in_several_ways(o, x):
     return o.a, o.b, o.n, hasattr(o, "b")
 
 
+def deleted_twice(o, x):
+    said = []
+    for delete in (lambda: delattr(o, "n"), lambda: object.__delattr__(o, "n"), lambda: delattr(o, "no")):
+        for _ in range(2):
+            try:
+                delete()
+                said.append("deleted")
+            except AttributeError as e:
+                said.append(str(e))
+        o.n = 4
+    return said
+
+
 def copied_after_setting(o, x):
     o.late = 3
     made = copy.copy(o)
@@ -440,6 +453,7 @@ def two_of_one_object(o, x):
         set_and_deleted,
         set_deleted_and_set,
         set_in_several_ways,
+        deleted_twice,
         copied_after_setting,
         two_of_one_object,
     ],

@@ -131,3 +131,20 @@ def _types_of(value: object) -> object:
         if isinstance(value, dict)
         else [type(value), [*map(_types_of, value)] if isinstance(value, list | tuple) else ()]
     )
+
+
+class Row(tuple):
+    def __new__(cls, *values):
+        made = super().__new__(cls, values)
+        made.count = len(values)
+        return made
+
+
+@pytest.mark.parametrize("made", [lambda x: Row(1, 2), lambda x: Row(x, x + 1), lambda x: [Row(x, Row())]])
+def test_a_tuple_of_a_class_of_the_program_is_made_anew_with_what_it_has(made):
+    jitted, x = thunder.jit(made, transforms=[NormTransform()]), torch.tensor([1.0, 2.0])
+    for given in (x, x * 2):
+        found, expected = jitted(given), made(given)
+        assert repr(found) == repr(expected)
+        ours, eagers = (v[0] if isinstance(v, list) else v for v in (found, expected))
+        assert type(ours) is Row and vars(ours) == vars(eagers)

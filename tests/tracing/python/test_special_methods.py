@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import enum
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from thunder_norm.errors import AcquiredAnewWarning, EscapeError
+from thunder_norm.errors import AcquiredAnewWarning, DataDependentError, EscapeError
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
@@ -431,3 +432,49 @@ def test_of_two_objects_of_one_class_the_left_alone_is_asked(left, right):
 def test_vars_of_what_has_no_dict_is_pythons_error():
     with pytest.raises(TypeError, match=r"vars\(\) argument must have __dict__ attribute"):
         thunder.jit(lambda x: (x, vars(1)), transforms=[SubclassTransform()])(torch.ones(2))
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda x: str(KeyError(x)),
+        lambda x: f"{KeyError([x * 2])}",
+        lambda x: repr({"a": x}),
+        lambda x: "%s" % {"a": [x]},  # noqa: UP031
+        lambda x: "{}!".format({1: x}),  # noqa: UP032
+        lambda x: str(collections.deque([x])),
+        lambda x: repr(Pair(x, 2)),
+    ],
+)
+def test_the_text_of_what_holds_a_tensor_is_not_that_of_what_stands_for_it(written):
+    with pytest.raises(DataDependentError, match="the text of an object that holds it"):
+        thunder.jit(lambda x: (x, written(x * 2)), transforms=[SubclassTransform()])(torch.ones(2))
+
+
+def test_the_text_of_what_holds_none_is_written():
+    def f(x):
+        return x, str(KeyError([1])), repr({"a": x.shape}), "{}".format(Pair(1, "b")), f"{collections.deque([1], 2)}"
+
+    x = torch.ones(2)
+    assert thunder.jit(f, transforms=[SubclassTransform()])(x)[1:] == f(x)[1:]
+
+
+def test_what_initializes_an_object_returns_nothing():
+    class Returning:
+        def __init__(self, value):
+            return value
+
+    def f(x):
+        said = []
+        for value in (3, [x], x, None):
+            try:
+                said.append(type(Returning(value)).__name__)
+            except TypeError as e:
+                said.append(str(e))
+        return x, said
+
+    x = torch.ones(2)
+    assert thunder.jit(f, transforms=[SubclassTransform()])(x)[1] == f(x)[1]

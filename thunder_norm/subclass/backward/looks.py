@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thunder_norm.model_state.reachable import Place
+from thunder_norm.model_state.reachable import Place, contents
 from thunder_norm.tracing.provenances import walked
 
 _TOLD_BY_MORE = (torch.Tensor, dict, list, tuple)
@@ -61,10 +61,11 @@ def kind_of(value: Any, of: Callable[[Any], Any] = id, by_identity: bool = False
     if isinstance(value, dict):
         # a tensor says of each of its entries whether it is equal
         return type(value), tuple(
-            (id(k) if isinstance(k, torch.Tensor) else k, kind_of(v, of, by_identity)) for k, v in value.items()
+            (id(k) if isinstance(k, torch.Tensor) else k, kind_of(v, of, by_identity)) for k, v in contents(value).items()
         )
     if isinstance(value, list | tuple):
-        return type(value), tuple(kind_of(v, of, by_identity) for v in value)
+        held = tuple.__iter__(value) if isinstance(value, tuple) else list.__iter__(value)  # the class's own may do anything
+        return type(value), tuple(kind_of(v, of, by_identity) for v in held)
     return (type(value), value) if isinstance(value, _VALUES) else of(value)
 
 

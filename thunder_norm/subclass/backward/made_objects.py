@@ -78,8 +78,8 @@ class MadeObjects:
     def is_handed_out(self, value: Any) -> bool:
         """Whether an operation of the epilogue makes the value: an object, or a container that Thunder's traces cannot write down."""
         if isinstance(value, tuple):
-            is_named = hasattr(value, "_fields") and type(value).__module__ != "torch.return_types"
-            return (is_named or type(value) is torch.Size) and id(value) not in self.known
+            is_other = type(value) is not tuple and type(value).__module__ != "torch.return_types"
+            return is_other and id(value) not in self.known
         if isinstance(value, FunctionType):
             return id(value) not in self.known and holds_proxies(value)
         # of transformers: Thunder calls the class with its fields

@@ -188,10 +188,11 @@ class Recipe:
         if cls.__module__ == "torch.return_types":
             step = self._once(value, lambda call: cls([item(call) for item in items]))  # pyright: ignore[reportCallIssue]
         elif base_of(cls) is tuple:
-            step = self._once(value, lambda call: tuple.__new__(cls, [item(call) for item in items]))
+            step = self._once(value, lambda call: _with_attributes(tuple.__new__(cls, [i(call) for i in items]), own, call))
         else:
             raise NotMakeableError(value)
         items += [self.of(v) for v in tuple.__iter__(value)]  # which may hold the tuple
+        own = self._named(getattr(value, "__dict__", None) or {})
         return step
 
     def _once(self, value: Any, make: Step) -> Step:
@@ -304,6 +305,12 @@ def _is_filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _with_attributes(made: tuple, own: Step, call: Call) -> tuple:
+    for name, value in own(call).items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def _fill(made: Any, parts: dict[str, Any]) -> None:

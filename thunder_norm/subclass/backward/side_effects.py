@@ -267,7 +267,7 @@ class SideEffects:
 
     def undo(self) -> None:
         """Let all places hold what they held."""
-        for place in self.before.places:
+        for place in reversed(self.before.places):  # what was looked at last may have been changed by then
             place.restore()
 
     def write_attributes(self, epilogue: TraceCtx, changed: Iterable[Attribute]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -31,7 +31,7 @@ from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
 from thunder.core.jit_ext import JitCtx
 from thunder.core.module import ThunderModule
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
 
@@ -45,6 +45,7 @@ _CHECKS = "thunder_norm_check"  # how they begin in the one that runs
 _HAS_WRITTEN = "_thunder_norm_has_written"  # the program whose acquisition failed
 _UNDO = "_thunder_norm_undo_of_call"  # what the acquisition for the call at hand has left in the user's objects
 _MOST_BYTES = 2**22  # of inputs that are copied in each call, to be put back
+_CONTAINERS = (list, tuple, dict, set)
 _AS_THEY_ARE = (prims.PrimIDs.COPY_, prims.PrimIDs.UPDATE_ALIASES, prims.PrimIDs.RETURN)
 
 
@@ -94,7 +95,22 @@ def noted() -> Iterator[None]:
 def raised_in_acquisition(cd: Any, error: Exception) -> Exception:
     """What a call raises whose acquisition has ended in `error`."""
     has_written = vars(cd).pop(_HAS_WRITTEN, False)
-    return Raised(error) if has_written and not isinstance(error, ThunderNormError) else error
+    return Raised(error) if not isinstance(error, ThunderNormError) and (has_written or _holds_traced(error)) else error
+
+
+def _holds_traced(value: Any, seen: set[int] | None = None) -> bool:
+    """Whether an exception, or one it comes from, holds what stands for a tensor."""
+    seen = set() if seen is None else seen
+    if isinstance(value, Proxy):
+        return True
+    if not (isinstance(value, BaseException) or type(value) in _CONTAINERS) or id(value) in seen:
+        return False
+    seen.add(id(value))
+    if isinstance(value, BaseException):
+        held: Iterable[Any] = (*value.args, *vars(value).values(), value.__cause__, value.__context__)
+    else:
+        held = value.values() if isinstance(value, dict) else value
+    return any(_holds_traced(v, seen) for v in held)
 
 
 def note_undo(cd: Any, undo: Callable[[], None]) -> None:

@@ -169,6 +169,7 @@ def _found(fn: Callable, args: tuple, kwargs: dict, is_inside: bool) -> Any:
         found = about_python or named_results.with_fields(
             derived.as_torch_reads(asked.lookaside(fn, args, kwargs), fn, args, kwargs), fn
         )
+        found = found or conversions.written_out(fn)
         return misused.refusing(fn, arrays.following(found, fn, args))
     if is_inside:
         return (

@@ -50,9 +50,14 @@ def _make_generator(frame: Any, compilectx: Any, runtimectx: Any) -> Any:
     lines="_call_intrinsic_1_handler: intrinsics_1 = {... INTRINSIC_STOPITERATION_ERROR: _stopiteration_error_intrinsic}",
 )
 def _stop_iteration_error(exc: Any) -> Any:
-    """What leaves a generator, from Python 3.12 on; Thunder asserts that it is an ``Exception``, which a ``GeneratorExit`` is not."""
-    if has_part() and not isinstance(interpreter.unwrap(exc), Exception):
-        return exc
+    """What leaves a generator, from Python 3.12 on; Thunder asserts that it is an ``Exception``, which a ``GeneratorExit`` is not.
+
+    Of one that stands for an iterator in C a StopIteration is the end.
+    """
+    if has_part():
+        e, frame = interpreter.unwrap(exc), interpreter.get_interpreterruntimectx().frame_stack[-1]
+        if not isinstance(e, Exception) or not generators.is_of_program(frame):
+            return exc
     return _original_stop_iteration_error(exc)
 
 

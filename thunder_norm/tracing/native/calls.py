@@ -38,6 +38,7 @@ _original_load_deref = _handlers["LOAD_DEREF"]
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 _OF_THUNDER = "__thunder_interpreter_orig_fn"
+_IS_MADE_BY_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _nothing = object()
 
 
@@ -84,7 +85,14 @@ def _getattribute(obj: Any, name: Any) -> Any:
 
 def no_attribute(obj: Any, name: str) -> AttributeError:
     """Python's error, which Thunder's names the attribute alone in."""
-    return AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
+    kind = type(obj)
+    # a class in C goes by its whole name
+    called = (
+        kind.__name__
+        if kind.__flags__ & _IS_MADE_BY_PYTHON or kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__name__}"
+    )
+    return AttributeError(f"{called!r} object has no attribute {name!r}", name=name, obj=obj)
 
 
 def _of_property(obj: WrappedValue, found: property, name: str) -> Any:

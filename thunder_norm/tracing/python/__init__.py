@@ -26,6 +26,7 @@ from thunder_norm.tracing.python import (
     natively,
     operators,
     patterns,
+    raised,
     special_methods,
     stack,
     states,
@@ -61,6 +62,7 @@ AS_IT_IS = Replacements(
         *methods_of_classes.REPLACEMENTS,
         *misused.REPLACEMENTS,
         *patterns.REPLACEMENTS,
+        *raised.REPLACEMENTS,
         *stack.REPLACEMENTS,
         *subscripts.REPLACEMENTS,
     )

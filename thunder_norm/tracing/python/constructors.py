@@ -86,7 +86,10 @@ def _instance(cls: WrappedValue, /, *args: WrappedValue, **kwargs: WrappedValue)
         done = _interpret_call(initialize, *args, **kwargs)
     else:  # of its class: a generic alias (`Callable[[int], str]`) answers for the class that it is of
         done = _interpret_call(type(made.value).__init__, made, *args, **kwargs)
-    return done if done is INTERPRETER_SIGNALS.EXCEPTION_RAISED else made
+    if done is INTERPRETER_SIGNALS.EXCEPTION_RAISED or (said := unwrap(done)) is None:
+        return done if done is INTERPRETER_SIGNALS.EXCEPTION_RAISED else made
+    kind = _interpret_call(type, done).value if isinstance(said, Proxy) else type(said)
+    return do_raise(TypeError(f"__init__() should return None, not {kind.__name__!r}"))
 
 
 def lookaside(fn: Any) -> Callable | None:

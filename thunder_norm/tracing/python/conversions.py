@@ -6,18 +6,21 @@ Thunder calls them as functions in C, and nothing guards what the methods read.
 from __future__ import annotations
 
 import dis
+import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import FunctionType
 from typing import Any
 
 from thunder_norm.tracing.guarding import guards
 from thunder_norm.tracing.guarding.classes import in_classes
 from thunder_norm.tracing.replacement import Replacement
+from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterStack, WrappedValue, wrap_const
-from thunder.core.proxies import Proxy
+from thunder.core.interpreter import InterpreterStack, WrappedValue, interpreter_needs_wrap, wrap_const
+from thunder.core.proxies import Proxy, TensorProxy
 
+_EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 # the methods that Python tries, in order
 _METHODS: dict[Callable, tuple[str, ...]] = {
     int: ("__int__", "__index__"),
@@ -51,10 +54,33 @@ def _converted(fn: Callable, method: Callable, value: object) -> object:
     return found if fn is repr else fn(found)
 
 
+# -- texts --------------------------------------------------------------------------------------------------------------------
+
+_TEXTS = (str, repr, ascii, format, str.format, str.format_map, str.__mod__)
+_WRITTEN = f"<{TensorProxy.__name__}("  # as it writes itself
+
+
+def written_out(fn: Callable) -> Callable | None:
+    """What to call instead of a function that writes values out, where nothing says what they are: a tensor may be deep inside of them."""
+    is_text = fn in _TEXTS if isinstance(fn, Hashable) else False
+    return functools.partial(_without_proxies, fn) if is_text else None
+
+
+def _without_proxies(fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+    """Called for such a function.
+
+    Raises:
+        DataDependentError: what it writes says what stands for a tensor.
+    """
+    text = interpreter_needs_wrap(fn)(*args, **kwargs)
+    if text is not _EXCEPTION_RAISED and type(text.value) is str and _WRITTEN in text.value:
+        raise data_dependent("the text of an object that holds it")
+    return text
+
+
 # -- formatting ---------------------------------------------------------------------------------------------------------------
 
 _handlers = thunders._default_opcode_handler_map
-_EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _CONVERSIONS = (None, str, repr, ascii)
 _HAS_SPECIFICATION = 4
 _FORMATTING = ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC")  # the first up to Python 3.12

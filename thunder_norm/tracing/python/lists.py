@@ -168,20 +168,25 @@ def _repeat(seq: WrappedValue, times: WrappedValue) -> Any:
 # -- order --------------------------------------------------------------------------------------------------------------------
 
 
-def _order(keys: Sequence[Any], reverse: Any) -> list[int]:
-    """The stable order of `keys`, by binary insertion: what ``<`` says, asked as ``list.sort`` asks it."""
-    order: list[int] = []
-    for i in range(len(keys)):
-        low, high = 0, len(order)
-        while low < high:
-            middle = (low + high) // 2
-            is_before = keys[order[middle]] < keys[i] if reverse else keys[i] < keys[order[middle]]
-            if is_before:
-                high = middle
-            else:
-                low = middle + 1
-        order = [*order[:low], i, *order[low:]]
-    return order
+class _RaisedError(Exception):
+    """The program has raised an exception, which is under way."""
+
+
+class _Key:
+    """A key of the program's: Python's own sort asks ``<`` of it, as often and in the order that it does in eager mode."""
+
+    def __init__(self, key: WrappedValue):
+        self._key = key
+
+    def __lt__(self, other: _Key) -> bool:
+        found = thunders._interpret_call(_is_less, self._key, other._key)
+        if found is _EXCEPTION_RAISED:
+            raise _RaisedError
+        return found.value
+
+
+def _is_less(a: Any, b: Any) -> bool:
+    return True if a < b else False  # noqa: SIM210 - of a tensor the value is asked for
 
 
 @instead_of(list.sort)
@@ -213,9 +218,11 @@ def order_of(items: list[WrappedValue], key: WrappedValue | None, reverse: Wrapp
             return sorted(range(len(values)), key=values.__getitem__, reverse=is_reversed)
         except Exception as e:
             return do_raise(e)
-    given = thunders.wrapped_build_tuple(keys)
-    found = thunders._interpret_call(_order, given, wrap_const(is_reversed))
-    return found if found is _EXCEPTION_RAISED else list(found.value)
+    asked = list(map(_Key, keys))
+    try:
+        return sorted(range(len(asked)), key=asked.__getitem__, reverse=is_reversed)
+    except _RaisedError:
+        return _EXCEPTION_RAISED
 
 
 @instead_of(sorted)

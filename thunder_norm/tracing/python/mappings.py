@@ -19,6 +19,7 @@ from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.member_dicts import work_on_copy
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
+from thunder.core import jit_ext
 from thunder.core.interpreter import (
     InterpreterStack,
     MappingItemsIterator,
@@ -119,7 +120,7 @@ def _hashing(opname: str) -> Any:
             except Exception as e:  # noqa: BLE001 - why it is refused
                 return thunders.do_raise(e)
         guards.look_at_keys([stack.getitem_wrapped(-place) for place in places])
-        items = [(stack[-place], stack.getitem_wrapped(1 - place)) for place in places] if "MAP" in opname else []
+        items = [(stack.getitem_wrapped(-place), stack.getitem_wrapped(1 - place)) for place in places] if "MAP" in opname else []
         try:
             build(inst, stack=stack, **state)
         except TypeError as e:  # a key that cannot be hashed
@@ -133,16 +134,16 @@ def _hashing(opname: str) -> Any:
 
 def _build_const_key_map(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> None:
     assert inst.arg is not None
-    items = [(key, stack.getitem_wrapped(place - inst.arg - 1)) for place, key in enumerate(stack[-1])]
+    items = [(wrap_const(key), stack.getitem_wrapped(place - inst.arg - 1)) for place, key in enumerate(stack[-1])]
     _thunders_const_key_map(inst, stack=stack, **state)
     _note_items(stack.getitem_wrapped(-1), items)
 
 
-def _note_items(mapping: WrappedValue, items: Iterable[tuple[Any, WrappedValue]]) -> None:
+def _note_items(mapping: WrappedValue, items: Iterable[tuple[WrappedValue, WrappedValue]]) -> None:
     """Have a dict know of what its values are: of one that holds a list of the call, which list to return."""
     for key, value in items:
-        mapping.item_wrappers[key] = value  # type: ignore[index]
-        mapping.key_wrappers[key] = wrap_const(key)
+        mapping.item_wrappers[key.value] = value  # type: ignore[index]
+        mapping.key_wrappers.setdefault(key.value, key)
 
 
 REPLACEMENTS = (
@@ -234,6 +235,23 @@ for _name in ("__delitem__", "pop", "popitem", "clear"):
     _method = getattr(dict, _name)
     _own = lookasides.of_others(_method) or getattr(MutMappingWrapperMethods, _name)
     instead_of(_method)(functools.partial(_taking_out, _own))
+
+
+def _set_item(own: Any, mapping: WrappedValue, key: WrappedValue, value: WrappedValue) -> Any:
+    """Python keeps the first of equal keys (``d[1]``, then ``d[True]``), Thunder's the last for what it iterates over."""
+    mapping.track_items()
+    try:
+        first = mapping.key_wrappers.get(key.value)
+    except Exception as e:  # noqa: BLE001 - of its ``__hash__`` or ``__eq__``
+        return do_raise(e)
+    done = own(mapping, key, value)
+    if first is not None and done is not thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED:
+        mapping.key_wrappers[key.value] = first
+    return done
+
+
+for _method in (dict.__setitem__, OrderedDict.__setitem__):
+    instead_of(_method)(functools.partial(_set_item, jit_ext._general_jit_lookaside_map[_method]))
 
 
 @instead_of(dict.fromkeys)

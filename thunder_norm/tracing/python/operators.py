@@ -1,11 +1,10 @@
-"""Operators that ask the right operand first, and exceptions that are raised while another is handled."""
+"""Operators that ask the right operand first."""
 
 from __future__ import annotations
 
 import collections
 import functools
 import operator
-import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -36,13 +35,8 @@ _REFLECTED = (
 )
 _SIGNS = ("+", "&", "//", "<<", "@", "*", "%", "|", "**", ">>", "-", "/", "^")  # as `_REFLECTED`
 _thunders_helper = thunders._binary_op_helper
-_curexc = vars(InterpreterRuntimeCtx)["curexc"]
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _SEQUENCES = (list, tuple, str, bytes)
-_AS_PYTHON_SAYS = {
-    **{f"{kind} index out of range": f"{kind.__name__} index out of range" for kind in (list, tuple)},
-    f"pop on empty {list}": "pop from empty list",
-}
 _JOINING = ("__radd__", "__rmul__")
 _nothing = object()
 
@@ -187,40 +181,6 @@ def _joins_as_builtin(base: type, reflected: str) -> bool:
     return not isinstance(in_classes(base.__mro__, reflected.replace("__r", "__", 1), None), FunctionType)
 
 
-def _set_current(runtime: InterpreterRuntimeCtx, e: BaseException | None) -> None:
-    """Set the exception that is on its way: one that is raised while another is handled has that as its context."""
-    if type(e) is IndexError and e.args and e.args[0] in _AS_PYTHON_SAYS:
-        e.args = (_AS_PYTHON_SAYS[e.args[0]],)
-    handled = runtime.exception_stack[-1]
-    if e is not None and handled is not None and e.__context__ is None and not _is_in_contexts(e, handled):
-        e.__context__ = handled
-    assert _curexc.fset is not None
-    _curexc.fset(runtime, e)
-
-
-def _handled() -> BaseException | None:
-    """What the program handles: natively Python knows of nothing that is."""
-    return thunders.get_interpreterruntimectx().exception_stack[-1]
-
-
-@instead_of(sys.exc_info)
-def _exc_info() -> Any:
-    e = _handled()
-    return wrap_const((None, None, None) if e is None else (type(e), e, e.__traceback__))
-
-
-instead_of(sys.exception)(lambda: wrap_const(_handled()))
-
-
-def _is_in_contexts(e: BaseException, handled: BaseException) -> bool:
-    current: BaseException | None = handled
-    seen: set[int] = set()
-    while current is not None and id(current) not in seen:  # a program can set contexts so that they go round
-        seen.add(id(current))
-        current = current.__context__
-    return id(e) in seen
-
-
 # Natively they would ask what stands for a tensor, which makes another one, and run methods of the program's unseen.
 _IN_PLACE = {
     **{"iadd": "+", "isub": "-", "imul": "*", "itruediv": "/", "ifloordiv": "//", "imod": "%", "ipow": "**", "imatmul": "@"},
@@ -311,5 +271,4 @@ REPLACEMENTS = (
         'get_current_user_source_location: if modname not in ("thunder.core.interpreter", ...)',
     ),
     Replacement(thunders, "_binary_op_helper", _binary_op, "outofplace_impl in _binary_op, which asks the left operand first"),
-    Replacement(InterpreterRuntimeCtx, "curexc", property(_curexc.fget, _set_current), "do_raise: runtimectx.curexc = value"),
 )
