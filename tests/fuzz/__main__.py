@@ -38,6 +38,7 @@ PROGRAMS = {
     "regions": 2000,
     "refusals": 1000,
     "state": 1000,
+    "maps": 2000,
 }
 
 

@@ -40,6 +40,7 @@ SUBJECTS = (
     "regions",
     "refusals",
     "state",
+    "maps",
 )
 PROGRAMS_OF_A_PROCESS = 150  # Thunder keeps what it compiled: a process grows by some MiB a program
 
