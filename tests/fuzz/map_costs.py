@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -31,6 +33,18 @@ def _product(*operands: int) -> Callable[..., int]:
     return flops
 
 
+def _three(a: Any, b: Any, c: Any, *args: Any, **kwargs: Any) -> int:
+    """Of a bilinear layer, and of the gradients of one: two for each product of three entries."""
+    expands = args[:3]
+    sizes = []
+    for shape, new in zip((a, b, c), expands, strict=True):
+        shape = list(shape)
+        for d in sorted(new):
+            shape.insert(d, 1)
+        sizes.append(shape)
+    return 2 * math.prod(max(d) for d in zip(*sizes, strict=True))
+
+
 # what torch's counter leaves out, and docs/profile.md says so
 FORMULAS = {
     **measured.FORMULAS,
@@ -39,6 +53,7 @@ FORMULAS = {
     aten.vdot: _product(0, 1),
     aten.addmv: _product(1, 2),
     aten.addbmm: _product(1, 2),
+    aten._trilinear: _three,
 }
 # Kernels that take memory of their own, or that torch takes apart as soon as anybody watches.
 WORKSPACES = ("LSTM", "SiLU", "Mish", "silu", "mish", "Conv", "conv")
@@ -99,7 +114,8 @@ def trace_profile(case: Case) -> None:
     own = profile(jm, *args, backward=has_backward, **kwargs)
     if (own.forward_flops, own.backward_flops) != (found.forward_flops, found.backward_flops):
         raise Wrong(f"trace: {found.flops} FLOPs of a module, {own.flops} of a jitted one")
-    _against_run(case, "trace", lambda: jm, own, has_backward)
+    with contextlib.suppress(_AnotherProgram):
+        _against_run(case, "trace", lambda: jm, own, has_backward)
 
 
 def budget(case: Case) -> None:
@@ -127,7 +143,8 @@ def budget(case: Case) -> None:
         )
     if kept.flops - plain.flops != report.extra_flops:
         raise Wrong(f"{report.extra_flops} more FLOPs are said, {kept.flops - plain.flops} are there")
-    _against_run(case, "budget", lambda: jm, kept, True)
+    with contextlib.suppress(_AnotherProgram):
+        _against_run(case, "budget", lambda: jm, kept, True)
 
 
 def same_program(case: Case, jm: Any, what: str) -> None:
@@ -150,31 +167,69 @@ def same_program(case: Case, jm: Any, what: str) -> None:
 
 def _against_run(case: Case, what: str, make: Callable[[], Any], found: Any, has_backward: bool) -> None:
     """FLOPs by torch's counter, the peak by the storages that are alive."""
-    model, (args, kwargs) = make(), case.arguments()
     formulas: Any = FORMULAS
-    with torch.set_grad_enabled(has_backward):
-        with FlopCounterMode(display=False, custom_mapping=formulas) as forward:
+    counted = []
+
+    def forward(model: Any, args: tuple, kwargs: dict) -> Any:
+        with torch.set_grad_enabled(has_backward), FlopCounterMode(display=False, custom_mapping=formulas) as flops:
             result = case.call(model, args, kwargs)
-        with FlopCounterMode(display=False, custom_mapping=formulas) as backward:
-            if has_backward:
-                measured.backward(tree_flatten(result)[0])
-    del result
-    flops = forward.get_total_flops(), backward.get_total_flops()
-    if (found.forward_flops, found.backward_flops) != flops and not _has(case, "nn.LSTM", "recurrent"):
-        raise Wrong(f"{what}: {found.forward_flops} + {found.backward_flops} FLOPs, by torch's counter {flops[0]} + {flops[1]}")
+        counted.append(flops.get_total_flops())
+        return result
+
+    def backward(result: Any) -> None:
+        with FlopCounterMode(display=False, custom_mapping=formulas) as flops:
+            _backward(result, has_backward)
+        counted.append(flops.get_total_flops())
+
+    _ran(case, make, lambda *call: backward(forward(*call)))
+    if [found.forward_flops, found.backward_flops] != counted and not _has(case, "nn.LSTM", "recurrent"):
+        raise Wrong(f"{what}: {found.forward_flops} + {found.backward_flops} FLOPs, by torch's counter {counted}")
+    peaks = []
+
+    def alive(model: Any, args: tuple, kwargs: dict) -> None:
+        with Alive([*_module(model).parameters(), *_module(model).buffers(), *measured.tensors((args, kwargs))]) as mode:
+            _whole(case, has_backward, model, args, kwargs)
+        peaks.append(mode.peak)
+
+    _ran(case, make, alive)
+    own = found.peak_bytes - found.resident_bytes
+    if own < peaks[0] - 64 and not _has(case, *WORKSPACES):
+        raise Wrong(f"{what}: {own} bytes at most beside what there was, {peaks[0]} were alive in a run")
+    if own > peaks[0] + 64:  # what a kernel makes inside, the allocator sees
+        _ran(case, make, lambda *call: peaks.append(measured.peak_bytes(lambda: _whole(case, has_backward, *call))))
+        if own > peaks[1] + 64:
+            raise Wrong(
+                f"{what}: {own} bytes at most beside what there was, {peaks[0]} were alive in a run, {peaks[1]} allocated"
+            )
+
+
+class _AnotherProgram(Exception):
+    """What is called is not what was profiled: the module has changed in a call before."""
+
+
+def _ran(case: Case, make: Callable[[], Any], run: Callable[[Any, tuple, dict], None]) -> None:
+    model, (args, kwargs) = make(), case.arguments()
+    before = _misses(model)
+    run(model, args, kwargs)
     for t in [*_module(model).parameters(), *measured.tensors((args, kwargs))]:
         t.grad = None
-    before = [*_module(model).parameters(), *_module(model).buffers(), *measured.tensors((args, kwargs))]
-    with torch.set_grad_enabled(has_backward), Alive(before) as alive:
+    if _misses(model) != before:
+        raise _AnotherProgram
+
+
+def _misses(model: Any) -> int:
+    return 0 if _module(model) is model else thunder.cache_misses(model)
+
+
+def _whole(case: Case, has_backward: bool, model: Any, args: tuple, kwargs: dict) -> None:
+    with torch.set_grad_enabled(has_backward):
         result = case.call(model, args, kwargs)
-        if has_backward:
-            measured.backward(tree_flatten(result)[0])
-        del result
-    for t in before:
-        t.grad = None
-    own = found.peak_bytes - found.resident_bytes
-    if not own <= alive.peak + 64 or (own < alive.peak - 64 and not _has(case, *WORKSPACES)):
-        raise Wrong(f"{what}: {own} bytes at most beside what there was, {alive.peak} were alive in a run")
+    _backward(result, has_backward)
+
+
+def _backward(result: Any, has_backward: bool) -> None:
+    if has_backward:
+        measured.backward(tree_flatten(result)[0])
 
 
 def _resident(case: Case, model: Any, inputs: Any, found: Any) -> None:

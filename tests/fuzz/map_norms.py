@@ -290,10 +290,10 @@ def _looked_at(first: Any, second: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first.save(Path(folder) / "report")
         loaded = load_norm_report(Path(folder) / "report")
-    if repr(loaded.rows) != repr(first.rows) or str(loaded) != str(first):
-        raise Wrong("a report from a file is another")
-    if repr(pickle.loads(pickle.dumps(first)).rows) != repr(first.rows):  # noqa: S301 - of ours
-        raise Wrong("a pickled report is another")
+    for what, other in (("from a file", loaded), ("that is pickled", pickle.loads(pickle.dumps(first)))):  # noqa: S301 - of ours
+        if repr(other.rows) != repr(first.rows) or str(other) != str(first):
+            pairs = [(a, b) for a, b in zip(first.rows, other.rows, strict=True) if repr(a) != repr(b)]
+            raise Wrong(f"a report {what} is another: {pairs[:1]}")
 
 
 CHECKS: dict[str, Callable[[Case], None]] = {

@@ -99,7 +99,9 @@ def differentiated(case: Case) -> None:
     with case.program.base._defaults(seed):
         found = f(x)
     if not case.agree(found.detach(), expected):
-        raise Wrong(f"{what}: {found}, not {expected}")
+        raise Wrong(
+            f"{what}: off by {(found - expected).abs().max().item():.3g} of {expected.abs().max().item():.3g}: {found}, not {expected}"
+        )
 
 
 def _made(names: list[str]) -> list[Any]:
