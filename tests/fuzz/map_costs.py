@@ -56,7 +56,7 @@ FORMULAS = {
     aten._trilinear: _three,
 }
 # Kernels that take memory of their own, or that torch takes apart as soon as anybody watches.
-WORKSPACES = ("LSTM", "SiLU", "Mish", "silu", "mish", "Conv", "conv")
+WORKSPACES = ("LSTM", "SiLU", "Mish", "silu", "mish", "Conv", "conv", "Fold")
 
 
 class Alive(TorchDispatchMode):
@@ -228,8 +228,9 @@ def _whole(case: Case, has_backward: bool, model: Any, args: tuple, kwargs: dict
 
 
 def _backward(result: Any, has_backward: bool) -> None:
+    """Of each result once: the profile of a trace counts one that is returned twice as one."""
     if has_backward:
-        measured.backward(tree_flatten(result)[0])
+        measured.backward(list({id(t): t for t in measured.tensors(tree_flatten(result)[0])}.values()))
 
 
 def _resident(case: Case, model: Any, inputs: Any, found: Any) -> None:

@@ -73,15 +73,19 @@ def differentiated(case: Case) -> None:
     if which is None:
         return
 
+    generator = torch.Generator().manual_seed(case.program.base.seed)
+    weights = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in case.leaves if is_floating(t)]
+
     def total(model: Any, x: torch.Tensor) -> torch.Tensor:
         a, k = torch.utils._pytree.tree_unflatten([x if i == which else t for i, t in enumerate(flat)], structure)
-        leaves = tree_flatten(model(*a, **k))[0]
-        return sum((t.square().sum() for t in leaves if is_floating(t)), start=torch.zeros((), dtype=x.dtype))
+        leaves = [t for t in tree_flatten(model(*a, **k))[0] if is_floating(t)]
+        return sum((t * w).sum() for t, w in zip(leaves, weights, strict=True))
 
     x = flat[which].detach().requires_grad_()
     seed = case.program.base.seed + 2
+    model = case.build()
     with case.program.base._defaults(seed):
-        value = total(case.build(), x)
+        value = total(model, x)
     if not value.requires_grad:
         return
     (expected,) = torch.autograd.grad(value, x, allow_unused=True, materialize_grads=True)
