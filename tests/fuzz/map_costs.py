@@ -18,7 +18,7 @@ from tests import measured
 from thunder_norm.transforms import CheckpointTransform, SubclassTransform, profile
 import thunder
 
-from .map_models import Case, on_meta
+from .map_models import Case, module_on_meta, on_meta
 from .plain_modules import Wrong
 
 aten = torch.ops.aten
@@ -69,10 +69,14 @@ class Alive(TorchDispatchMode):
         super().__init__()
         self.known: dict[int, tuple[StorageWeakRef, int]] = {}
         self.resident = {t.untyped_storage()._cdata for t in measured.tensors(resident)}
-        self.peak = 0
+        self.peak = self.constants = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        for t in measured.tensors((args, kwargs)):
+            if t.layout is torch.strided and t.untyped_storage()._cdata not in self.resident | self.known.keys():
+                self.resident.add(t.untyped_storage()._cdata)
+                self.constants += t.untyped_storage().nbytes()
         self.known = {key: v for key, v in self.known.items() if not v[0].expired()}
         for t in measured.tensors(result):
             if t.layout is torch.strided and t.untyped_storage()._cdata not in self.resident:
@@ -98,8 +102,8 @@ def eager_profile(case: Case) -> None:
         saved = measured.saved_bytes(lambda: case.call(fresh, *case.arguments()), [*fresh.parameters(), *fresh.buffers()])
         if found.saved_bytes != saved and not _has(case, *WORKSPACES):
             raise Wrong(f"eager: {found.saved_bytes} bytes saved, by torch's hooks {saved}")
-    if all(t.device.type == "cpu" for t in model.buffers()) and not any(not p.is_contiguous() for p in model.parameters()):
-        meta = profile(case.build().to("meta"), *on_meta(args), backward=has_backward and _moves_parameters(model), target="eager", device="cpu", **on_meta(kwargs))  # fmt: skip
+    if all(p.is_contiguous() for p in model.parameters()):
+        meta = profile(module_on_meta(case.build()), *on_meta(args), backward=has_backward and _moves_parameters(model), target="eager", device="cpu", **on_meta(kwargs))  # fmt: skip
         if meta.forward_flops != found.forward_flops:
             raise Wrong(f"eager: {meta.forward_flops} FLOPs on meta, {found.forward_flops} of data")
 
@@ -190,17 +194,17 @@ def _against_run(case: Case, what: str, make: Callable[[], Any], found: Any, has
     def alive(model: Any, args: tuple, kwargs: dict) -> None:
         with Alive([*_module(model).parameters(), *_module(model).buffers(), *measured.tensors((args, kwargs))]) as mode:
             _whole(case, has_backward, what, model, args, kwargs)
-        peaks.append(mode.peak)
+        peaks.extend((mode.peak, mode.constants))
 
     _ran(case, make, alive)
     own = found.peak_bytes - found.resident_bytes
     if own < peaks[0] - 64 and not _has(case, *WORKSPACES):
         raise Wrong(f"{what}: {own} bytes at most beside what there was, {peaks[0]} were alive in a run")
-    if own > peaks[0] + 64:  # what a kernel makes inside, the allocator sees
+    if own > peaks[0] + peaks[1] + 64:  # what a kernel makes inside, the allocator sees
         _ran(case, make, lambda *call: peaks.append(measured.peak_bytes(lambda: _whole(case, has_backward, what, *call))))
-        if own > peaks[1] + 64:
+        if own > peaks[1] + peaks[2] + 64:
             raise Wrong(
-                f"{what}: {own} bytes at most beside what there was, {peaks[0]} were alive in a run, {peaks[1]} allocated"
+                f"{what}: {own} bytes at most beside what there was, {peaks[0]} were alive in a run, {peaks[2]} allocated"
             )
 
 
@@ -229,10 +233,10 @@ def _whole(case: Case, has_backward: bool, what: str, model: Any, args: tuple, k
 
 
 def _backward(result: Any, has_backward: bool, what: str) -> None:
-    """The profile of a trace counts a result that is returned twice as one."""
+    """The profile of a trace counts a result that is returned twice as one, and none that is an input."""
     if has_backward:
         found = measured.tensors(tree_flatten(result)[0])
-        measured.backward(found if what == "eager" else list({id(t): t for t in found}.values()))
+        measured.backward(found if what == "eager" else list({id(t): t for t in found if not t.is_leaf}.values()))
 
 
 def _resident(case: Case, model: Any, inputs: Any, found: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -257,3 +258,13 @@ def normed_leaves(result: Any) -> list[NormedTensor]:
 def on_meta(tree: Any) -> Any:
     """Tensors without data."""
     return tree_map(lambda t: t.detach().to("meta") if isinstance(t, torch.Tensor) else t, tree)
+
+
+def module_on_meta(model: nn.Module) -> nn.Module:
+    """The same module without data; what is tied is tied."""
+    memo: dict[int, Any] = {}
+    attributes = [t for m in model.modules() for t in vars(m).values() if isinstance(t, torch.Tensor)]
+    for t in [*model.parameters(), *model.buffers(), *attributes]:
+        empty = t.detach().to("meta")
+        memo[id(t)] = nn.Parameter(empty, t.requires_grad) if isinstance(t, nn.Parameter) else empty
+    return copy.deepcopy(model, memo)

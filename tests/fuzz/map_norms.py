@@ -23,7 +23,7 @@ from thunder_norm.report.norm_report import load_norm_report
 from thunder_norm.transforms import NormTransform
 import thunder
 
-from .map_models import Case, normed_leaves, on_meta
+from .map_models import Case, module_on_meta, normed_leaves, on_meta
 from .plain_modules import Wrong, is_floating, norm_of
 
 SAME = 1e-5  # of two ways to compute the same norm
@@ -72,7 +72,7 @@ def without_data(case: Case) -> None:
     model, (args, kwargs) = case.build(), case.arguments()
     norms, given = case.normed(unfinalized=True), _given(case)
     expected = build_norm_map(model, *args, **kwargs)(*norms[0], normed_state_dict=given, **norms[1])
-    empty = case.build().to("meta")
+    empty = module_on_meta(case.build())
     with case.untouched("a norm map on meta", empty):
         found = build_norm_map(empty, *on_meta(args), **on_meta(kwargs))(*norms[0], normed_state_dict=given, **norms[1])
     _same("on the meta device", found, expected)

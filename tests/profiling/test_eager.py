@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 import transformers as tf
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -196,6 +197,14 @@ def test_nothing_of_the_users_changes():
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_a_module_may_hold_what_was_computed_from_its_parameters():
+    """Pruning leaves a weight with a history on the module, which Python does not copy."""
+    model, x = prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.4), torch.randn(2, 4)
+    assert model.weight.grad_fn is not None
+    found = profile(model, x, backward=True, target="eager")
+    assert (found.forward_flops, found.backward_flops) == (48, 48) == measured.flops(lambda: model(x))
 
 
 def test_a_function_may_close_over_tensors():
