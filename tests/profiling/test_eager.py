@@ -199,6 +199,26 @@ def test_nothing_of_the_users_changes():
     assert not torch.nn.modules.module._global_forward_hooks
 
 
+class Constant(nn.Module):
+    """Holds a table that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = [torch.ones(4, 3)]
+
+    def forward(self, x):
+        return x @ self.tables[0]
+
+
+@pytest.mark.parametrize("target", ["eager", "trace"])
+def test_a_module_on_meta_may_hold_constants_there(target):
+    with torch.device("meta"):
+        model, x = Constant(), torch.empty(2, 4)
+    assert (
+        profile(model, x, target=target, device="cpu").flops == profile(Constant(), torch.ones(2, 4), target=target).flops == 48
+    )
+
+
 def test_a_module_may_hold_what_was_computed_from_its_parameters():
     """Pruning leaves a weight with a history on the module, which Python does not copy."""
     model, x = prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.4), torch.randn(2, 4)

@@ -61,12 +61,12 @@ class StandIns:
         return tree_map(lambda v: self.of(v) if isinstance(v, torch.Tensor) else v, tree)
 
     def of_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A copy of a module with fakes for parameters and buffers, and for what was computed from such (a pruned weight).
+        """A copy of a module with fakes for parameters, buffers, what was computed from such (a pruned weight), and all without data.
 
-        Constants are copied: a program may ask for their values.
+        Constants with data are copied: a program may ask for their values.
         """
-        computed = [t for t in Reachable([module], follows_code=False).tensors if t.grad_fn is not None]
-        memo = {id(t): self.of(t) for t in [*module.parameters(), *module.buffers(), *computed]}
+        held = [t for t in Reachable([module], follows_code=False).tensors if t.grad_fn is not None or t.is_meta]
+        memo = {id(t): self.of(t) for t in [*module.parameters(), *module.buffers(), *held]}
         return copy.deepcopy(module, memo)
 
     def is_needed(self, module: torch.nn.Module | None, tree: Any) -> bool:
