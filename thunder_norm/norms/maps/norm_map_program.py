@@ -178,13 +178,16 @@ class Program:
     def __call__(self, leaves: list[Any], given: Sizes | None, sizes: dict[str, int]) -> Any:
         """Run on the scalars of the arguments."""
         with perturbations_recorded():
-            layout, entries, carriers = self._carriers(leaves, given)
             if self.scalars is not None:
+                layout, entries, carriers = self._carriers(leaves, given)
                 result = self.scalars(self.plan.replay, layout, entries, carriers)
-            elif self.entry.backward_fn is None:
-                result = self.entry.computation_fn(*layout.inputs(carriers))
             else:
-                result = RunCompiled.apply(self.entry, self.plan.replay, *layout.inputs(carriers))
+                layout, carriers = _ONE_BY_ONE, self.inputs(leaves, given)
+                is_plain = self.entry.backward_fn is None
+                run = (
+                    self.entry.computation_fn if is_plain else functools.partial(RunCompiled.apply, self.entry, self.plan.replay)
+                )
+                result = run(*carriers)
             if self._handed_on and any([t.requires_grad for t in carriers]):
                 inputs, result = layout.inputs(carriers), list(result)
                 for i, source in self._handed_on:
