@@ -286,7 +286,8 @@ def _looked_at(first: Any, second: Any) -> None:
         raise Wrong(f"a report compared with itself: {comparison}")
     if len(comparison.operations) != len(first.rows):
         raise Wrong(f"{len(comparison.operations)} operations are compared of {len(first.rows)}")
-    str(comparison), comparison.to_dataframe()
+    str(comparison)
+    comparison.to_dataframe()
     with tempfile.TemporaryDirectory() as folder:
         first.save(Path(folder) / "report")
         loaded = load_norm_report(Path(folder) / "report")
