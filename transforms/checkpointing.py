@@ -15,7 +15,7 @@ from thunder_norm.checkpointing.listing import with_functions
 from thunder_norm.checkpointing.regions import finished, grouped, is_region
 from thunder_norm.errors import CheckpointError, TransformTypeError, with_details
 from thunder_norm.functions.jitted import Watching
-from thunder_norm.profiling.memory import Kind
+from thunder_norm.profiling.trace import tensors_of_module
 from thunder_norm.scalars import is_count
 from thunder_norm.subclass.interpreting import interception
 from thunder_norm.tracing import hooks, lookasides
@@ -76,7 +76,6 @@ class CheckpointTransform(Watching):
         self.policy = policy
         self.memory_budget = memory_budget
         self.checkpointed_modules: dict[int, str] = {}
-        self._kinds: dict[str, Kind] = {}
         self._report: CheckpointReport | None = None
         self._is_module = False
         super().__init__()
@@ -85,11 +84,8 @@ class CheckpointTransform(Watching):
         """Find the modules that the policy names."""
         super().transform_module(model)
         self._is_module = True
-        module = model._model
         if self.policy is not None:
-            self.checkpointed_modules = {id(m): name for name, m in chosen_modules(module, self.policy).items()}
-        self._kinds = {_name(name): "parameter" for name, _ in module.named_parameters(remove_duplicate=False)}
-        self._kinds |= {_name(name): "buffer" for name, _ in module.named_buffers(remove_duplicate=False)}
+            self.checkpointed_modules = {id(m): name for name, m in chosen_modules(model._model, self.policy).items()}
 
     def end(self, found: Any) -> None:
         """Have each region be one operation."""
@@ -115,7 +111,8 @@ class CheckpointTransform(Watching):
                         instead=f"put {self!r} behind that transform",
                     )
                 )
-            computation, self._report = Budget(computation, self.memory_budget, executors_list, self._kinds).keep()
+            kinds = {name: kind for name, (_, kind) in tensors_of_module(prologue).items()}
+            computation, self._report = Budget(computation, self.memory_budget, executors_list, kinds).keep()
         return prologue, computation, epilogue
 
     @property
@@ -134,10 +131,6 @@ class CheckpointTransform(Watching):
     def __repr__(self) -> str:
         given = f"memory_budget={self.memory_budget}" if self.memory_budget is not None else repr(self.policy or "")
         return f"CheckpointTransform({given})"
-
-
-def _name(name: str) -> str:
-    return "t_" + name.replace(".", "_")
 
 
 def checkpoint_functions(program: Any) -> str:

@@ -27,7 +27,6 @@ from thunder_norm.tracing import compilation
 from thunder_norm.tracing.calls.raising import Raised
 from thunder_norm.tracing.translation import empty_for
 import thunder
-from thunder.core import prims
 from thunder.core.module import ThunderModule
 from thunder.core.proxies import TensorProxy
 from thunder.core.trace import TraceCtx
@@ -214,7 +213,7 @@ class ProfileTransform(Watching):
         """Keep the lists that the compilation at hand writes its traces into."""
         traces = super().transform_traces_pre_prologue(prologue_trace, computation_trace, epilogue_trace, **kwargs)
         stats = compilation.current_stats()
-        names = {b.output.name: b.args[1] for b in prologue_trace.bound_symbols if b.sym.id in _UNPACK_TENSORS}
+        names = {proxy: name for proxy, (name, _) in trace.tensors_of_module(prologue_trace).items()}
         self._compiled.append(_Compiled(stats.last_traces, stats.last_backward_traces, names, self._module, self.count))
         return traces
 
@@ -241,9 +240,6 @@ class ProfileTransform(Watching):
 
 def _ignore() -> None:
     """What happens at an operation when nobody shows progress."""
-
-
-_UNPACK_TENSORS = (prims.PrimIDs.UNPACK_PARAMETER, prims.PrimIDs.UNPACK_BUFFER)
 
 
 def _nothing() -> None:

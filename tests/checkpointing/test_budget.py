@@ -57,6 +57,26 @@ def test_the_allocator_keeps_to_the_budget() -> None:
     assert own > (before.peak_bytes - before.resident_bytes) // 3  # and it is the run that was measured
 
 
+def test_parameters_are_parameters_under_any_name() -> None:
+    """Thunder calls a tensor by the first variable of the program that it meets: a convolution's own code has "weight" for its."""
+
+    class Convolution(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Conv1d(4, 4, 2)
+            self.register_buffer("scale", torch.full((4, 1), 2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad(), torch.enable_grad():
+                return (self.body(self.scale * x).tanh() * self.scale).square().sum()
+
+    transform = CheckpointTransform(memory_budget=10**6)
+    jm, x = thunder.jit(Convolution(), transforms=[transform]), rand(1, 4, 4).float()
+    found = profile(jm, x, backward=True)
+    assert (transform.report.saved_bytes, transform.report.peak_bytes) == (found.saved_bytes, found.peak_bytes)
+    assert found.saved_parameter_bytes >= jm._model.body.weight.nbytes
+
+
 def test_segments_that_mention_nothing_of_torch_but_dtypes() -> None:
     def widened(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         for _ in range(3):

@@ -40,6 +40,7 @@ PROGRAMS = {
     "refusals": 1000,
     "state": 1000,
     "optimizers": 2000,
+    "maps": 2000,
 }
 
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from . import module_checks, module_classes
 from .module_nodes import Node, Pick, Shape
 from .module_parts import embedding, head, part
+from .network_functions import network_part
 from .program import Outcome
 
 _MOST_ENTRIES = 1500
@@ -131,7 +132,7 @@ class Chain(nn.Module):
 
 
 CLASSES = {**module_classes.CLASSES, "Chain": Chain}
-_NAMESPACE = {"torch": torch, "nn": nn, "prune": prune, **CLASSES}
+_NAMESPACE = {"torch": torch, "nn": nn, "prune": prune, "network_part": network_part, **CLASSES}
 
 _IMPORTS = """import copy
 from typing import NamedTuple

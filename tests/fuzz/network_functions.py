@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .network_parts import PARTS as FIRST
 from .network_parts import Make, Of, activation
 
 
@@ -397,3 +398,8 @@ IMAGES: dict[str, Make] = {
     ),
 }
 PARTS = ROWS | TOKENS | SEQUENCES | IMAGES
+
+
+def network_part(name: str, number: int, width: int) -> nn.Module:
+    """The part of that name, for an input of this width; `number` decides what is random in its form."""
+    return (FIRST | PARTS)[name](random.Random(number), width)

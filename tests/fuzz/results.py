@@ -51,6 +51,9 @@ each program is drawn from its subject, the seed and its number alone.
   what is in all objects afterwards, against eager mode.
 - **optimizers**: models that know which rows of which parameter are which block, head or table: roles, groups, steps of the optimizer whatever
   happens between them, bounds of the modular norm, saved states, clipped logits and the monitor, against formulas in numpy.
+- **maps**: what is computed from traces of modules: norm maps (sizes on data and without, at dynamic sizes, their derivatives, copies and files),
+  reports, sensitivities, profiles (FLOPs, bytes, peak memory, against torch's counters and the storages alive in a run), memory budgets, and
+  transforms of traces with each other, against eager mode.
 
 "wrong" does not agree, "error" is an exception that is none of ours, "refused" an error of `thunder_norm.errors`, "no oracle" a
 program for which torch has no answer, or two.

@@ -42,6 +42,7 @@ SUBJECTS = (
     "refusals",
     "state",
     "optimizers",
+    "maps",
 )
 PROGRAMS_OF_A_PROCESS = 150  # Thunder keeps what it compiled: a process grows by some MiB a program
 

@@ -17,7 +17,16 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
 from tests.seeds import seeded
-from thunder_norm import NormedTensor, RMSTensor, build_norm_map, norm_report, normed, sensitivities, with_perturbation
+from thunder_norm import (
+    LinfTensor,
+    NormedTensor,
+    RMSTensor,
+    build_norm_map,
+    norm_report,
+    normed,
+    sensitivities,
+    with_perturbation,
+)
 from thunder_norm.errors import NormMismatchError, ThunderNormError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 from thunder_norm.transforms import NormTransform
@@ -341,3 +350,26 @@ def test_a_derivative_that_the_program_takes_is_refused(run):
 
     with pytest.raises(ThunderNormError):
         run(Penalty())(RMSTensor.of(x()))
+
+
+@pytest.mark.parametrize("how", ["norm map", "jitted"])
+def test_a_norm_that_stays_what_it_is_has_no_derivative_under_no_grad(how):
+    """Nothing is computed from it there that could be recorded or not; how far things move is followed all the same."""
+
+    def program(x):
+        with torch.no_grad():
+            y = x.relu()
+        return y, x.tanh(), 2 * y + x
+
+    def slopes(called) -> list[float]:
+        size, step = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (2.0, 0.5))
+        results = called(LinfTensor(size, perturbation_size=step, backing=torch.ones(2, 3)))
+        pairs = [(t, leaf) for y in results for t, leaf in ((y.norm_size, size), (y.perturbation_size, step))]
+        return [
+            torch.autograd.grad(t, leaf, retain_graph=True, materialize_grads=True)[0].item() if t.requires_grad else 0.0
+            for t, leaf in pairs
+        ]
+
+    made = build_norm_map(program, torch.ones(2, 3)) if how == "norm map" else thunder.jit(program, transforms=[NormTransform()])
+    assert slopes(made) == pytest.approx(slopes(program))
+    assert slopes(program)[0] == 0 and slopes(program)[4:] == [1, 3]

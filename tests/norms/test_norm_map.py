@@ -15,9 +15,11 @@ from tests.sizes import assert_same_size
 from thunder_norm import (
     LinfTensor,
     NormedTensor,
+    NormVector,
     RMSTensor,
     RMSToRMSTensor,
     build_norm_map,
+    load_norm_map,
     normed_op,
     sensitivities,
     with_perturbation,
@@ -321,3 +323,41 @@ def test_a_program_that_draws_pythons_random_numbers_has_no_norm_map():
 
     with pytest.warns(AcquiredAnewWarning), pytest.raises(UnsupportedOpError, match="something else each time"):
         build_norm_map(program, torch.randn(4, 8))(RMSTensor(1.0))
+
+
+class Handing(nn.Module):
+    """A norm of an input, and of a parameter, goes through as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x):
+        return x.relu(), self.w.t().relu(), x.tanh()
+
+
+@pytest.mark.parametrize("moves", ["size", "perturbation", "both"])
+@pytest.mark.parametrize("made", [dict, NormVector])
+def test_what_is_handed_on_keeps_its_derivatives(made, moves, tmp_path):
+    """Nothing is computed from it: the arithmetic has no backward part, and the norm is the one that was given."""
+
+    def given(size: float) -> LinfTensor:
+        size, step = (
+            torch.tensor(v, dtype=torch.float64, requires_grad=moves in (m, "both"))
+            for m, v in (("size", size), ("perturbation", 0.5))
+        )
+        return LinfTensor(size, perturbation_size=step)
+
+    norm_map = build_norm_map(Handing(), torch.ones(2, 3))
+    for _ in range(2):
+        x, w = given(2.0), given(3.0)
+        norms = made({"w": w})
+        results = norm_map(x, normed_state_dict=norms)
+        for y, source in zip(results, (x, w, x), strict=True):
+            if moves != "perturbation" and y is not results[2]:
+                assert torch.autograd.grad(y.norm_size, source.norm_size, retain_graph=True)[0].item() == 1
+            if moves != "size":
+                slope = torch.autograd.grad(y.perturbation_size, source.perturbation_size, retain_graph=True)[0]
+                assert slope.item() == sensitivities(y, source).item() == 1
+        norm_map.save(tmp_path / "map")
+        norm_map = load_norm_map(tmp_path / "map")

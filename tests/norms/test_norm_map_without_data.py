@@ -184,3 +184,15 @@ def test_places_of_entries_that_a_program_finds_have_a_size_without_values(name)
     for _ in range(10):
         y = model(F.rms_norm(torch.randn(2, 4), (4,)))
         assert type(bound).of(y.detach(), bound.elem_dims).norm_size <= bound.norm_size * (1 + 1e-6) < 10
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    "write",
+    [lambda x: F.celu(x, inplace=True), lambda x: x.add_(1).mul_(2), lambda x: (x.view(-1).mul_(3), x)[1], lambda x: x.relu_()],
+)
+def test_an_argument_may_be_written_into(write, device):
+    """What stands for it has one entry in memory."""
+    found = build_norm_map(write, torch.empty(2, 6, device=device))(LinfTensor(2.0))
+    x = torch.full((2, 6), 2.0)
+    assert found.norm_size.item() == pytest.approx(LinfTensor.of(write(x)).norm_size.item())

@@ -286,3 +286,12 @@ def test_unknown_and_missing_names_are_refused(norm_map):
         norm_map(RMSTensor(1.0), normed_state_dict=NormVector({**state(), "w3": 1.0}))
     with pytest.raises(NormMapKeyError, match="w2"):
         norm_map(RMSTensor(1.0), normed_state_dict=NormVector({k: v for k, v in state().items() if k != "w2"}))
+
+
+def test_buffers_that_are_read_beside_a_vector_are_no_vectors_of_sizes():
+    """Running statistics are tensors of the program: only a vector of sizes is taken apart."""
+    model, x = nn.BatchNorm1d(4).eval(), LinfTensor(2.0)
+    norms = {"weight": LinfTensor(3.0), "bias": LinfTensor(0.5)}
+    norm_map = build_norm_map(model, torch.ones(2, 4, 3))
+    found = [norm_map(x, normed_state_dict=given).norm_size.item() for given in (norms, NormVector(norms, requires_grad=True))]
+    assert found[0] == pytest.approx(2 * 3 / (1 + model.eps) ** 0.5 + 0.5) == found[1]

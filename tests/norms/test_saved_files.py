@@ -20,9 +20,11 @@ from torch import nn
 from tests.norms.norm_map_models import Net, state
 from tests.seeds import LONG, seeded
 from thunder_norm import RMSTensor, build_norm_map, load_norm_map, load_norm_report, norm_report, with_perturbation
+from thunder_norm.core import registry
 from thunder_norm.errors import SavedFileError, ThunderNormError
 from thunder_norm.norms.maps.norm_map import NormMap
 from thunder_norm.norms.saving import files, values
+from thunder_norm.report.rules import RuleName
 
 FIRST = b"thunder_norm file, format 1\n"
 
@@ -330,9 +332,15 @@ def test_a_report_is_what_it_was(tmp_path):
         assert [r.rule for r in other] == [r.rule for r in report]  # the functions themselves, where they are registered
 
 
+def test_each_registered_rule_is_found_by_its_name():
+    """Many are made by one function, in a loop: they have a place and a docstring in common."""
+    rules = {rule.fn: None for op in registry.registered_ops().values() for rule in op.rules}
+    lost = [fn for fn in rules if RuleName.of(fn).find() is not fn]
+    assert len(rules) > 1000 and not lost
+
+
 def test_a_report_with_rules_of_ones_own(tmp_path, monkeypatch):
     from thunder_norm import normed_op
-    from thunder_norm.core import registry
     from thunder_norm.transforms import NormTransform
     import thunder
 

@@ -22,10 +22,12 @@ from thunder_norm import (
     LinfTensor,
     NormedTensor,
     RMSTensor,
+    RMSToRMSConvTensor,
     RMSToRMSTensor,
     annotate,
     build_norm_map,
     load_norm_map,
+    load_norm_report,
     norm_report,
     normed_op,
     with_perturbation,
@@ -198,6 +200,32 @@ def test_a_loaded_map_reads_its_own_tensors_or_those_of_a_model(tmp_path):
         loaded.tensors["weight"].mul_(2)
     assert loaded(RMSTensor(1.0)).norm_size.item() == pytest.approx(2 * before)
     assert norm_map(RMSTensor(1.0)).norm_size.item() == before
+
+
+def test_norms_of_grouped_kernels_are_in_files(tmp_path):
+    """Their kinds are made for each number of groups."""
+    torch.manual_seed(seeded(0))
+    model, x = nn.Conv1d(4, 4, 2, groups=2), RMSTensor(2.0, elem_dims=(-2,))
+    kernel = RMSToRMSConvTensor.grouped(2)(3.0)
+    norm_map = build_norm_map(model, torch.ones(2, 4, 5), parameters={"weight": kernel, "bias": 0.5})
+    measured = build_norm_map(model, torch.ones(2, 4, 5))
+    found = norm_map(x), measured(x, normed_state_dict={"weight": kernel, "bias": 0.5})
+    for m, expected in zip((norm_map, measured), found, strict=True):
+        m.save(tmp_path / "map")
+        loaded, given = (
+            load_norm_map(tmp_path / "map"),
+            {} if m is norm_map else {"normed_state_dict": {"weight": kernel, "bias": 0.5}},
+        )
+        assert torch.equal(loaded(x, **given).norm_size, expected.norm_size) and expected.norm_size.item() == pytest.approx(
+            2 * 3 + 0.5
+        )
+    report = norm_report(measured, x)
+    report.save(tmp_path / "report")
+    assert load_norm_report(tmp_path / "report") == report
+    text = (tmp_path / "map").read_bytes().replace(b"RMSToRMSConvTensor_groups2", b"RMSToRMSConvTensor_groups_")
+    (tmp_path / "map").write_bytes(text)
+    with pytest.raises(SavedFileError):
+        load_norm_map(tmp_path / "map")
 
 
 def test_a_deep_copy_reads_the_tensors_of_the_copied_model():

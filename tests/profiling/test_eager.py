@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 import transformers as tf
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -196,6 +197,34 @@ def test_nothing_of_the_users_changes():
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+class Constant(nn.Module):
+    """Holds a table that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = [torch.ones(4, 3)]
+
+    def forward(self, x):
+        return x @ self.tables[0]
+
+
+@pytest.mark.parametrize("target", ["eager", "trace"])
+def test_a_module_on_meta_may_hold_constants_there(target):
+    with torch.device("meta"):
+        model, x = Constant(), torch.empty(2, 4)
+    assert (
+        profile(model, x, target=target, device="cpu").flops == profile(Constant(), torch.ones(2, 4), target=target).flops == 48
+    )
+
+
+def test_a_module_may_hold_what_was_computed_from_its_parameters():
+    """Pruning leaves a weight with a history on the module, which Python does not copy."""
+    model, x = prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.4), torch.randn(2, 4)
+    assert model.weight.grad_fn is not None
+    found = profile(model, x, backward=True, target="eager")
+    assert (found.forward_flops, found.backward_flops) == (48, 48) == measured.flops(lambda: model(x))
 
 
 def test_a_function_may_close_over_tensors():

@@ -14,7 +14,7 @@ from tests import measured
 from tests.profiling import profiled
 from tests.seeds import seeded
 from thunder_norm.errors import ProfileError
-from thunder_norm.transforms import ProfileTransform, profile
+from thunder_norm.transforms import ProfileTransform, SubclassTransform, profile
 import thunder
 
 PROGRAMS = {f.__name__: f for f in (profiled.mlp, profiled.tied, profiled.convolutions, profiled.addmm)}
@@ -67,6 +67,17 @@ def test_the_gradient_of_added_products_runs_nothing_again():
     first, second = (2 * 16 * 8 * 32,) * 2
     assert found.forward_flops == first + second
     assert found.backward_flops == first + 2 * second  # the input has no gradient
+
+
+@pytest.mark.parametrize("loss", [F.binary_cross_entropy_with_logits, F.huber_loss, F.soft_margin_loss])
+def test_a_gradient_that_torch_computes_takes_what_it_takes_in_a_run(loss):
+    """A profile runs torch's own formula as the program does, not the parts that torch.func would take the operation to."""
+    x, target = torch.randn(64, 4, requires_grad=True), torch.rand(64, 4)
+    jf = thunder.jit(lambda x, target: loss(x.sin(), target), transforms=[SubclassTransform()])
+    found = profile(jf, x, target, backward=True)
+    peak = measured.peak_bytes(lambda: measured.backward(jf(x, target)))
+    assert thunder.cache_misses(jf) == 1
+    assert found.peak_bytes - found.resident_bytes <= peak + 64
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

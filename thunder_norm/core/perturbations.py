@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.core.context import records_program
 from thunder_norm.core.nonfinite import settled
@@ -20,7 +21,10 @@ from thunder_norm.trees import flat_tensors
 
 def recorded(size: torch.Tensor) -> torch.Tensor:
     """A number made from norm sizes: their derivatives stop where the program's do, perturbations go on."""
-    return size.detach() if size.requires_grad and not records_program() else size
+    if records_program():
+        return size
+    # a fake stands for a size of the program being traced, which may require grad in a call
+    return size.detach() if size.requires_grad or isinstance(size, FakeTensor) else size
 
 
 Where = tuple[str, int | None]  # an argument: its name, and where it is in a list

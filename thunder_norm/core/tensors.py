@@ -126,10 +126,14 @@ class NormedTensor(torch.Tensor):
         like = norm_size if backing is None else backing
         with unwatched():
             shape, dtype = torch.Size() if backing is None else backing.shape, like.dtype
+            strides = _strides(backing)
+            # what stands for an argument has one entry in memory; written into, it has the layout of what is written
+            is_expanded = strides is not None and 0 in strides
             self = torch.Tensor._make_wrapper_subclass(
                 cls,
                 shape,
-                strides=_strides(backing),
+                strides=strides,
+                storage_size=shape.numel() * dtype.itemsize if is_expanded else None,
                 dtype=dtype,
                 device=like.device,
                 requires_grad=False,

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from thunder_norm.trees import flat_tensors
 
-PLAIN: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
+# A profile counts what a program does by running it on fakes: there it has to do what it does on tensors.
+PLAIN: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 def records_alone() -> bool:
@@ -25,12 +27,12 @@ def records_alone() -> bool:
     return peek_interpreter_stack() is None and forward_ad._current_level < 0 and not torch.is_inference_mode_enabled()
 
 
-def nothing_transforms(tree: Any, classes: tuple[type, ...] = PLAIN) -> bool:
+def nothing_transforms(tree: Any) -> bool:
     """Whether torch's autograd `records_alone` what is done with the tensors in a tree.
 
-    They are torch's own, of these `classes`, without a history, and not of inference mode.
+    They are torch's own, without a history, and not of inference mode.
     """
-    return records_alone() and all([type(t) in classes and not (t.requires_grad or t.is_inference()) for t in flat_tensors(tree)])
+    return records_alone() and all([type(t) in PLAIN and not (t.requires_grad or t.is_inference()) for t in flat_tensors(tree)])
 
 
 def pulled_back(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.functions.calls_apart import detached
 from thunder_norm.functions.programs import flat_proxies
@@ -22,7 +21,6 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy
 
 _RECORDED = "_thunder_norm_recorded"
-_CLASSES = (*PLAIN, FakeTensor)  # a profile counts what a program does by running it without data
 # elsewhere a call may be replayed, in the memory of an earlier one (CUDA graphs)
 _DEVICES = ("cpu", "meta")
 
@@ -66,7 +64,7 @@ def _opened(wanted: Sequence[bool], args: tuple, kwargs: dict) -> tuple[Any, Any
         nonlocal may_record, held
         if held is None:
             held = t.new_empty(0, dtype=torch.bool)
-        may_record = may_record and type(t) in _CLASSES and t.device.type in _DEVICES and not t.is_inference()
+        may_record = may_record and type(t) in PLAIN and t.device.type in _DEVICES and not t.is_inference()
         if may_record and t.is_floating_point() and next(remaining):
             leaves.append(t.detach().requires_grad_())
             return leaves[-1]
@@ -101,7 +99,7 @@ def run_pullback(
 ) -> tuple[torch.Tensor, ...]:
     """As `run_vjp`, by the graph that hangs on `held` where it is there."""
     recorded: _Recorded | None = getattr(held, _RECORDED, None)  # what it ran on was looked at then
-    if recorded is None or not nothing_transforms(cotangents, _CLASSES):
+    if recorded is None or not nothing_transforms(cotangents):
         return run_vjp(run, args, kwargs, cotangents, wanted)
     pairs = [(t, g) for t, g in zip(recorded.results, cotangents, strict=True) if g is not None and t.requires_grad]
     if not pairs:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import ProfileError
+from thunder_norm.model_state.reachable import Reachable
 from thunder_norm.profiling.memory import Memory
 from thunder_norm.trees import flat_tensors
 
@@ -60,9 +61,12 @@ class StandIns:
         return tree_map(lambda v: self.of(v) if isinstance(v, torch.Tensor) else v, tree)
 
     def of_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A copy of a module with fakes for parameters and buffers; nothing that holds data is copied."""
-        tensors = [*module.parameters(), *module.buffers()]
-        memo = {id(t): self.of(t) for t in tensors}
+        """A copy of a module with fakes for parameters, buffers, what was computed from such (a pruned weight), and all without data.
+
+        Constants with data are copied: a program may ask for their values.
+        """
+        held = [t for t in Reachable([module], follows_code=False).tensors if t.grad_fn is not None or t.is_meta]
+        memo = {id(t): self.of(t) for t in [*module.parameters(), *module.buffers(), *held]}
         return copy.deepcopy(module, memo)
 
     def is_needed(self, module: torch.nn.Module | None, tree: Any) -> bool:

@@ -33,6 +33,7 @@ from thunder.executors.passes import transform_for_execution
 from thunder.executors.pythonex import ex as python_executor
 from thunder.executors.torchex import ex as torch_executor
 
+_TENSORS_OF_MODULES: dict[Any, Kind] = {prims.PrimIDs.UNPACK_PARAMETER: "parameter", prims.PrimIDs.UNPACK_BUFFER: "buffer"}
 _UNPACKS = (prims.PrimIDs.UNPACK_TRIVIAL, prims.PrimIDs.COMMENT)
 _BOOKKEEPING = (prims.PrimIDs.DEL, prims.PrimIDs.UNPACK_SEQUENCE, "clear_mutable_collection")
 
@@ -86,6 +87,15 @@ def record(
         gradients = replay.run(backward, env, "backward")
         del gradients, output, given_gradients
         return resident
+
+
+def tensors_of_module(prologue: TraceCtx) -> dict[str, tuple[str, Kind]]:
+    """The parameters and buffers that a prologue takes from a module, by the names of their proxies, which may be any of the program's."""
+    return {
+        b.output.name: (b.args[1], _TENSORS_OF_MODULES[b.sym.id])
+        for b in prologue.bound_symbols
+        if b.sym.id in _TENSORS_OF_MODULES
+    }
 
 
 class _Replay:

@@ -160,6 +160,14 @@ class Program:
         return layout, given.entries, _recorded(found, [*(False, True)[: len(given.vectors)], *moves])
 
     @functools.cached_property
+    def _handed_on(self) -> list[tuple[int, int]]:
+        """The outputs that are inputs, by position: Thunder's backward leaves them out, as a caller would get the tensors themselves."""
+        returned = self.trace.bound_symbols[-1].args[0]
+        outputs = returned["output"] if isinstance(returned, dict) else returned
+        positions = {p.name: i for i, p in enumerate(self.trace.args)}
+        return [(i, positions[p.name]) for i, p in enumerate(outputs) if p.name in positions]
+
+    @functools.cached_property
     def _beside_vectors(self) -> tuple[FromVectors, list[Any], list[bool]]:
         """Which entries the inputs are where sizes are given as vectors, and the other tensors, which follow those."""
         others = [(s, moves) for s, moves in zip(self.plan.sources, self.plan.moves, strict=True) if type(s) is not int]
@@ -171,11 +179,19 @@ class Program:
         """Run on the scalars of the arguments."""
         with perturbations_recorded():
             if self.scalars is not None:
-                result = self.scalars(self.plan.replay, *self._carriers(leaves, given))
-            elif self.entry.backward_fn is None:
-                result = self.entry.computation_fn(*self.inputs(leaves, given))
+                layout, entries, carriers = self._carriers(leaves, given)
+                result = self.scalars(self.plan.replay, layout, entries, carriers)
             else:
-                result = RunCompiled.apply(self.entry, self.plan.replay, *self.inputs(leaves, given))
+                layout, carriers = _ONE_BY_ONE, self.inputs(leaves, given)
+                is_plain = self.entry.backward_fn is None
+                run = (
+                    self.entry.computation_fn if is_plain else functools.partial(RunCompiled.apply, self.entry, self.plan.replay)
+                )
+                result = run(*carriers)
+            if self._handed_on and any([t.requires_grad for t in carriers]):
+                inputs, result = layout.inputs(carriers), list(result)
+                for i, source in self._handed_on:
+                    result[i] = inputs[source].clone()
             result = _recorded(result, self.plan.moved)
         if not sizes:
             return self._finish(*result)

@@ -71,7 +71,7 @@ def _encoded_leaf(value: Any) -> Any:
         return {"device": str(value)}
     if isinstance(value, torch.memory_format):
         return {"format": str(value)}
-    if isinstance(value, type) and KINDS.get(value.__name__) is value:
+    if isinstance(value, type) and _kind_named(value.__name__) is value:
         return {"kind": value.__name__}
     if isinstance(value, type) and _TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
@@ -104,6 +104,20 @@ def decode(data: Any, special: Special = lambda _: None) -> Any:
     return _LEAVES[tag](content)
 
 
+def _kind_named(name: str) -> type[NormedTensor] | None:
+    """One of the library's kinds; those of grouped kernels are made when they are asked for."""
+    prefix, _, groups = name.partition("_groups")
+    is_grouped = prefix == RMSToRMSConvTensor.__name__ and groups.isdecimal()
+    return RMSToRMSConvTensor.grouped(int(groups)) if is_grouped else KINDS.get(name)
+
+
+def _known_kind(name: str) -> type[NormedTensor]:
+    kind = _kind_named(name)
+    if kind is None:
+        raise SavedFileError(f"a kind of norm that is not known here: {name}")
+    return kind
+
+
 _LEAVES: dict[str, Callable[[Any], Any]] = {
     "float": lambda v: {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[v],
     "complex": lambda v: complex(decode(v[0]), decode(v[1])),
@@ -112,7 +126,7 @@ _LEAVES: dict[str, Callable[[Any], Any]] = {
     "dtype": dtype_named,
     "device": torch.device,
     "format": _FORMATS.__getitem__,
-    "kind": KINDS.__getitem__,
+    "kind": _known_kind,
     "type": _TYPES.__getitem__,
 }
 
