@@ -8,7 +8,7 @@ from __future__ import annotations
 import dis
 import functools
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -56,14 +56,13 @@ def _converted(fn: Callable, method: Callable, value: object) -> object:
 
 # -- texts --------------------------------------------------------------------------------------------------------------------
 
-_TEXTS = (str, repr, ascii, format, str.format, str.format_map, str.__mod__)
+_TEXTS = frozenset(map(id, (str, repr, ascii, format, str.format, str.format_map, str.__mod__)))
 _WRITTEN = f"<{TensorProxy.__name__}("  # as it writes itself
 
 
 def written_out(fn: Callable) -> Callable | None:
     """What to call instead of a function that writes values out, where nothing says what they are: a tensor may be deep inside of them."""
-    is_text = fn in _TEXTS if isinstance(fn, Hashable) else False
-    return functools.partial(_without_proxies, fn) if is_text else None
+    return functools.partial(_without_proxies, fn) if id(fn) in _TEXTS else None
 
 
 def _without_proxies(fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:

@@ -97,9 +97,5 @@ instead_of(sys.exception)(lambda: wrap_const(handled(thunders.get_interpreterrun
 REPLACEMENTS = (
     Replacement(InterpreterRuntimeCtx, "curexc", property(_curexc.fget, _set_current), "do_raise: runtimectx.curexc = value"),
     Replacement(_handlers, "RAISE_VARARGS", _raise, "do_raise, which sets no context"),
-    *(
-        ()
-        if sys.version_info < (3, 11)  # another order on the stack
-        else (Replacement(_handlers, "WITH_EXCEPT_START", _leave, "_with_except_start_handler_3_11: without its unwrapping"),)
-    ),
+    Replacement(_handlers, "WITH_EXCEPT_START", _leave, "_with_except_start_handler_3_11: without its unwrapping"),
 )
