@@ -296,6 +296,13 @@ def of_complex_numbers(x, n, run):
     return run(inside, x)
 
 
+@program
+def drawn_with_what_is_written(x, n, run):
+    y = run(lambda x: x.sin() * torch.bernoulli(n) + torch.poisson(n * 3) * torch.normal(n, n.abs()), x)
+    n.mul_(0.5)
+    return y * run(lambda x: x.cos() * torch.bernoulli(n.clamp(0, 1)), x)
+
+
 def ran(function: Callable, requires_grad: bool) -> list[Any]:
     torch.manual_seed(0)
     n, found = torch.ones(4) / 2, []

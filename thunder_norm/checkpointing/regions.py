@@ -135,9 +135,6 @@ def finished(trace: TraceCtx) -> TraceCtx:
     """The program with each region giving out all that the program around it uses, and nothing else.
 
     What a region computes may get out by other ways than its result: a list it appends to, an attribute it sets.
-
-    Raises:
-        UnsupportedOpError: a region changes in place what the program around it uses.
     """
     if not any(_has_region(b) for b in trace.bound_symbols):
         return trace

@@ -152,13 +152,12 @@ class _Splitter:
             if bsym.sym.id == REGION and any(p.name in self.memory for p in bsym.flat_proxy_args):
                 first, second = self.split_all(bsym.subsymbols)
                 return first, [self._region(bsym, second)]
-            return self._both(bsym)
+            return self._reading_copies([bsym], [bsym])
         if bsym.sym.id is PrimIDs.COPY_:
             return self._write(bsym)
         drawing = _draws().get(bsym.sym.id)
         if drawing is not None:
-            once, again = drawing(bsym)
-            return [_swapped(b, self.values) for b in once], [_swapped(b, self.values_again) for b in again]
+            return self._reading_copies(*drawing(bsym))
         # of what torch runs as a whole the gradient would be that of other numbers; Thunder's parts of a dropout draw others than torch
         parts = decomposed(bsym)
         if parts is not None:
@@ -169,8 +168,7 @@ class _Splitter:
         if bsym.subsymbols:
             first, second = self.split_all(bsym.subsymbols)
             return first, [self._region(bsym, second)] if bsym.sym.id == REGION else second
-        first, second = _noted(bsym)
-        return [_swapped(b, self.values) for b in first], [_swapped(b, self.values_again) for b in second]
+        return self._reading_copies(*_noted(bsym))
 
     def split_all(self, bsyms: Sequence[BoundSymbol]) -> Split:
         first: list[BoundSymbol] = []
@@ -199,11 +197,11 @@ class _Splitter:
             raise refused(bsym, "a view is taken, in a checkpointed region, of what is written without autograd")
         return bool(found) and not _needs_care(bsym)
 
-    def _both(self, bsym: BoundSymbol) -> Split:
-        """An operation that is run both times."""
+    def _reading_copies(self, first: Sequence[BoundSymbol], second: Sequence[BoundSymbol]) -> Split:
         with scope(get_tracectx()) as made:
-            read = {variableify(p): self._copy(p, bsym) for p in bsym.flat_proxy_args if p.name in self.memory}
-        return [*made, _swapped(bsym, self.values | read)], [_swapped(bsym, self.values_again | read)]
+            read = {variableify(p): self._copy(p, b) for b in first for p in b.flat_proxy_args if p.name in self.memory}
+        values, values_again = self.values | read, self.values_again | read
+        return [*made, *(_swapped(b, values) for b in first)], [_swapped(b, values_again) for b in second]
 
     def _copy(self, p: TensorProxy, bsym: BoundSymbol) -> TensorProxy:
         """What a tensor holds that is written later, or was."""
