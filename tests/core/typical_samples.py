@@ -175,6 +175,8 @@ BY_FUNCTION: dict[str, list[Sampled]] = {
     "_combinations.over_own_sum": [],
     "around_numbers._is_followed": [],  # tests/rules/test_around_numbers.py has what is followed, and its sizes
     "around_numbers.size_of_sum": [],
+    # how it moves: tests/rules/test_typical_choices.py; its size is a bound
+    "log_sums._log_of_sum": [],
     # what moves a softmax: tests/rules/test_typical_attention.py
     "attention._attention": [],
     "softmax._softmax": [],
