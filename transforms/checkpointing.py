@@ -19,6 +19,7 @@ from thunder_norm.profiling.trace import tensors_of_module
 from thunder_norm.scalars import is_count
 from thunder_norm.subclass.interpreting import interception
 from thunder_norm.tracing import hooks, lookasides
+from thunder_norm.tracing.shared_memory import replaced_memory
 import thunder
 from thunder.core.interpreter import WrappedValue, _interpret_call, wrap_const
 from thunder.core.module import ThunderModule
@@ -89,7 +90,7 @@ class CheckpointTransform(Watching):
 
     def end(self, found: Any) -> None:
         """Have each region be one operation."""
-        found.computation_trace = grouped(found.computation_trace)
+        found.computation_trace = grouped(found.computation_trace, replaced_memory.replaced_inputs(found.computation_trace))
 
     def transform_traces_pre_prologue(
         self, prologue_trace: TraceCtx, computation_trace: TraceCtx, epilogue_trace: TraceCtx | None, *, executors_list: Any

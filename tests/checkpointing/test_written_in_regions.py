@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from tests.seeds import seeded
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
@@ -304,7 +305,7 @@ def drawn_with_what_is_written(x, n, run):
 
 
 def ran(function: Callable, requires_grad: bool) -> list[Any]:
-    torch.manual_seed(0)
+    torch.manual_seed(seeded(0))
     n, found = torch.ones(4) / 2, []
     for _ in range(3):
         x = (torch.arange(1.0, 13.0).view(3, 4) / 7).requires_grad_(requires_grad)

@@ -300,7 +300,7 @@ def test_the_largest_norm_of_blocks_is_no_smaller_than_that_of_the_whole():
         norm = ModularNorm(model, torch.randn(2, 3, 6), blocks=blocks)
         for name in norm.blocks:
             for _ in range(50):
-                t = torch.randn(whole._shapes[name], dtype=D)
+                t = torch.randn(whole.shapes[name], dtype=D)
                 for b in norm.blocks[name]:
                     b.write(t, b.of(t) * torch.rand((), dtype=D) ** 4)
                 assert whole.balls[name].norm(t) <= norm.balls[name].norm(t) * (1 + 1e-12)

@@ -8,7 +8,7 @@ again, followed by the backward that Thunder derives for it; regions inside are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -105,8 +105,13 @@ _BEGINS, _ENDS = _edge("region_begins"), _edge("region_ends")
 _OF_THE_PROGRAM = frozenset({GIVEN_AGAIN.id, HISTORY.id, CURRENT.id})
 
 
-def grouped(trace: TraceCtx) -> TraceCtx:
-    """A program just acquired, with what is between the edges of a region as its region; those that have but a beginning are none."""
+def grouped(trace: TraceCtx, replaced: Set[str] = frozenset()) -> TraceCtx:
+    """A program just acquired, with what is between the edges of a region as its region; those that have but a beginning are none.
+
+    Args:
+        trace: the program.
+        replaced: its arguments that are given other memory once it has run.
+    """
     ending = {b.args[0] for b in trace.bound_symbols if b.sym.id == _ENDS.id}
     levels: list[tuple[BoundSymbol | None, list[BoundSymbol]]] = [(None, [])]
     outside = {p.name for p in trace.args if isinstance(p, Proxy)}
@@ -122,7 +127,8 @@ def grouped(trace: TraceCtx) -> TraceCtx:
             elif bsym.sym.id == _ENDS.id:
                 first, inside = levels.pop()
                 outs = {p.name: p for b in inside for p in b.flat_proxy_outs}
-                region = Region(first.args[0], inside, outs.values()).symbol()
+                changing = {p.name: Memory(p.name, p.requires_grad) for p in trace.args if p.name in replaced}
+                region = Region(first.args[0], inside, outs.values(), changing).symbol()
                 at = {"source_filename": first.source_filename, "source_positions": first.source_positions}
                 levels[-1][1].append(region.from_bsym(**at))
             else:
@@ -178,6 +184,8 @@ def noting_changes(trace: TraceCtx) -> TraceCtx:
     root = roots_of(trace)
     given = {p.name: p for p in trace.args if isinstance(p, TensorProxy)}
     written = {name: i for i, bsym in enumerate(trace.bound_symbols) for name, _ in writes_into([bsym], root)}  # where last
+    replaced = {m.root for bsym in trace.bound_symbols if is_region(bsym) for m in bsym.kwargs["region"].changing.values()}
+    written |= dict.fromkeys(replaced, len(trace.bound_symbols))
     if not written:
         return trace
     new = from_trace(trace)
@@ -208,7 +216,7 @@ def _finished(bsyms: Sequence[BoundSymbol], wanted: set[str]) -> list[BoundSymbo
                 found.extend(reversed(inside))
                 wanted.update(p.name for b in inside for p in b.flat_proxy_args)
                 continue
-            region, taken_away = _with_dimensions(Region(bsym.sym.name, inside, outs.values()))
+            region, taken_away = _with_dimensions(Region(bsym.sym.name, inside, outs.values(), Region.of(bsym).changing))
             found.extend(taken_away)
             bsym = region.symbol().from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
         found.append(bsym)
@@ -223,7 +231,9 @@ def _with_dimensions(region: Region) -> tuple[Region, list[BoundSymbol]]:
         return region, []
     made, outs, taken_away = with_a_dimension_between(region.outs)
     inner = {variableify(p): _another(p) for p in scalars}
-    return Region(region.name, [b.from_bsym_swap_proxies(inner) for b in (*region.bsyms, *made)], outs), taken_away
+    return Region(
+        region.name, [b.from_bsym_swap_proxies(inner) for b in (*region.bsyms, *made)], outs, region.changing
+    ), taken_away
 
 
 def _made_in(bsym: BoundSymbol) -> Iterator[Proxy]:

@@ -317,13 +317,15 @@ class Reachable:
         return [*found, *called, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values(), fn.__dict__]
 
     def _note_variables(self, owner: Any, own: dict[str, Any], names: list[str]) -> dict[str, Any]:
-        """Variables of a module, each in one place: of a function that is called later they may hold something else by then."""
+        """Variables of a module, each in one place: of a function that is called later they may hold something else by then.
+
+        Of an owner without one there is a place too: it is looked at as well.
+        """
         new = [n for n in names if n not in self._variables[id(own)]]
         self._variables[id(own)].update(new)
-        if new:
-            read = functools.partial(_read_globals, own, new)
-            held = read()
-            self._note(owner, held, read, functools.partial(_write_globals, own), functools.partial(_has_globals, own, held))
+        read = functools.partial(_read_globals, own, new)
+        held = read()
+        self._note(owner, held, read, functools.partial(_write_globals, own), functools.partial(_has_globals, own, held))
         return _read_globals(own, names)
 
     def _in_modules(self, variables: Iterable[Any], code: types.CodeType) -> list[Any]:

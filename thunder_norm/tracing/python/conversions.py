@@ -65,13 +65,15 @@ def written_out(fn: Callable) -> Callable | None:
     return functools.partial(_without_proxies, fn) if id(fn) in _TEXTS else None
 
 
-def _without_proxies(fn: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+def _without_proxies(fn: Callable, /, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
     """Called for such a function.
 
     Raises:
         DataDependentError: what it writes says what stands for a tensor.
     """
-    text = interpreter_needs_wrap(fn)(*args, **kwargs)
+    # what `__new__` is given is looked into, as of any function in C
+    run = functools.partial(thunders._interpret_call, str.__new__, wrap_const(str)) if fn is str else interpreter_needs_wrap(fn)
+    text = run(*args, **kwargs)
     if text is not _EXCEPTION_RAISED and type(text.value) is str and _WRITTEN in text.value:
         raise data_dependent("the text of an object that holds it")
     return text

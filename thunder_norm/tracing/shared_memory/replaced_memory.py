@@ -224,6 +224,12 @@ def write(epilogue: TraceCtx, hindrance: Callable[[TensorProxy], str | None] = l
             epilogue.bound_symbols.append(bindable("set_data", _set_data)(found.owner, found.value, output=None))
 
 
+def replaced_inputs(computation: TraceCtx) -> set[str]:
+    """The names of the inputs of a program just acquired whose memory is another once the epilogue has run."""
+    ways = [replaced.tensor.history for replaced in _current.get().values()]
+    return {p.name for p in computation.args if isinstance(p, TensorProxy) and any(p.history is way for way in ways)}
+
+
 def guard(prologue: TraceCtx, computation: TraceCtx) -> None:
     """Let the prologue see that what is given other memory is given once: the object would be it everywhere.
 
