@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dis
+import enum
 import functools
 import operator
 from collections import OrderedDict
@@ -30,6 +31,7 @@ from thunder.core.interpreter import (
     MutMappingWrapperMethods,
     WrappedValue,
     do_raise,
+    unwrap,
     wrap_const,
     wrapped_build_tuple,
 )
@@ -120,13 +122,14 @@ def _hashing(opname: str) -> Any:
             except Exception as e:  # noqa: BLE001 - why it is refused
                 return thunders.do_raise(e)
         guards.look_at_keys([stack.getitem_wrapped(-place) for place in places])
-        items = [(stack.getitem_wrapped(-place), stack.getitem_wrapped(1 - place)) for place in places] if "MAP" in opname else []
+        items = [(_key_on(stack, -place), stack.getitem_wrapped(1 - place)) for place in places] if "MAP" in opname else []
         try:
+            is_there = opname == "MAP_ADD" and unwrap(items[0][0]) in stack[-inst.arg - 2]
             build(inst, stack=stack, **state)
         except TypeError as e:  # a key that cannot be hashed
             return thunders.do_raise(e)
         if items:
-            _note_items(stack.getitem_wrapped(-inst.arg if opname == "MAP_ADD" else -1), items)
+            _note_items(stack.getitem_wrapped(-inst.arg if opname == "MAP_ADD" else -1), items, is_there)
         return None
 
     return handler
@@ -134,16 +137,32 @@ def _hashing(opname: str) -> Any:
 
 def _build_const_key_map(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) -> None:
     assert inst.arg is not None
-    items = [(wrap_const(key), stack.getitem_wrapped(place - inst.arg - 1)) for place, key in enumerate(stack[-1])]
+    items = [(key, stack.getitem_wrapped(place - inst.arg - 1)) for place, key in enumerate(stack[-1])]
     _thunders_const_key_map(inst, stack=stack, **state)
     _note_items(stack.getitem_wrapped(-1), items)
 
 
-def _note_items(mapping: WrappedValue, items: Iterable[tuple[WrappedValue, WrappedValue]]) -> None:
-    """Have a dict know of what its values are: of one that holds a list of the call, which list to return."""
+def _note_items(mapping: WrappedValue, items: Iterable[tuple[Any, WrappedValue]], is_there: bool = False) -> None:
+    """Have a dict know of what its values are: of one that holds a list of the call, which list to return.
+
+    Args:
+        mapping: the dict.
+        items: what was put into it, as `_key_on` has the keys.
+        is_there: whether it had the key before: the first of equal keys is kept.
+    """
+    first: dict[Any, Any] = {}
     for key, value in items:
-        mapping.item_wrappers[key.value] = value  # type: ignore[index]
-        mapping.key_wrappers.setdefault(key.value, key)
+        mapping.item_wrappers[unwrap(key)] = value  # type: ignore[index]
+        first.setdefault(unwrap(key), key)
+    for found, key in () if is_there else first.items():
+        mapping.key_wrappers[found] = wrap_const(key)
+
+
+def _key_on(stack: InterpreterStack, place: int) -> Any:
+    """A key that lies on the stack: an object that the program has made, which may hold tensors, with what is known of it."""
+    key = stack.getitem_wrapped(place)
+    is_constant = isinstance(key.value, type | enum.Enum) or not hasattr(key.value, "__dict__")
+    return stack[place] if is_constant or guards.path_of(key.provenance) is not None else key
 
 
 REPLACEMENTS = (
