@@ -13,11 +13,10 @@ from typing import Any
 import thunder
 
 from . import map_costs, map_norms, map_transforms, modules
-from . import network_functions as more
 from .map_models import FORMS, RETURNED, Case
 from .module_nodes import Node, Pick
 from .modules import ModuleProgram
-from .network_parts import IMAGES, ROWS, SEQUENCES, TOKENS
+from .networks import OF_FAMILIES
 from .plain_modules import Wrong
 from .program import BAD, Outcome, outcome_of
 
@@ -134,12 +133,7 @@ def _network(pick: Pick) -> ModuleProgram:
     d, batch, length = pick.choice([4, 6]), pick.choice([1, 2, 3]), pick.choice([1, 3, 4])
     family = pick.choice(["rows", "tokens", "tokens", "sequences", "images"])
     shape = {"rows": (batch, d), "images": (batch, d, 4, 3)}.get(family, (batch, length, d))
-    of = {
-        "rows": [ROWS, more.ROWS],
-        "tokens": [ROWS, TOKENS, TOKENS, more.ROWS, more.TOKENS],
-        "sequences": [SEQUENCES, more.SEQUENCES, ROWS, more.ROWS],
-        "images": [IMAGES, more.IMAGES],
-    }[family]
+    of = OF_FAMILIES[family]
     parts = tuple(
         Node("network_part", (repr(pick.choice(list(pick.choice(of)))), str(pick.random.randrange(1000)), str(d)))
         for _ in range(pick.choice([1, 1, 2, 3]))

@@ -200,17 +200,21 @@ _PARTS = PARTS | more.PARTS
 _STYLES = {"plain": _plain, "scaled": _scaled, "mixed": _mixed, "saturated": _saturated, "dead": _dead}
 
 
+# the tables of parts that a network of a family is drawn from
+OF_FAMILIES = {
+    "rows": [ROWS, more.ROWS],
+    "tokens": [ROWS, TOKENS, TOKENS, more.ROWS, more.TOKENS],
+    "sequences": [SEQUENCES, more.SEQUENCES, ROWS, more.ROWS],
+    "images": [IMAGES, more.IMAGES],
+}
+
+
 def draw(pick: random.Random) -> Network:
     """A network of at most four parts."""
     d, batch, length = pick.choice([4, 6]), pick.choice([1, 1, 2, 3]), pick.choice([1, 2, 3, 4])
     family = pick.choice(["rows", "rows", "tokens", "tokens", "sequences", "images"])
     shape = {"rows": (batch, d), "images": (batch, 2, pick.choice([3, 4]), 3)}.get(family, (batch, length, d))
-    of = {
-        "rows": [ROWS, more.ROWS],
-        "tokens": [ROWS, TOKENS, TOKENS, more.ROWS, more.TOKENS],
-        "sequences": [SEQUENCES, more.SEQUENCES, ROWS, more.ROWS],
-        "images": [IMAGES, more.IMAGES],
-    }[family]
+    of = OF_FAMILIES[family]
     parts = tuple((pick.choice(list(pick.choice(of))), pick.randrange(10**6)) for _ in range(pick.choice([1, 2, 3, 4])))
     kind = pick.choice(["RMSTensor", "RMSTensor", "L2Tensor", "LinfTensor"])
     whole = tuple(range(1 - len(shape), 0))

@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder_norm.checkpointing.regions import Region, edge, names_in
-from thunder_norm.checkpointing.replays import refused, writes
+from thunder_norm.checkpointing.replays import refused
 from thunder_norm.errors import UnsupportedOpError, WrittenOnceWarning, with_details
 from thunder_norm.subclass.backward import side_effects
 from thunder_norm.subclass.interpreting.interception import current_acquisition
@@ -97,7 +97,7 @@ def interpret_region(function: Any, *args: Any, **kwargs: Any) -> Any:
         return result
     outs = {p.name: p for b in bsyms for p in b.flat_proxy_outs}
     if not keeps_regions():  # otherwise the transform finds out what is used, see `regions.finished`
-        write = next((w for b in bsyms for w in writes(b) if w.args[1].name not in names_in(bsyms)), None)
+        write = next((w for b in bsyms for w in copies_in(b) if w.args[1].name not in names_in(bsyms)), None)
         if write is not None:
             return do_raise(refused(write, f"{write.args[1].name} is changed in place in a checkpointed region"))
         returned = {p.name for p in _proxies(result)}

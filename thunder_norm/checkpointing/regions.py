@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
-from thunder_norm.checkpointing.replays import REGION, Memory, replayable, with_effects
+from thunder_norm.checkpointing.replays import REGION, Memory, located_at, replayable, with_effects
 from thunder_norm.functions.missing_gradients import differentiated_inside
 from thunder_norm.functions.programs import is_differentiable, with_a_dimension_between
 from thunder_norm.functions.writes.aliasing import roots_of, writes_into
@@ -83,7 +83,7 @@ class Region:
 def with_body(bsym: BoundSymbol, subsymbols: Sequence[BoundSymbol]) -> BoundSymbol:
     """The region that a bound symbol stands for, with other operations that make the same results."""
     new = Region(bsym.sym.name, subsymbols, bsym.flat_proxy_outs, Region.of(bsym).changing).symbol()
-    return new.from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
+    return located_at(new, bsym)
 
 
 differentiated_inside(REGION, with_body)
@@ -115,6 +115,7 @@ def grouped(trace: TraceCtx, replaced: Set[str] = frozenset()) -> TraceCtx:
     ending = {b.args[0] for b in trace.bound_symbols if b.sym.id == _ENDS.id}
     levels: list[tuple[BoundSymbol | None, list[BoundSymbol]]] = [(None, [])]
     outside = {p.name for p in trace.args if isinstance(p, Proxy)}
+    changing = {p.name: Memory(p.name, p.requires_grad) for p in trace.args if p.name in replaced}
     new = from_trace(trace)
     with tracectx(new):
         for bsym in trace.bound_symbols:
@@ -127,10 +128,7 @@ def grouped(trace: TraceCtx, replaced: Set[str] = frozenset()) -> TraceCtx:
             elif bsym.sym.id == _ENDS.id:
                 first, inside = levels.pop()
                 outs = {p.name: p for b in inside for p in b.flat_proxy_outs}
-                changing = {p.name: Memory(p.name, p.requires_grad) for p in trace.args if p.name in replaced}
-                region = Region(first.args[0], inside, outs.values(), changing).symbol()
-                at = {"source_filename": first.source_filename, "source_positions": first.source_positions}
-                levels[-1][1].append(region.from_bsym(**at))
+                levels[-1][1].append(located_at(Region(first.args[0], inside, outs.values(), changing).symbol(), first))
             else:
                 levels[-1][1].append(bsym)
     ((_, new.bound_symbols),) = levels
@@ -195,9 +193,7 @@ def noting_changes(trace: TraceCtx) -> TraceCtx:
             region = Region.of(bsym)
             changed = {p.name: root[p.name] for p in region.args if written.get(root.get(p.name, ""), -1) >= i}
             region.changing = {name: Memory(of, given[of].requires_grad) for name, of in changed.items()}
-            new.bound_symbols[i] = region.symbol().from_bsym(
-                source_filename=bsym.source_filename, source_positions=bsym.source_positions
-            )
+            new.bound_symbols[i] = located_at(region.symbol(), bsym)
     return new
 
 
@@ -218,7 +214,7 @@ def _finished(bsyms: Sequence[BoundSymbol], wanted: set[str]) -> list[BoundSymbo
                 continue
             region, taken_away = _with_dimensions(Region(bsym.sym.name, inside, outs.values(), Region.of(bsym).changing))
             found.extend(taken_away)
-            bsym = region.symbol().from_bsym(source_filename=bsym.source_filename, source_positions=bsym.source_positions)
+            bsym = located_at(region.symbol(), bsym)
         found.append(bsym)
         wanted.update(p.name for p in bsym.flat_proxy_args)
     return found[::-1]

@@ -8,7 +8,7 @@ surroundings happen the first time only.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from thunder_norm.subclass.crossing.turns import after
 from thunder_norm.subclass.recording.trace import keep_only
 from thunder_norm.tracing.locations import location_of
 from thunder_norm.tracing.recording import scope
+from thunder_norm.tracing.shared_memory.writes import copies_in
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder_norm.trees import flat_tensors
 from thunder.core import devices, dtypes, prims
@@ -105,15 +106,7 @@ def with_effects(bsyms: Sequence[BoundSymbol], outs: Sequence[Proxy]) -> list[Pr
 
 
 def _needs_care(bsym: BoundSymbol) -> bool:
-    return draws_numbers(bsym) or any(True for _ in writes(bsym))
-
-
-def writes(bsym: BoundSymbol) -> Iterator[BoundSymbol]:
-    """The copies into tensors in an operation."""
-    if bsym.sym.id is PrimIDs.COPY_:
-        yield bsym
-    for sub in bsym.subsymbols:
-        yield from writes(sub)
+    return draws_numbers(bsym) or bool(copies_in(bsym))
 
 
 class _Splitter:
@@ -320,7 +313,7 @@ def _drawing(name: str, meta: Callable[..., TensorProxy], run: Callable[..., tor
     def split(bsym: BoundSymbol) -> Split:
         state, args, kwargs = state_proxy(bsym.output.device), bsym.args, bsym.kwargs
         drawn = first.bind(*args, **kwargs, output=(bsym.output, state))
-        return [_at(drawn, bsym)], [_at(again.bind(state, *args, **kwargs, output=bsym.output), bsym)]
+        return [located_at(drawn, bsym)], [located_at(again.bind(state, *args, **kwargs, output=bsym.output), bsym)]
 
     return split
 
@@ -348,7 +341,7 @@ def _noted(bsym: BoundSymbol) -> Split:
         first, again = symbols
         state, args, kwargs = state_proxy(bsym.flat_proxy_args[0].device), bsym.args, bsym.kwargs
         drawn = first.bind(args, kwargs, output=(state, bsym.output))
-        return [_at(drawn, bsym)], [_at(again.bind(state, *args, **kwargs, output=bsym.output), bsym)]
+        return [located_at(drawn, bsym)], [located_at(again.bind(state, *args, **kwargs, output=bsym.output), bsym)]
     if any(map(is_differentiable, bsym.flat_proxy_args)) and any(map(is_differentiable, bsym.flat_proxy_outs)):
         raise UnsupportedOpError(
             with_details(
@@ -361,7 +354,8 @@ def _noted(bsym: BoundSymbol) -> Split:
     return [bsym], []
 
 
-def _at(bsym: BoundSymbol, original: BoundSymbol) -> BoundSymbol:
+def located_at(bsym: BoundSymbol, original: BoundSymbol) -> BoundSymbol:
+    """An operation where another was written."""
     return bsym.from_bsym(source_filename=original.source_filename, source_positions=original.source_positions)
 
 
