@@ -17,7 +17,7 @@ from thunder_norm.errors import ThunderNormError
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 
 from .optimizer_case import Case, total
-from .optimizer_truth import Followed
+from .optimizer_truth import Followed, in_training
 
 
 def drawn_options(draw: random.Random) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _started(case: Case) -> Run | str:
     if (problem := case.misfit(optimizer.norm, options["noise_adaptation"] is not None, is_of_optimizer=True)) is not None:
         return problem
     followed = {
-        name: Followed(case.known[name], blocks, optimizer.norm.targets[name], _copy(p))
+        name: in_training(case.known[name], blocks, optimizer.norm.targets[name], _copy(p))
         for name, p in model.named_parameters()
         if case.known[name].norm or not optimizer.norm.targets[name]
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -130,8 +131,9 @@ def nearest(unit: np.ndarray, limit: float) -> np.ndarray:
 class Followed:
     """One parameter in training by the formulas of `ModularOptimizer`."""
 
-    known: Known
-    blocks: Any
+    axes: tuple[int, ...] | None  # along which noise is summed, if it is adapted to
+    steepest: Callable[[np.ndarray], np.ndarray]
+    nearest: Callable[[np.ndarray], np.ndarray]
     target: float
     value: np.ndarray
     buffer: np.ndarray | None = None
@@ -148,24 +150,29 @@ class Followed:
             self.buffer = momentum * (0 if before is None else before) + (1 - momentum) * g
             direction = momentum * self.buffer + (1 - momentum) * g if options["nesterov"] else self.buffer
         factor: np.ndarray | float = 1.0
-        axes = self.known.noise_axes
-        if options["noise_adaptation"] is None or axes is None:
+        if options["noise_adaptation"] is None or self.axes is None:
             self.weight = None
         else:
-            decay, summed = float(options["noise_adaptation"]), tuple(axis for axis in axes if axis < g.ndim)
+            decay = float(options["noise_adaptation"])
             if momentum:
                 past = (0.0 if before is None else 1.0) if self.weight is None else self.weight
                 self.weight = momentum * past + 1 - momentum
                 of_direction = momentum * self.weight + 1 - momentum if options["nesterov"] else self.weight
-            self.average = decay * self.average + (1 - decay) * _squares(g, summed)
+            self.average = decay * self.average + (1 - decay) * _squares(g, self.axes)
             self.average_weight = decay * self.average_weight + 1 - decay
-            signal, noise = _squares(direction, summed) / of_direction**2, self.average / self.average_weight
+            signal, noise = _squares(direction, self.axes) / of_direction**2, self.average / self.average_weight
             factor = np.minimum(1, np.sqrt(np.divide(signal, noise, out=np.ones_like(signal), where=noise > 0)))
-        self.steps.append(-size * factor * self.known.steepest(direction, self.blocks))
+        self.steps.append(-size * factor * self.steepest(direction))
         self.value = (1 - size * float(options["weight_decay"])) * self.value + self.steps[-1]
         if options["project"] and size:
-            self.value = self.known.nearest(self.value, self.blocks)
+            self.value = self.nearest(self.value)
+
+
+def in_training(known: Known, blocks: Any, target: float, value: np.ndarray) -> Followed:
+    """A parameter of which this is known, in training."""
+    axes = None if known.noise_axes is None else tuple(axis for axis in known.noise_axes if axis < value.ndim)
+    return Followed(axes, partial(known.steepest, blocks=blocks), partial(known.nearest, blocks=blocks), target, value)
 
 
 def _squares(t: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    return np.sum(t**2, axes, keepdims=True) if axes else t**2
+    return np.sum(abs(t) ** 2, axes, keepdims=True) if axes else abs(t) ** 2

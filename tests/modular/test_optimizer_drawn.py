@@ -16,48 +16,15 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fuzz.optimizer_truth import Followed
 from tests.modular.drawn_models import DRAWN, Truth
 from tests.modular.optimized import values
 from tests.seeds import LONG, seeded
 from thunder_norm.modular import ModularNorm, ModularOptimizer
 
 
-@dataclass
-class Followed:
-    """One parameter by the formulas."""
-
-    truth: Truth
-    target: float
-    value: np.ndarray
-    buffer: np.ndarray | None = None
-    weight: float | None = None  # the sum of the weights that the buffer is an average by, while noise is adapted to
-    average: np.ndarray | float = 0.0
-    average_weight: float = 0.0
-
-    def step(self, g: np.ndarray, options: dict[str, Any]) -> None:
-        momentum, size = float(options["momentum"]), float(options["lr"]) * self.target
-        decay = None if options["noise_adaptation"] is None else float(options["noise_adaptation"])
-        before, d, of_direction = self.buffer, g, 1.0
-        if momentum:
-            self.buffer = momentum * (0 if before is None else before) + (1 - momentum) * g
-            d = momentum * self.buffer + (1 - momentum) * g if options["nesterov"] else self.buffer
-        factor: np.ndarray | float = 1.0
-        if decay is None or self.truth.axes is None:
-            self.weight = None
-        else:
-            axes = self.truth.axes
-            if momentum:
-                past = (0.0 if before is None else 1.0) if self.weight is None else self.weight
-                self.weight = weight = momentum * past + 1 - momentum
-                of_direction = momentum * weight + 1 - momentum if options["nesterov"] else weight
-            self.average = decay * self.average + (1 - decay) * (abs(g) ** 2).sum(axes, keepdims=True)
-            self.average_weight = decay * self.average_weight + 1 - decay
-            signal = (abs(d / of_direction) ** 2).sum(axes, keepdims=True)
-            squares = self.average / self.average_weight
-            factor = np.minimum(1, np.sqrt(np.divide(signal, squares, out=np.ones_like(signal), where=squares > 0)))
-        self.value = (1 - size * float(options["weight_decay"])) * self.value - size * factor * self.truth.steepest(d)
-        if options["project"] and size:
-            self.value = self.truth.nearest(self.value)
+def _followed(truth: Truth, target: float, value: np.ndarray) -> Followed:
+    return Followed(truth.axes, truth.steepest, truth.nearest, target, value)
 
 
 @dataclass
@@ -130,7 +97,7 @@ def _started(what: str, draw: random.Random) -> Run:
         model,
         optimizer,
         draw,
-        {name: Followed(truths.get(name, still), norm.targets[name], p.numpy()) for name, p in values(model).items()},
+        {name: _followed(truths.get(name, still), norm.targets[name], p.numpy()) for name, p in values(model).items()},
     )
 
 
