@@ -7,6 +7,7 @@ otherwise (another context, a part that is missing, another size), or with anoth
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random as randomness
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from thunder_norm.transforms import SubclassTransform
 import thunder
 
 from . import made_classes
-from .program import Outcome, outcome_of
+from .program import Outcome, beside_compile, outcome_of
 from .wrapper_runs import Ran, differences, ran
 from .wrapper_statements import TEMPLATES, WEIGHTS
 from .wrappers import NAMES, Input, Words, WrapperProgram, result_of, some_statements
@@ -84,6 +85,10 @@ class MadeProgram(WrapperProgram):
             names["Made"].FACTOR = 5.0
         return dataclasses.replace(self, inputs=tuple(map(change, self.inputs)))
 
+    def difference(self, got: Ran, want: Ran) -> str | None:
+        got.gradients = [None if w is None and _is_zero(g) else g for g, w in zip(got.gradients, want.gradients, strict=True)]
+        return next(differences(got, want), None) or next(_aliases(got, want), None)
+
     def run(self) -> Outcome:
         names = self._names()
         compiled: list[Any] = []
@@ -110,9 +115,9 @@ class MadeProgram(WrapperProgram):
                 got = ran(*program._given(seed, names, jit), self.tangent)
             except Exception as e:  # noqa: BLE001 - every end of a program is a result
                 found = outcome_of(e)
-                return Outcome(found.kind, found.detail.replace(":", f": {which} call:", 1))
-            got.gradients = [None if w is None and _is_zero(g) else g for g, w in zip(got.gradients, want.gradients, strict=True)]
-            different = next(differences(got, want), None) or next(_aliases(got, want), None)
+                found = Outcome(found.kind, found.detail.replace(":", f": {which} call:", 1))
+                return beside_compile(found, functools.partial(program.gives, want, seed, names))
+            different = self.difference(got, want)
             if different is not None:
                 return Outcome("wrong", f"{which} call: {different}")
             if which == "second" and thunder.cache_misses(compiled[0]) != 1:

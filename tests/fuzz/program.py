@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
+import torch
+
 from thunder_norm.errors import ThunderNormError
 
 Kind = Literal["right", "wrong", "error", "refused", "no oracle"]
@@ -67,6 +69,20 @@ def outcome_of(error: BaseException) -> Outcome:
     """The outcome of a program that raised: refused, or an error."""
     kind: Kind = "refused" if isinstance(error, ThunderNormError) else "error"
     return Outcome(kind, f"{type(error).__name__}: {error}".strip())
+
+
+def beside_compile(outcome: Outcome, is_right: Callable[[Callable], bool]) -> Outcome:
+    """`outcome`; of a refusal, with what torch.compile makes of the program: `is_right` runs it compiled and says whether that is eager mode's answer."""
+    if outcome.kind != "refused":
+        return outcome
+    torch._dynamo.reset()
+    try:
+        runs = is_right(lambda f: torch.compile(f, fullgraph=True, backend="aot_eager"))
+    except Exception:  # noqa: BLE001 - it does not
+        return outcome
+    finally:
+        torch._dynamo.reset()
+    return Outcome("refused", f"torch.compile runs it: {outcome.detail}") if runs else outcome
 
 
 def shrunk(

@@ -19,7 +19,7 @@ import torch
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
-from .program import Outcome, outcome_of
+from .program import Outcome, beside_compile, outcome_of
 from .wrapper_write_parts import GIVEN, MAKES, NAMES, WRITES, inside, is_wrapper, seen, tensors_in
 
 HEADER = """\
@@ -111,10 +111,7 @@ class Written:
             try:
                 got, ours = self._found(names, lambda f: jf)
             except Exception as e:  # noqa: BLE001 - every end of a program is a result
-                outcome = outcome_of(e)
-                if outcome.kind == "refused" and self._is_compiled(names, want):
-                    return Outcome("refused", f"torch.compile runs it: {outcome.detail}")
-                return outcome
+                return beside_compile(outcome_of(e), lambda jit: self._is(want, names, jit))
             different = [k for k, w in want.items() if not _same(got[k], w)]
             if different:
                 return Outcome("wrong", f"{call} call: {different[0]}: {got[different[0]]} instead of {want[different[0]]}")
@@ -124,12 +121,8 @@ class Written:
             return Outcome("wrong", f"{thunder.cache_misses(jf)} traces for two calls")
         return Outcome("right")
 
-    def _is_compiled(self, names: dict[str, Any], want: dict[str, Any]) -> bool:
-        torch._dynamo.reset()
-        try:
-            got, _ = self._found(names, lambda f: torch.compile(f, fullgraph=True, backend="aot_eager"))
-        except Exception:  # noqa: BLE001 - it does not
-            return False
+    def _is(self, want: dict[str, Any], names: dict[str, Any], jit: Callable) -> bool:
+        got, _ = self._found(names, jit)
         return all(_same(got[k], w) for k, w in want.items())
 
     def smaller(self) -> Iterable[Written]:

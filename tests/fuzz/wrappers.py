@@ -24,7 +24,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from thunder_norm.transforms import SubclassTransform
 import thunder
 
-from .program import Outcome, outcome_of
+from .program import Outcome, beside_compile, outcome_of
 from .wrapper_classes import Dual, Interval, Masked
 from .wrapper_formats import BlockQuantised, LowRank
 from .wrapper_parts import Called, Doubled, Pair, rows_of, tried
@@ -154,6 +154,14 @@ class WrapperProgram:
         """What eager mode gives."""
         return ran(*self._given(self.seed, self._names(), lambda f: f), self.tangent)
 
+    def difference(self, got: Ran, want: Ran) -> str | None:
+        """Where a run differs from another, or None."""
+        return next(differences(got, want), None)
+
+    def gives(self, want: Ran, seed: int, names: dict[str, Any], jit: Callable) -> bool:
+        """Whether `want` is what the program gives that `jit` makes."""
+        return self.difference(ran(*self._given(seed, names, jit), self.tangent), want) is None
+
     def run(self) -> Outcome:
         names = self._names()
         compiled: list[Any] = []
@@ -173,8 +181,8 @@ class WrapperProgram:
             try:
                 got = ran(*self._given(seed, names, jit), self.tangent)
             except Exception as e:  # noqa: BLE001 - every end of a program is a result
-                return outcome_of(e)
-            different = next(differences(got, want), None)
+                return beside_compile(outcome_of(e), functools.partial(self.gives, want, seed, names))
+            different = self.difference(got, want)
             if different is not None:
                 return Outcome("wrong", f"{'first' if seed == self.seed else 'second'} call: {different}")
         if thunder.cache_misses(compiled[0]) != 1:
