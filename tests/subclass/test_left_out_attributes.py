@@ -62,6 +62,9 @@ def class_of(default: Callable[[], Any]) -> type:
         def size_of_notes(self):
             return size_of(self.notes)
 
+        def like(self, inner):
+            return type(self)(inner, notes=self.notes)
+
         @classmethod
         def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
             by = size_of(args[0].notes) if func is torch.ops.aten.sin.default else 1
@@ -99,6 +102,20 @@ def test_what_is_read_is_that_of_the_object_of_each_call(kind: str, reader: str)
             x = cls(torch.tensor([1.0, 3.0]), copy.deepcopy(notes))
             assert torch.allclose(jf(x, y), f(x, y))
         assert (thunder.cache_misses(jf), thunder.cache_hits(jf)) == (2, 3)
+
+
+@pytest.mark.parametrize("kind", NOTES)
+@pytest.mark.parametrize("make", [lambda x, y: x.like(y), lambda x, y: [x.like(y).like(y * 2)], lambda x, y: type(x)(y, x.notes)])
+def test_what_is_made_of_it_holds_that_object(make: Callable, kind: str):
+    default, other = NOTES[kind]
+    cls, y = class_of(default), torch.tensor([0.5, 2.0])
+    jf = thunder.jit(make, transforms=[SubclassTransform()])
+    for notes in (other, other, default()):
+        x = cls(torch.tensor([1.0, 3.0]), copy.deepcopy(notes))
+        got, want = ((r[0] if isinstance(r, list) else r) for r in (jf(x, y), make(x, y)))
+        assert torch.equal(got.inner, want.inner) and type(got) is cls
+        assert size_of(got.notes) == size_of(want.notes) and type(got.notes) is type(want.notes)
+        assert got.notes is x.notes or isinstance(x.notes, tuple) or size_of(x.notes) == size_of(default())
 
 
 def _append(x, y):

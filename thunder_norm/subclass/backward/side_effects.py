@@ -342,7 +342,8 @@ class SideEffects:
         self.give_attributes(epilogue, None)
 
     def _keep_attributes(self, epilogue: TraceCtx, wrapped: list, values: list, what: str, put: Callable[[list], None]) -> None:
-        for v in wrapped:
+        read = self.acquisition.wrappers.taken.values() if self.acquisition is not None else ()  # of given wrappers
+        for v in (*wrapped, *read):
             self.made.note_arguments(v)
         self._write(epilogue, self.acquisition, values, what, put, True, owner=values[0])
 
