@@ -54,6 +54,39 @@ def test_strides_of_what_was_written_into_are_eagers(write: Callable, order: tup
     assert_close(found[1], expected[1])
 
 
+VIEWS: dict[str, Callable] = {
+    "a diagonal": lambda x: x.diagonal(),
+    "a column": lambda x: x[:, 0],
+    "every second row": lambda x: x[::2, 1:],
+    "of what is computed": lambda x: (x * 2).diagonal(),
+    "a view of it": lambda x: x.t()[:, 1:],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("how", ["plain", "a leaf", "computed"])
+def test_what_is_written_into_a_part_of_a_view_lies_with_its_steps(view: str, how: str) -> None:
+    def f(x: TwoTensor) -> TwoTensor:
+        v = VIEWS[view](x)
+        v.a.mul_(2.0)
+        return v
+
+    torch.manual_seed(seeded(3))
+    inner, found = torch.rand(2, 4, 4), []
+    for g in (f, thunder.jit(f, transforms=[SubclassTransform()])):
+        for _ in range(2):
+            given = TwoTensor(inner[0].clone(), inner[1].clone()).requires_grad_(how != "plain")
+            x = given * 3 if how == "computed" else given
+            y = g(x)
+            if how != "plain":
+                (y * y).sum().backward()
+            found.append((y.a, y.b, x.a, x.b, given.grad))
+            assert y.stride() == y.a.stride() == y.b.stride() == VIEWS[view](x.detach()).stride()
+    for got in found[1:]:
+        assert_close(got[:4], found[0][:4])
+        assert how == "plain" or assert_close((got[4].a, got[4].b), (found[0][4].a, found[0][4].b)) is None
+
+
 @pytest.mark.parametrize(
     "view", ["[1:3, ::2]", "[::3, ::2]", "[:, 1]", "[::2].t()", ".diagonal()", "[None, 1:, ::2]", ".view(2, 2, 3)[1, :, ::2]"]
 )

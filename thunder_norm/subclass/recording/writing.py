@@ -254,6 +254,8 @@ class Writing(TorchDispatchMode):
                 found = self.call(aliasing.with_written, (base, aliasing.order(base), target, *aliasing.place(target)), {})
         for alias in others:
             self._become(alias, aliasing.taken_out, (found, *aliasing.place(alias)), is_detached=are_detached)
+        if not are_detached and not aliasing.is_dense(target):  # whose value lies as operations return it, and not with its steps
+            self._become(target, aliasing.taken_out, (found, *aliasing.place(target)))
 
     def _enter_write(self, func: Any, target: torch.Tensor, operands: Sequence[torch.Tensor]) -> None:
         self._check_may_mutate(func, target, operands)
