@@ -65,6 +65,24 @@ def test_what_is_handed_back_is_the_tensor(name: str):
     torch.testing.assert_close((*found[1:], given), (*expected[1:], other))
 
 
+@pytest.mark.parametrize("write", [lambda z: z.fill_(0.5), lambda z: z.mul_(2).add_(1), lambda z: F.relu(z, inplace=True)])
+def test_what_is_written_into_beside_wrappers_is_found_as_a_key(write: Callable):
+    def f(wrapper: TwoTensor, z: torch.Tensor) -> Any:
+        made = z.clone()
+        key = write(made)
+        return {key: wrapper}[made] * 2, made in {key}, len({key, made, z}), key * 3
+
+    found = []
+    for g in (f, thunder.jit(f, transforms=[SubclassTransform()])):
+        z = x.clone().requires_grad_()
+        wrapped, *facts, plain = g(TwoTensor(x.clone(), x.clone()), z)
+        (wrapped.a.sum() + plain.sum()).backward()
+        found.append((wrapped.a, facts, plain, z.grad))
+    assert found[0][1] == found[1][1]
+    torch.testing.assert_close(found[1][::2], found[0][::2])
+    torch.testing.assert_close(found[1][3], found[0][3])
+
+
 @pytest.mark.parametrize("transpose", [torch.t, torch.Tensor.t, lambda t: t.t(), lambda t: t.T, lambda t: t.view(3)])
 def test_a_view_that_a_program_returns_is_another_tensor_in_the_same_memory(transpose):
     given = x.clone()

@@ -203,8 +203,7 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
     get_jit_ctx().computation_trace.set_current_source_location(*runtime.get_current_user_source_location())
     try:
         result = _call(acquisition, fn, args, kwargs)
-        _note_handed_back(acquisition, result, (*args, *kwargs.values()))
-        return result
+        return _handed_back(acquisition, fn, result, (*args, *kwargs.values()))
     except (DynamicOutputShapeException, DataDependentOutputException) as e:
         known = _with_integers_known(acquisition, (args, kwargs))
         if known is not None:
@@ -218,13 +217,20 @@ def call(acquisition: Acquisition, fn: Callable, args: tuple, kwargs: dict) -> A
         raise acquisition.refuse(data_dependent_on_wrapper(f"{getattr(fn, '__name__', fn)} reads values of a tensor")) from e
 
 
-def _note_handed_back(acquisition: Acquisition, result: Any, given: tuple) -> None:
-    """What an operation writes into has another name in the trace afterwards, and is the same tensor."""
+def _handed_back(acquisition: Acquisition, fn: Callable, result: Any, given: tuple) -> Any:
+    """What an operation returns: its argument where it hands that back, as which what is written into it is known by then.
+
+    ``y[1:] *= x`` writes that into y again; under another name nothing reads the view after the write.
+    """
     if type(result) is not TensorProxy or (made := acquisition.fakes.known(result)) is None:
-        return
+        return result
     same = next((p for p in given if type(p) is TensorProxy and p is not result and acquisition.fakes.known(p) is made), None)
-    if same is not None:
-        second_names.note(result, same)
+    if same is None:
+        return result
+    if not fn.__name__.startswith("__i"):
+        return same
+    second_names.note(result, same)
+    return result
 
 
 def _with_integers_known(acquisition: Acquisition, arguments: tuple[tuple, dict]) -> tuple[tuple, dict] | None:
