@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -97,17 +98,79 @@ def test_attributes_of_the_class_are_what_python_hands_out(f: Callable):
     assert torch.equal(jit(f)(make()), f(make()))
 
 
-def test_a_class_that_reads_attributes_itself_is_refused():
-    class Own(Odd):
-        def __getattribute__(self, name):
-            return super().__getattribute__(name)
+class Reading(TwoTensor):
+    """Reads its attributes itself, by `super`."""
 
-        @staticmethod
-        def __tensor_unflatten__(inner, context, size, stride):
-            return Own(inner["a"], inner["b"])
+    def __getattribute__(self, name):
+        if name == "four":
+            return super().__getattribute__("twice") * 2
+        if name == "many":
+            return 5
+        if name.startswith("no_"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
 
-    with pytest.raises(UnsupportedOpError, match="__getattribute__"):
-        jit(lambda x: x.number)(Own(torch.ones(2), torch.ones(2)))
+    def __getattr__(self, name):
+        if name == "no_instead":
+            return 7
+        raise AttributeError(f"never {name}")
+
+    @property
+    def twice(self):
+        return self.a * 2
+
+    def times(self, n):
+        return self.b * n
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Reading(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        a, b = (tree_map_only(cls, lambda x, n=n: getattr(x, n), args) for n in "ab")
+        return cls(func(*a, **(kwargs or {})), func(*b, **(kwargs or {})))
+
+
+class ReadingByObject(Reading):
+    """The same by Python's own, named."""
+
+    def __getattribute__(self, name):
+        return self.b * 3 if name == "three" else object.__getattribute__(self, name)
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return ReadingByObject(inner["a"], inner["b"])
+
+
+def _message(x: torch.Tensor) -> Any:
+    try:
+        return x.no_such
+    except AttributeError as e:
+        return str(e)
+
+
+@pytest.mark.parametrize("cls", [Reading, ReadingByObject])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.twice + x.a,
+        lambda x: x.sin().times(n=3) * x.shape[0],
+        lambda x: getattr(x, "no_such", 3) * x.a,
+        lambda x: (hasattr(x, "no_such"), hasattr(x, "twice"), x.dtype, x.requires_grad),
+        lambda x: getattr(x, "four", None),
+        lambda x: getattr(x, "three", None),
+        lambda x: getattr(x, "many", 1) * x.b,
+        lambda x: getattr(x, "no_instead", 1) * x.b,
+        lambda x: (_message(x), x.a),
+        lambda x: (x * 2).twice,
+    ],
+)
+def test_what_a_class_reads_itself_is_what_it_hands_out(f: Callable, cls: type):
+    make = functools.partial(cls, torch.ones(2), torch.full((2,), 5.0))
+    jf = jit(f)
+    for _ in range(2):
+        assert_same(jf(make()), f(make()))
 
 
 # -- plain tensors ----------------------------------------------------------------------------------------------------

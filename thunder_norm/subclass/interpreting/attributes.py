@@ -54,6 +54,28 @@ def address_refused(name: str) -> UnsupportedOpError:
 
 def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
     """Called for ``getattr(x, name)`` with a wrapper x."""
+    asked = type(obj.value.fake).__getattribute__
+    if asked is object.__getattribute__:
+        return _read(acquisition, obj, name, *default)
+    found = _interpret_call(asked, obj, name)
+    if found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not isinstance(get_interpreterruntimectx().curexc, AttributeError):
+        return found
+    instead = getattr(type(obj.value.fake), "__getattr__", None)
+    if instead is not None:
+        get_interpreterruntimectx().curexc = None
+        found = _interpret_call(instead, obj, name)
+        if found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not isinstance(
+            get_interpreterruntimectx().curexc, AttributeError
+        ):
+            return found
+    if not default:
+        return found
+    get_interpreterruntimectx().curexc = None
+    return default[0]
+
+
+def _read(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
+    """``x.name`` as Python finds it, whatever the class's ``__getattribute__`` would do."""
     proxy, attribute = obj.value, unwrap(name)
     try:
         is_torchs = not overrides_torch_function(type(proxy.fake)) or (
@@ -91,7 +113,7 @@ def read_own(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue) ->
     fake, attribute = obj.value.fake, unwrap(name)
     if not (attribute in vars(fake) or any(attribute in vars(base) for base in type(fake).__mro__)):
         return do_raise(AttributeError(f"{type(fake).__name__!r} object has no attribute {attribute!r}"))
-    return read_attribute(acquisition, obj, name)
+    return _read(acquisition, obj, name)
 
 
 @dataclass(frozen=True)
@@ -162,8 +184,6 @@ def attribute_of(acquisition: Acquisition, proxy: SubclassProxy, name: str) -> A
         )
     if name == "__dict__":
         raise UnsupportedOpError(f"__dict__ of a {cls.__name__} is not available while tracing; read the attributes by name")
-    if cls.__getattribute__ is not object.__getattribute__:
-        raise UnsupportedOpError(f"{cls.__name__} has a __getattribute__ of its own, so .{name} cannot be followed")
     owner = next((base for base in cls.__mro__ if name in vars(base)), None)
     if owner is not None:
         found = vars(owner)[name]
