@@ -63,6 +63,10 @@ def _check_casts(func: Any, args: tuple, kwargs: dict) -> None:
         func(*zeros[0], **zeros[1])
 
 
+# What torch computes in the dtype of `out`, as if `dtype` were that.
+_COMPUTED_IN_OUT = frozenset({"cumsum", "cumprod", "sum", "prod", "mean"})
+
+
 class Writing(TorchDispatchMode):
     """The part of `record.Recorder` that is about them."""
 
@@ -165,6 +169,8 @@ class Writing(TorchDispatchMode):
         rest = {name: v for name, v in kwargs.items() if name not in names}
         if self.is_differentiated and any(self.acquisition.requires_grad(t) for t in flat_tensors((args, rest, outs))):
             raise RuntimeError(f"{func}: functions with out=... arguments don't support automatic differentiation")
+        if func.overloadpacket.__name__ in _COMPUTED_IN_OUT and rest.get("dtype") is None:
+            rest["dtype"] = outs[0].dtype
         with self.paused():
             found = flat_tensors(functional(*args, **rest))
         shapes = [t.shape for t in found]
