@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from tests.fuzz.planted import WORDS, Sentence
-from tests.fuzz.program import Outcome, run, shrunk
+from tests.fuzz.program import Outcome, beside_compile, run, shrunk
 from tests.fuzz.results import together
 from tests.fuzz.runner import Job, of_ranges, run_job, run_many
 
@@ -40,6 +41,18 @@ def word_of(index: int) -> str:
 
 def index_of(word: str) -> int:
     return next(i for i in range(1000) if word_of(i) == word)
+
+
+def test_a_refusal_says_whether_torch_compiles_the_program():
+    found = Outcome("refused", "UnsupportedOpError: sizes")
+
+    def runs_as_eager(f):
+        return lambda jit: torch.equal(jit(f)(torch.arange(3.0)), f(torch.arange(3.0)))
+
+    assert beside_compile(found, runs_as_eager(lambda x: x * 2)).detail == "torch.compile runs it: UnsupportedOpError: sizes"
+    assert beside_compile(found, runs_as_eager(lambda x: torch._dynamo.graph_break() or x)) == found
+    assert beside_compile(found, lambda jit: False) == found
+    assert beside_compile(Outcome("right"), lambda jit: True) == Outcome("right")
 
 
 def test_programs_are_run_in_processes_and_counted():
