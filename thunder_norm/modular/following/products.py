@@ -123,11 +123,13 @@ def _product(
     notes: Notes, call: Call, factor: torch.Tensor, parameter: Followed, moved: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[Strand, ...]:
     other = call.state(factor)
+    left, right = (call.args[i] for i in _FACTORS[call.name])
     if other is not None:
         notes.use(other, call.name)
         if other.is_parameter:
-            notes.meet(other, Meeting("factor"))
-    left, right = (call.args[i] for i in _FACTORS[call.name])
+            rows = survived(other, "itself", [-1], lambda t: t) if other is call.state(left) else ()
+            for before, after in zip(other.strands, rows or other.strands, strict=True):
+                notes.meet(replace(other, strands=(before,)), Meeting("factor", summed=before.axes - after.axes))
     if parameter is call.state(left):
         dims = [-1]
     else:
@@ -135,9 +137,10 @@ def _product(
     found = survived(parameter, "weight", dims, moved)
     if other is None or not other.is_parameter:
         is_first, is_attended = not notes.is_dependent(factor), other is not None and other.is_attended
+        is_of_constant = notes.is_constant(factor)
         for before, after in zip(parameter.strands, found, strict=True):
             summed = before.axes - after.axes
-            meeting = Meeting("matrix", is_first=is_first, is_attended=is_attended, summed=summed)
+            meeting = Meeting("matrix", is_first=is_first, is_attended=is_attended, summed=summed, is_of_constant=is_of_constant)
             notes.meet(replace(parameter, strands=(before,)), meeting)
     return found
 
@@ -306,7 +309,8 @@ def bilinear(notes: Notes, call: Call) -> None:
     """``x W y`` of `F.bilinear`: a matrix for each output."""
     weight = call.state(call.args[1])
     if weight is not None and weight.is_parameter:
-        notes.meet(weight, Meeting("matrix", is_first=not any(map(notes.is_dependent, (call.args[0], call.args[2])))))
+        is_first = not any(map(notes.is_dependent, (call.args[0], call.args[2])))
+        notes.meet(weight, Meeting("matrix", is_first=is_first, summed=frozenset({1, 2})))
     mix(notes, call)
 
 
