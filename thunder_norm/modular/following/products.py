@@ -71,8 +71,10 @@ def multiply(notes: Notes, call: Call) -> None:
         is_attended = any(_probabilities(state) is not None for state in (of_a, of_b))
         strands, score = (), score or _of_activations(notes, call, (a, of_a), (b, of_b))
     if of_a is not None and of_b is not None and is_parameter:  # a matrix made of matrices, of which it has rows and columns
+        columns = frozenset(s.name for s in strands if s.scales)
         rows = survived(of_a, "itself", [-1], lambda t: _left(t, call))
-        strands = tuple(replace(s, kind="itself") for s in (*(replace(s, scales=False) for s in rows), *strands))
+        rows = tuple(replace(s, scales=False, instead_of=columns if s.scales else s.instead_of and columns) for s in rows)
+        strands = tuple(replace(s, kind="itself") for s in (*rows, *strands))
     state = Followed(strands, scale, is_parameter, score, is_attended)
     if call.name.startswith("add") or call.name == "baddbmm":
         state = _with_added(notes, call, state)
@@ -124,12 +126,11 @@ def _product(
 ) -> tuple[Strand, ...]:
     other = call.state(factor)
     left, right = (call.args[i] for i in _FACTORS[call.name])
-    if other is not None:
+    if other is not None and other.is_parameter:  # of which the product has rows, that are followed on
+        for before, after in zip(other.strands, survived(other, "itself", [-1], lambda t: t), strict=True):
+            notes.meet(replace(other, strands=(before,)), Meeting("factor", summed=before.axes - after.axes))
+    elif other is not None:
         notes.use(other, call.name)
-        if other.is_parameter:
-            rows = survived(other, "itself", [-1], lambda t: t) if other is call.state(left) else ()
-            for before, after in zip(other.strands, rows or other.strands, strict=True):
-                notes.meet(replace(other, strands=(before,)), Meeting("factor", summed=before.axes - after.axes))
     if parameter is call.state(left):
         dims = [-1]
     else:
@@ -142,7 +143,19 @@ def _product(
             summed = before.axes - after.axes
             meeting = Meeting("matrix", is_first=is_first, is_attended=is_attended, summed=summed, is_of_constant=is_of_constant)
             notes.meet(replace(parameter, strands=(before,)), meeting)
+        found = _by_rows(found)
     return found
+
+
+def _by_rows(strands: tuple[Strand, ...]) -> tuple[Strand, ...]:
+    """Of a matrix that is a product of others, the rows scale its product with activations where its columns are summed over."""
+    gone = {s.name for s in strands if s.scales and not s.axes}
+    turned = [s for s in strands if s.axes and s.instead_of and s.instead_of <= gone]
+    replaced = frozenset[str]().union(*(s.instead_of for s in turned))
+    return tuple(
+        replace(s, scales=True, instead_of=frozenset()) if s in turned else replace(s, scales=s.scales and s.name not in replaced)
+        for s in strands
+    )
 
 
 def _is_vector(call: Call) -> bool:
