@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 import torch.distributed as dist
+import torch.nn.functional as F
 import transformers
 from torch import nn
 
