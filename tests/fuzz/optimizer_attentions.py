@@ -75,6 +75,16 @@ def projection(rng: random.Random, name: str, rows: int, x: str, kinds: Sequence
         init = [f"self.{name} = nn.Linear({inputs}, {rows}, bias=False).requires_grad_(False)"]
         init += [f"self.{name}a, self.{name}b = nn.Linear({inputs}, 3, bias=False), nn.Linear(3, {rows}, bias=False)"]
         return init, f"(self.{name}({x}) + 0.5 * self.{name}b(self.{name}a({x})))", frozen, kind
+    if kind in ("merged", "low rank"):
+        of_a = of_w | {"role": "matrix"}
+        factors = [
+            f"self.{name}_a, self.{name}_c = nn.Parameter(torch.randn(3, {inputs}) / 3), nn.Parameter(torch.randn({rows}, 3) / 3)"
+        ]
+        known = [(f"{name}_a", of_a), (f"{name}_c", dict(of_w)), *([(f"{name}_b", of_b)] if bias else ())]
+        product = rng.choice([f"self.{name}_c @ self.{name}_a", f"(self.{name}_a.T @ self.{name}_c.T).T"])
+        if kind == "merged":
+            return [*outputs_first, *factors], f"F.linear({x}, {w} + 0.5 * ({product}), {b})", [plain[0], *known], kind
+        return [*lines, *factors], f"F.linear({x}, {product}, {b})", known, kind
     if kind == "weight norm":
         known = [(f"{name}.bias", of_b)] if bias else []
         known += [(f"{name}.parametrizations.weight.original0", {"role": "gain"}), (f"{name}.parametrizations.weight.original1", {"role": "matrix"})]  # fmt: skip
@@ -106,6 +116,8 @@ PROJECTIONS = (
     "addmm",
     "matmul",
     "weight norm",
+    "merged",
+    "low rank",
 )
 
 
@@ -214,7 +226,7 @@ def attention(rng: random.Random, n: str, is_first: bool) -> Part:
         init += made
         forward += [f"y = {product}", *lines]
         for name, fields in params:
-            is_small = kind == "lora" and name.endswith("a.weight")
+            is_small = name.endswith({"lora": "a.weight", "merged": "_a", "low rank": "_a"}.get(kind, "-"))
             its = {} if is_small else {"cuts": cuts}
             mass = (
                 {}

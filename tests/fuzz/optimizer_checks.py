@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from thunder_norm import L1Tensor, LinfTensor, NormedTensor, RMSTensor
 from thunder_norm.modular import ModularNorm, find_roles, param_groups
 
 from .optimizer_case import Case, NoOracle, total
+from .optimizer_truth import Cut
 
 _OF_ATTENTION = frozenset(["query", "key", "value"])
 
@@ -47,10 +49,10 @@ def roles(case: Case) -> str | None:
 def groups(case: Case) -> str | None:
     """Leaves of a split parameter are its blocks, outputs first, and get their parts of its gradient."""
     model, inputs = case.model, case.inputs
-    for_ = case.draw.choice(("muon", "dion", "adamw", "normuon"))
-    found = param_groups(model, inputs, for_=for_, split=True)
+    for_, split = case.draw.choice(("muon", "dion", "adamw", "normuon")), case.draw.choice((True, "heads"))
+    found = param_groups(model, inputs, for_=for_, split=split)
     parameters = dict(model.named_parameters())
-    wanted: dict[str, list[torch.Tensor]] = {name: _leaves(case, name, p) for name, p in parameters.items() if p.requires_grad}
+    wanted = {name: _leaves(case, name, p, split == "heads") for name, p in parameters.items() if p.requires_grad}
     given = {n: (p, g["algorithm"]) for g in found for n, p in zip(g["param_names"], g["params"], strict=True)}
     total(model(inputs)).backward()
     for name, leaves in wanted.items():
@@ -69,12 +71,15 @@ def groups(case: Case) -> str | None:
     return None
 
 
-def _leaves(case: Case, name: str, p: torch.Tensor) -> list[torch.Tensor]:
-    """The places of the matrices of a parameter."""
-    known = case.known[name]
+def _leaves(case: Case, name: str, p: torch.Tensor, per_head: bool) -> list[torch.Tensor]:
+    """The places of the matrices of a parameter: by heads those of queries and keys, and of values that are at no equal distances."""
+    known, cuts = case.known[name], list[Cut]()
     if known.role not in ("matrix", "stack"):
         return []
-    return [torch.as_tensor(at) for at in replace(known, norm="matrix").units(tuple(p.shape), True)]
+    for cut in known.cuts:
+        is_by_heads = cut.role in ("query", "key") or len({b - a for a, b in itertools.pairwise(cut.rows)}) > 1
+        cuts += [Cut(None, rows) for rows in (per_head and is_by_heads and cut.heads) or (cut.rows,)]
+    return [torch.as_tensor(at) for at in replace(known, norm="matrix", cuts=tuple(cuts)).units(tuple(p.shape), True)]
 
 
 def bound(case: Case) -> str | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,6 +109,44 @@ def _copied(run: Run) -> None:
     run.model, run.optimizer = copy.deepcopy((run.model, run.optimizer))
 
 
+def _pickled(run: Run) -> None:
+    if any(map(torch.nn.utils.parametrize.is_parametrized, run.model.modules())):  # of which torch pickles none
+        return
+    _ = run.optimizer.norm.roles
+    kept = run.model.__class__
+    kept.__module__, kept.__qualname__ = __name__, kept.__name__
+    globals()[kept.__name__] = kept  # where a pickle looks for it
+    run.model, run.optimizer = pickle.loads(pickle.dumps((run.model, run.optimizer)))
+
+
+def _taken_out(run: Run) -> None:
+    """A parameter gets a group of its own, by hand, with its state."""
+    group = run.draw.choice(run.optimizer.param_groups)
+    if not group["params"]:
+        return
+    i = run.draw.randrange(len(group["params"]))
+    of_it = {"params": [group["params"].pop(i)], **drawn_options(run.draw)}
+    del group["param_names"][i]
+    run.optimizer.add_param_group(of_it)
+
+
+def _scheduled(run: Run) -> None:
+    """A scheduler of torch takes the learning rates and momenta over, for a step."""
+    for group in run.optimizer.param_groups:
+        group.pop("initial_lr", None)
+    schedulers = torch.optim.lr_scheduler
+    made = run.draw.choice(
+        (
+            lambda o: schedulers.OneCycleLR(o, 0.3, total_steps=4),
+            lambda o: schedulers.CosineAnnealingWarmRestarts(o, 2),
+            lambda o: schedulers.SequentialLR(o, [schedulers.LinearLR(o, 0.1), schedulers.ExponentialLR(o, 0.9)], [1]),
+        )
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # steps of schedulers before those of optimizers
+        made(run.optimizer).step()
+
+
 def _option_changed(run: Run) -> None:
     name = run.draw.choice(list(drawn_options(run.draw)))
     run.draw.choice(run.optimizer.param_groups)[name] = drawn_options(run.draw)[name]
@@ -146,7 +186,7 @@ def _nothing(run: Run) -> None:
 
 EVENTS: tuple[Callable[[Run], None], ...] = (
     *(_resumed, _copied, _option_changed, _option_changed, _memory_changed, _frozen_or_not),
-    *(_trains_or_not, _dtypes_moved, _replaced, _nothing),
+    *(_trains_or_not, _dtypes_moved, _replaced, _nothing, _pickled, _taken_out, _scheduled),
 )
 
 
@@ -158,7 +198,13 @@ def _gradients(run: Run) -> dict[str, torch.Tensor]:
         g = torch.randn(p.shape, dtype=p.dtype) * 10 ** run.draw.uniform(-4, 2)
         if run.case.known[name].norm == "rows" and p.ndim > 1:
             g = g * (torch.rand(*p.shape[:-1], 1) < 0.6)
-        found[name] = g if run.draw.random() < 0.95 else torch.zeros_like(g)
+        g = g if run.draw.random() < 0.95 else torch.zeros_like(g)
+        if p.ndim and run.draw.random() < 0.2:  # of other strides, or one memory for several entries
+            g = g[:1].expand_as(p) if run.draw.random() < 0.5 else g.transpose(0, -1).contiguous().transpose(0, -1)
+        found[name] = g
+    if run.draw.random() < 0.2:  # gradients that were cleared and not dropped
+        kept = {name: torch.zeros_like(p) for name, p in run.model.named_parameters() if p.grad is not None}
+        return kept | found
     return found
 
 
@@ -166,11 +212,21 @@ def _step(run: Run, gradients: dict[str, torch.Tensor]) -> None:
     def closure() -> float:
         run.model.zero_grad()
         for name, g in gradients.items():
-            run.model.get_parameter(name).grad = g.clone()
+            run.model.get_parameter(name).grad = g if 0 in g.stride() else g.clone()
         return 1.5
 
-    if run.draw.random() < 0.3:
+    how = run.draw.random()
+    has_any = any(name in gradients for group in run.optimizer.param_groups for name in group["param_names"])
+    if how < 0.3:
         assert run.optimizer.step(closure) == 1.5
+    elif how < 0.45 and has_any:  # of none a scaler asks how it should know of overflows
+        closure()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        scaler.scale(torch.zeros(()))
+        for p in run.model.parameters():
+            p.grad = None if p.grad is None else p.grad * 2.0**10
+        scaler.step(run.optimizer)
+        scaler.update()
     else:
         closure()
         run.optimizer.step()

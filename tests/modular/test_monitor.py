@@ -372,3 +372,40 @@ def test_what_is_changed_in_place_afterwards_is_seen_as_it_was_returned():
     assert found[0].keys() == found[1].keys()
     for name, numbers in found[0].items():
         assert found[1][name] == pytest.approx(numbers, rel=1e-5)
+
+
+class _Half(nn.Module):
+    def forward(self, w: torch.Tensor) -> torch.Tensor:
+        return w / 2
+
+
+def test_without_a_program_parameters_are_what_their_modules_take_them_for():
+    torch.manual_seed(seeded(5))
+    kernel, table = nn.Conv1d(4, 6, 3), nn.Embedding(7, 4)
+    for module in (kernel, table):
+        nn.utils.parametrize.register_parametrization(module, "weight", _Half())
+    normalized = nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 4, 3))
+    model = nn.ModuleDict({"k": kernel, "t": table, "n": normalized, "l": nn.LayerNorm([3, 4])})
+    model["a"] = nn.MultiheadAttention(4, 2, add_bias_kv=True)
+    for p in model.parameters():
+        nn.init.normal_(p)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    monitor = TrainingMonitor(model, optimizer=optimizer, activations=False)
+    optimizer.step()
+    w = {name: p.detach().double() for name, p in model.named_parameters()}
+
+    def of_kernel(t: torch.Tensor) -> torch.Tensor:
+        out, n, taps = t.shape
+        return taps * torch.linalg.matrix_norm(t.movedim(-1, 0), 2).amax() * math.sqrt(n / out)
+
+    def of_rows(t: torch.Tensor) -> torch.Tensor:
+        return t.square().mean(-1).sqrt().amax()
+
+    wanted = {
+        "k.parametrizations.weight.original": of_kernel,
+        "n.parametrizations.weight.original1": of_kernel,
+        "n.parametrizations.weight.original0": lambda t: t.abs().amax(),
+        **dict.fromkeys(("t.parametrizations.weight.original", "l.weight", "l.bias", "a.bias_k", "a.bias_v"), of_rows),
+    }
+    for name, norm in wanted.items():
+        assert monitor.latest["parameters"][name]["norm"] == pytest.approx(norm(w[name]).item(), rel=1e-5), name

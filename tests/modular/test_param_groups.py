@@ -367,6 +367,61 @@ def test_a_copy_of_blocks_is_refused_as_it_would_move_nothing(copied):
     assert torch.equal(fused.qkv.weight, other.qkv.weight)
 
 
+class Alternating(nn.Module):
+    """A projection whose parts alternate: heads of queries, keys and values; or gates and what they gate, row by row."""
+
+    def __init__(self, of_gates, width=6):
+        super().__init__()
+        self.of_gates, self.up, self.down = of_gates, nn.Linear(width, 24, bias=False), nn.Linear(12 if of_gates else 8, 3)
+
+    def forward(self, x):
+        y = self.up(x)
+        if self.of_gates:
+            return self.down(y[..., ::2].sigmoid() * y[..., 1::2])
+        q, k, v = (t.transpose(1, 2) for t in y.unflatten(-1, (2, 3, 4)).unbind(-2))
+        return self.down(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    "of_gates, split, names",
+    [
+        (True, True, ["up.weight[0:23:2]", "up.weight[1:24:2]"]),
+        (True, "heads", ["up.weight[0:23:2]", "up.weight[1:24:2]"]),
+        (False, "heads", [f"up.weight[{i}:{i + 4}]" for i in (0, 12, 4, 16, 8, 20)]),
+    ],
+)
+def test_muon_of_parts_that_alternate_is_muon_of_their_rows(of_gates, split, names):
+    torch.manual_seed(seeded(0))
+    model, x = Alternating(of_gates).to(D), torch.randn(2, 5, 6, dtype=D)
+    groups = param_groups(model, x, split=split)
+    assert groups[0]["param_names"] == names
+    muon, _ = _optimizers(groups)
+    rows = [slice(*map(int, name.partition("[")[2][:-1].split(":"))) for name in names]
+    assert sorted(i for r in rows for i in range(24)[r]) == list(range(24))
+    separate = [nn.Parameter(model.up.weight.detach()[r].clone()) for r in rows]
+    other = torch.optim.Muon(separate, lr=0.1)
+    for _ in range(3):
+        model.zero_grad()
+        model(x).square().mean().backward()
+        for p, r in zip(separate, rows, strict=True):
+            p.grad = model.up.weight.grad[r].clone()
+        muon.step()
+        other.step()
+    for p, r in zip(separate, rows, strict=True):
+        torch.testing.assert_close(model.up.weight[r], p, rtol=1e-3, atol=1e-3)  # Muon multiplies in bfloat16
+
+
+def test_heads_that_alternate_are_refused_whole_and_have_their_own_leaves():
+    x = torch.randn(2, 5, 6)
+    with pytest.raises(NormMismatchError, match="of 'up.weight' alternate(.|\n)*split='heads', which has them head by head"):
+        param_groups(Alternating(False), x, split=True)
+    with pytest.raises(NormMismatchError, match="split must be True, False or 'heads', got 'head'"):
+        param_groups(Alternating(False), x, split="head")
+    apart = nn.MultiheadAttention(6, 2, bias=False)
+    names = [n for g in param_groups(apart, x, x, x, split="heads") for n in g["param_names"]]
+    assert names[:5] == [f"in_proj_weight[{i}:{j}]" for i, j in ((0, 3), (3, 6), (6, 9), (9, 12), (12, 18))]
+
+
 def test_what_cannot_be_grouped_is_refused():
     x = torch.randn(2, 3, 6)
     with pytest.raises(NormMismatchError, match="for_ must be one of 'muon'"):

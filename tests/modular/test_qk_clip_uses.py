@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 import transformers
 from torch import nn
 
@@ -355,6 +356,68 @@ def test_what_is_frozen_while_others_train_stays_what_it_is():
     model = nn.Sequential(ByHand(), nn.Linear(24, 2)).to(D)
     model[0].requires_grad_(False)
     with pytest.raises(NormMismatchError, match="head 0 cannot be scaled(.|\n)*frozen"):
+        QKClip(model, x)
+
+
+class Merged(nn.Module):
+    """Projections of queries and keys that are made of matrices; two heads of four."""
+
+    seen: torch.Tensor | None = None
+
+    def __init__(self, project):
+        super().__init__()
+        self.w, self.v = (nn.Parameter(torch.randn(8, 6)) for _ in range(2))
+        self.a, self.b = nn.Parameter(torch.randn(3, 6)), nn.Parameter(torch.randn(8, 3))
+        self.c, self.d = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(16, 3))
+        self.project = project
+
+    def forward(self, x, looks=False):
+        q, k = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.project(self, x))
+        self.seen = (q @ k.mT / 2).detach() if looks else None
+        return F.scaled_dot_product_attention(q, k, x.unflatten(-1, (2, 3)).transpose(1, 2))
+
+
+# how queries and keys are made, and what is multiplied of which parameters: never what other heads have as well
+MERGED = {
+    "a sum": (lambda m, x: (F.linear(x, m.w + 0.5 * m.b @ m.a), F.linear(x, m.v)), {"w", "b", "v"}),
+    "factors": (lambda m, x: (F.linear(x, m.b @ m.a), F.linear(x, m.v)), {"b", "v"}),
+    "three": (lambda m, x: (F.linear(x, m.b @ (m.c @ m.a)), F.linear(x, m.v)), {"b", "v"}),
+    "three, from the left": (lambda m, x: (F.linear(x, m.b @ m.c @ m.a), F.linear(x, m.v)), {"b", "v"}),
+    "inputs first": (lambda m, x: (x @ (m.w.T + m.a.T @ m.b.T), x @ m.v.T), {"w", "b", "v"}),
+    "addmm": (lambda m, x: (x @ torch.addmm(m.w, m.b, m.a).T, x @ m.v.T), {"w", "b", "v"}),
+    "einsum": (lambda m, x: (torch.einsum("bti,or,ri->bto", x, m.b, m.a), x @ m.v.T), {"b", "v"}),
+    "fused": (lambda m, x: F.linear(x, m.d @ m.a).chunk(2, -1), {"d"}),
+    "fused, chosen": (
+        lambda m, x: (F.linear(x, m.d @ m.a).index_select(-1, torch.arange(8 * i, 8 * i + 8)) for i in (0, 1)),
+        {"d"},
+    ),
+    "its own adjoint": (lambda m, x: (F.linear(x, m.w @ m.w.T @ m.w), F.linear(x, m.v)), {"v"}),
+}
+
+
+@pytest.mark.parametrize("how", MERGED)
+def test_heads_of_projections_that_are_made_of_several_matrices_are_clipped_one_by_one(how):
+    torch.manual_seed(seeded(0))
+    project, scaled = MERGED[how]
+    model, x = Merged(project).to(D), torch.randn(2, 5, 6, dtype=D)
+    model(x, looks=True)
+    before = model.seen
+    largest = before.amax((0, 2, 3))
+    tau = largest.mean().item()
+    old = {n: p.detach().clone() for n, p in model.named_parameters()}
+    clipped = QKClip(model, x, tau=tau).step_(x)
+    model(x, looks=True)
+    gammas = (tau / largest).clamp(max=1)
+    assert len(clipped) == 1
+    torch.testing.assert_close(model.seen, before * gammas.view(-1, 1, 1))
+    assert {n for n, p in model.named_parameters() if not torch.equal(p, old[n])} == scaled
+
+
+def test_a_frozen_term_of_a_merged_projection_is_not_scaled():
+    model, x = Merged(MERGED["a sum"][0]), torch.randn(2, 5, 6)
+    for p in (model.w, model.v):
+        p.requires_grad_(False)
+    with pytest.raises(NormMismatchError, match="entries of w are on the other side as well, taken elsewhere, or frozen"):
         QKClip(model, x)
 
 

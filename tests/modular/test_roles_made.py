@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from tests.modular.modular_models import D
 from tests.seeds import seeded
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.modular import ModularNorm, QKClip, find_roles
+from thunder_norm.modular import ModularNorm, ModularOptimizer, QKClip, find_roles
 
 
 class Attention(nn.Module):
@@ -315,3 +316,47 @@ def test_products_entry_by_entry_that_are_summed_are_attentions_where_each_query
     roles = find_roles(Gate(lambda y: how(*y.chunk(3, -1)), 1.5), torch.randn(2, 3, 8))
     assert [b.role for b in roles["up.weight"].blocks if b.role in ("query", "key", "value")] == wanted
     assert roles["down.weight"].is_attended == bool(wanted) and not roles["up.weight"].is_factor
+
+
+class Patches(nn.Module):
+    """A kernel that multiplies patches which do not overlap, as a convolution or by hand."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.w, self.head = nn.Parameter(torch.randn(6, 4, 2, 2, dtype=D)), nn.Linear(6, 7, dtype=D)
+
+    def forward(self, x):
+        return self.head(self.how(x, self.w).flatten(2).mT)
+
+
+def _cut_out(x):
+    """[batch, rows, columns, channels * 2 * 2]."""
+    return x.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).flatten(3)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda x, w: F.linear(_cut_out(x), w.flatten(1)).movedim(-1, 1),
+        lambda x, w: (_cut_out(x) @ w.reshape(6, -1).T).movedim(-1, 1),
+        lambda x, w: w.view(6, -1) @ F.unfold(x, 2, stride=2),
+        lambda x, w: torch.einsum("bhwk,ok->bohw", _cut_out(x), w.flatten(1)),
+    ],
+)
+def test_a_kernel_that_multiplies_patches_is_that_of_a_convolution(how):
+    torch.manual_seed(seeded(0))
+    by_hand, convolved = Patches(how), Patches(lambda x, w: F.conv2d(x, w, stride=2))
+    convolved.load_state_dict(by_hand.state_dict())
+    x = torch.randn(2, 4, 6, 6, dtype=D)
+    torch.testing.assert_close(by_hand(x), convolved(x))
+    role = find_roles(by_hand, x)["w"]
+    assert (role.role, role.out_axis) == ("convolution", 0)
+    before = by_hand.w.detach().clone()
+    for model in (by_hand, convolved):
+        optimizer = ModularOptimizer(model, x, lr=0.1, momentum=0.0, method="svd")
+        model(x).square().mean().backward()
+        optimizer.step()
+        # each tap moves by an operator of norm target / taps
+        values = torch.linalg.svdvals((model.w - before).detach().movedim((0, 1), (-2, -1)))
+        torch.testing.assert_close(values, torch.full_like(values, 0.1 * optimizer.norm.targets["w"] / 4 * (6 / 4) ** 0.5))

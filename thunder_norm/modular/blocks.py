@@ -56,6 +56,11 @@ class Block:
         return (self.start + self.period * torch.arange(self.num_runs)[:, None] + torch.arange(self.size)).flatten()
 
     @property
+    def is_view(self) -> bool:
+        """Whether it is a view of as many dimensions as the parameter has: one run, or runs of one index each."""
+        return self.num_runs == 1 or self.size == 1
+
+    @property
     def of_heads(self) -> tuple[Block, ...] | None:
         """A block for each head; None if heads are not known, or one is no runs of one size at one distance."""
         if self.heads is None or self.num_indices % self.heads:
@@ -69,7 +74,7 @@ class Block:
         return runs_of(t, self.axis, self.start, self.size, self.period, self.num_runs)
 
     def of(self, t: torch.Tensor) -> torch.Tensor:
-        """The block of a tensor of the parameter's shape, with the runs one after the other: a copy, if there are several."""
+        """The block of a tensor of the parameter's shape, with the runs one after the other: a copy, unless it is a view."""
         view = self.view(t)
         return view if self.num_runs == 1 else view.flatten(self.axis, self.axis + 1)
 

@@ -16,22 +16,19 @@ fixed    none                        1             1              1
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.core.kinds import RMSToRMSTensor
-from thunder_norm.core.tensors import NormedTensor
 from thunder_norm.errors import NormMapKeyError, NormMismatchError, with_details
+from thunder_norm.modular.following.mode import follow
+from thunder_norm.modular.following.notes import Meeting
 from thunder_norm.modular.monitoring.bounds import as_arguments
-from thunder_norm.modular.monitoring.parameters import natural_norms
-from thunder_norm.modular.unit_norms import UnitNorms
-from thunder_norm.norms.eager import run_eagerly
-from thunder_norm.norms.lifts.inference import NormSpec
-from thunder_norm.norms.lifts.parameters import tied_names
+from thunder_norm.modular.monitoring.parameters import TRANSPOSED, natural_norms_by_module, owner_of
 
 Role = Literal["input", "hidden", "output", "tied", "fixed"]
 
@@ -97,8 +94,8 @@ class MupScales(Mapping[str, MupScale]):
 def mup_scales(model: torch.nn.Module, base_model: torch.nn.Module, example: Any = None) -> MupScales:
     """Multipliers of learning rates and starts with which what is best for a narrow model is so for a wide one.
 
-    Which dimensions of a parameter grow is seen from both models; which of them is summed over, from the rules that consume it in the
-    program: so a table of 27 tokens [27, width] is input, and a head of the same shape output.  The model is not changed.
+    Which dimensions of a parameter grow is seen from both models; which of them products sum over, from the program: so a table of 27
+    tokens [27, width] is input, and a head of the same shape output.  The model is not changed.
 
     >>> def wide(n):
     ...     return torch.nn.Sequential(torch.nn.Linear(4, n), torch.nn.ReLU(), torch.nn.Linear(n, n), torch.nn.Linear(n, 2))
@@ -114,10 +111,9 @@ def mup_scales(model: torch.nn.Module, base_model: torch.nn.Module, example: Any
 
     Raises:
         NormMapKeyError: the models have other parameters.
-        NormMismatchError: a model is no module; a parameter has other numbers of dimensions in both, a table or vector two that grow, or is used as two
-            operators that sum over different dimensions; or, without an example, one of a module that is not torch's grows in one
-            dimension, which products may sum over or not (a class token, a transposed head).
-        MissingNormRuleError: an operation has no rule; without an example none are needed.
+        NormMismatchError: a model is no module; a parameter has other numbers of dimensions in both, a table or vector two that grow, or products
+            sum over other dimensions in one place than in another, which makes it two things; or, without an example, one of a module that is
+            not torch's grows in one dimension, which products may sum over or not (a class token, a transposed head).
     """
     for given in (model, base_model):
         if not isinstance(given, torch.nn.Module):
@@ -128,16 +124,37 @@ def mup_scales(model: torch.nn.Module, base_model: torch.nn.Module, example: Any
         raise NormMapKeyError(f"the models have other parameters, so they are not one of two widths: {', '.join(different[:4])}")
     if example is None:
         for name, p in base.items():
-            _check_owner(base_model.get_submodule(name.rpartition(".")[0]), name, wide[name].shape, p.shape)
-    wanted = _by_modules(base_model) if example is None else _by_program(base_model, example)
-    return MupScales(model, {name: _scale(name, p.shape, base[name].shape, wanted[name]) for name, p in wide.items()})
+            _check_owner(owner_of(base_model, name), name, wide[name].shape, p.shape)
+    uses = _by_modules(base_model) if example is None else _by_program(base_model, example)
+    groups = {name: _groups(owner_of(model, name), owner_of(base_model, name)) for name in base}
+    return MupScales(model, {name: _scale(name, p.shape, base[name].shape, uses[name], groups[name]) for name, p in wide.items()})
+
+
+@dataclass(frozen=True)
+class _Use:
+    """What a parameter is used for in one place.
+
+    Attributes:
+        summed: its axes that products sum over; none if it is in no product.
+        is_table: whether it is one.
+        groups: how many a transposed convolution has, whose inputs of all groups are along the axis that is summed over.
+    """
+
+    summed: frozenset[int] = frozenset()
+    is_table: bool = False
+    groups: int = 1
+
+    def __str__(self) -> str:
+        return "a table" if self.is_table else f"products that sum over {', '.join(map(str, sorted(self.summed))) or 'nothing'}"
 
 
 def _check_owner(owner: torch.nn.Module, name: str, shape: torch.Size, base: torch.Size) -> None:
-    """Refuse what only the program could tell: a parameter of a module that is not torch's, if what it grows by depends on its use."""
-    is_known = any(t.__module__.startswith("torch.nn.") and t.__module__ not in _HOLD_ANYTHING for t in type(owner).__mro__)
-    ratios = [a / b for a, b in zip(shape, base, strict=False) if a != b]
-    if len(shape) > 1 and not is_known and ratios and (len(ratios) < 2 or len(set(ratios)) > 1):
+    """Refuse what only the program could tell: a parameter of a module that is not torch's, if what it grows by depends on its use.
+
+    Where the last two dimensions grow alike, it is the same whichever of them products sum over.
+    """
+    ratios = {d - len(base): a / b for d, (a, b) in enumerate(zip(shape, base, strict=False)) if a != b}
+    if len(shape) > 1 and not _is_known(owner) and ratios and (list(ratios) != [-2, -1] or len(set(ratios.values())) > 1):
         raise NormMismatchError(
             with_details(
                 f"muP cannot tell what {name!r} is: {type(owner).__name__} is no layer of torch, and products may sum over what grows or not",
@@ -147,67 +164,78 @@ def _check_owner(owner: torch.nn.Module, name: str, shape: torch.Size, base: tor
         )
 
 
-def _by_modules(model: torch.nn.Module) -> dict[str, list[NormSpec]]:
-    """The norm of each parameter in every module that has it."""
-    norms, names = natural_norms(model), tied_names(model)
-    found = {name: [norm] for name, norm in norms.items()}
-    for name, p in model.named_parameters():
-        for other in names[name][1:]:
-            owner = model.get_submodule(other.rpartition(".")[0])
-            found[name].append(_only(natural_norms(owner), owner, p))
+def _is_known(owner: torch.nn.Module) -> bool:
+    return any(t.__module__.startswith("torch.nn.") and t.__module__ not in _HOLD_ANYTHING for t in type(owner).__mro__)
+
+
+def _by_modules(model: torch.nn.Module) -> dict[str, list[_Use]]:
+    """What each parameter is for in every module that has it."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found: dict[str, list[_Use]] = {name: [] for name in names.values()}
+    for module, p, norm in natural_norms_by_module(model):
+        is_table = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        summed = {norm.elem_dims[1] % p.ndim} if issubclass(norm.kind, RMSToRMSTensor) else ()
+        if summed and isinstance(module, torch.nn.Bilinear):
+            summed = {1, 2}
+        found[names[id(p)]].append(_Use(frozenset(summed), is_table))
     return found
 
 
-def _only(norms: dict[str, NormSpec], owner: torch.nn.Module, p: torch.Tensor) -> NormSpec:
-    return next(norms[name] for name, own in owner.named_parameters() if own is p)
-
-
-def _by_program(model: torch.nn.Module, example: Any) -> dict[str, list[NormSpec]]:
-    """The norms that the uses of each parameter want."""
+def _by_program(model: torch.nn.Module, example: Any) -> dict[str, list[_Use]]:
+    """What the program uses each parameter for; where a parametrization makes that of it in ways that are not followed, its module says it."""
     args, kwargs = as_arguments(example)
-    unit = UnitNorms.of(model, args, kwargs, "typical")
-    leaves, structure = tree_flatten((args, kwargs))
-    norms, _ = tree_flatten(unit.inputs)
-    normed = [_around(x, norm) for x, norm in zip(leaves, norms, strict=True)]
-    args, kwargs = tree_unflatten(normed, structure)
-    _, environment = run_eagerly(model, args, kwargs, policy="unit", mode="typical", otherwise="unit")
-    by_any_name = {other: name for name, _ in model.named_parameters() for other in tied_names(model)[name]}
-    found = {name: [norm] for name, norm in unit.norms.items()}
-    for name, uses in environment.uses.items():
-        if name in by_any_name:
-            found[by_any_name[name]] += [use.wanted for use in uses]
-    return found
+    met, by_modules = follow(model, args, kwargs).met, _by_modules(model)
+    return {
+        name: _uses(met.get(name, ())) or (of_modules if ".parametrizations." in f".{name}" else [])
+        for name, of_modules in by_modules.items()
+    }
 
 
-def _around(x: Any, norm: Any) -> Any:
-    if not isinstance(norm, NormedTensor) or norm.elem_dims is None:
-        return x
-    return NormSpec(type(norm), norm.elem_dims).around(x.backing if isinstance(x, NormedTensor) else x, 1.0)
+def _uses(met: Sequence[Meeting]) -> list[_Use]:
+    tables = [_Use(is_table=True)] * any(m.op == "table" for m in met)
+    convolutions = [_Use(frozenset({1 - m.out_axis}), groups=m.groups if m.out_axis else 1) for m in met if m.op == "convolution"]
+    # a product with constants (the iteration of a spectral norm) says nothing where there are others, and one with another parameter
+    # (of two matrices that are one) only what no product with activations does
+    matrices = [m for m in met if m.op == "matrix"]
+    of_any = [m for m in matrices if not m.is_of_constant] or matrices
+    products = [m for m in of_any if m.summed] or [m for m in met if m.op == "factor" and m.summed]
+    return list(dict.fromkeys([*tables, *convolutions, *(_Use(m.summed) for m in products)]))
 
 
-def _scale(name: str, shape: torch.Size, base: torch.Size, wanted: list[NormSpec]) -> MupScale:
+def _groups(owner: torch.nn.Module, base: torch.nn.Module) -> float | None:
+    """How many times as many groups a transposed convolution has; None where there is none, as a module."""
+    return owner.groups / base.groups if isinstance(owner, TRANSPOSED) and isinstance(base, TRANSPOSED) else None
+
+
+def _scale(name: str, shape: torch.Size, base: torch.Size, uses: Sequence[_Use], groups: float | None) -> MupScale:
     """By the dimensions that grow, and those that uses sum over."""
     if len(shape) != len(base):
         raise NormMismatchError(f"{name!r} has shape {list(shape)} in one model and {list(base)} in the other")
-    grows = {d - len(shape): a / b for d, (a, b) in enumerate(zip(shape, base, strict=True)) if a != b}
-    operators = {norm.elem_dims for norm in wanted if issubclass(norm.kind, RMSToRMSTensor)}
+    grows = {d: a / b for d, (a, b) in enumerate(zip(shape, base, strict=True)) if a != b}
     if not grows:
         return MupScale("fixed", 1.0)
-    is_table = any(not issubclass(norm.kind, RMSToRMSTensor) for norm in wanted)
-    summed = {dims[1] for dims in operators}
-    if len(summed) > 1 or (len(grows) > 1 and (is_table or not operators)):
+    is_table = any(use.is_table for use in uses)
+    products = [use for use in uses if use.summed]
+    found = {_of_product(grows, use.summed, is_table, groups or 1.0) for use in products} or {MupScale("input", 1.0)}
+    # how many groups the wide model has, if no module of it says so, is not known
+    is_unknown = groups is None and any(use.groups > 1 and use.summed & grows.keys() for use in products)
+    if len(found) > 1 or is_unknown or (len(grows) > 1 and (is_table or not products)):
         raise NormMismatchError(
             with_details(
                 f"muP has no role for {name!r}",
                 shapes=f"{list(base)} -> {list(shape)}",
-                used_as=", ".join(dict.fromkeys(map(str, wanted))),
+                used_as="; ".join(dict.fromkeys(map(str, uses))) or "neither a table nor in a product",
             )
         )
-    width = grows.get(next(iter(summed)), 1.0) if summed else 1.0
+    return found.pop()
+
+
+def _of_product(grows: Mapping[int, float], summed: frozenset[int], is_table: bool, groups: float) -> MupScale:
+    width = math.prod(grows.get(axis, 1.0) for axis in summed) / groups
     if width == 1.0:
         return MupScale("input", 1.0)
     if is_table:
         return MupScale("tied", width, output=1 / width)
-    if len(grows) > 1:
+    if not grows.keys() <= summed:
         return MupScale("hidden", width, lr=1 / width, init_std=width**-0.5)
     return MupScale("output", width, lr=1 / width, init_std=1 / width)

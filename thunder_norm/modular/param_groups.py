@@ -31,7 +31,7 @@ def param_groups(
     model: torch.nn.Module,
     *example_args: Any,
     for_: For = "muon",
-    split: bool = False,
+    split: bool | Literal["heads"] = False,
     roles: Roles | Mapping[str, Any] | None = None,
     **example_kwargs: Any,
 ) -> list[dict[str, Any]]:
@@ -57,19 +57,22 @@ def param_groups(
             ``"norm_kwargs"``), "adamw" (all; gains and biases without decay).
         split: give matrices with several blocks, and stacks of matrices, as one leaf for each matrix, which shares memory with the
             parameter and gets its part of the gradient in every backward.  Its first dimension has the outputs, also where the parameter
-            has them second.  Blocks that alternate cannot be views of two dimensions, and are refused.
+            has them second.  "heads": queries and keys head by head, too.  Blocks that alternate by runs of several indices cannot be views of
+            two dimensions, and are refused, unless "heads" cuts them apart: then values that alternate are cut by heads as well.
         roles: the table, or changes of it, as for `find_roles`.
         **example_kwargs: as `example_args`, by name.
 
     Raises:
         NormMapKeyError: as `find_roles`.
-        NormMismatchError: as `find_roles`; `for_` is none of these; a parameter has other dimensions than the optimizer takes; `split` of
+        NormMismatchError: as `find_roles`; `for_` or `split` is none of these; a parameter has other dimensions than the optimizer takes; `split` of
             blocks that are no views, or of DTensors.
         GradientError: (in a later backward, with `split`) gradients of a leaf were cleared and those of its parameter not, or the
             parameter is elsewhere in memory.
     """
     if for_ not in get_args(For):
         raise NormMismatchError(f"for_ must be one of {', '.join(map(repr, get_args(For)))}, got {for_!r}")
+    if not isinstance(split, bool) and split != "heads":
+        raise NormMismatchError(f"split must be True, False or 'heads', got {split!r}")
     if isinstance(model, torch.nn.Module):
         model, _ = unwrapped(model)
     if not isinstance(roles, Roles):
@@ -77,7 +80,7 @@ def param_groups(
     members = []
     for name, p in model.named_parameters():
         if p.requires_grad:
-            leaves = _leaves(roles[name], p) if split else []
+            leaves = _leaves(roles[name], p, split == "heads") if split else []
             members += leaves or [_Member(name, p, roles[name], roles[name].blocks)]
     grouped: dict[Any, list[_Member]] = {}
     for member in members:
@@ -142,25 +145,25 @@ def _group(members: Sequence[_Member], for_: For) -> dict[str, Any]:
     }
 
 
-def _leaves(role: Role, p: torch.Tensor) -> list[_Member]:
+def _leaves(role: Role, p: torch.Tensor, per_head: bool) -> list[_Member]:
     """One leaf for each matrix of a parameter; none if the parameter is as good."""
     if role.role not in ("matrix", "stack") or p.ndim > 3:
         return []
     axis = role.out_axis
-    if axis is None or p.ndim == 2 and not role.is_split and axis == 0:
+    blocks = _pieces(role, per_head)
+    if axis is None or p.ndim == 2 and len(blocks) == 1 and axis == 0:
         return []
     if is_spread(p):
         raise NormMismatchError(
             f"{role.name!r} is sharded: its blocks are no views; ModularOptimizer steps by blocks without them"
         )
-    blocks = role.blocks or (None,)
-    alternating = [b for b in blocks if b is not None and b.num_runs > 1]
-    if alternating:
+    if not _are_views(blocks):
+        by_heads = "split='heads', which has them head by head; or " if not per_head and _are_views(_pieces(role, True)) else ""
         raise NormMismatchError(
             with_details(
                 f"blocks of {role.name!r} alternate, so they are no views of two dimensions",
-                blocks=", ".join(map(str, blocks)),
-                instead="split=False, and an optimizer that reads the groups' blocks; ModularOptimizer does with blocks=True",
+                blocks=", ".join(map(str, role.blocks)),
+                instead=f"{by_heads}split=False, and an optimizer that reads the groups' blocks; ModularOptimizer does with blocks=True",
             )
         )
     stack_axis = role.stack_axis or 0
@@ -177,6 +180,19 @@ def _leaves(role: Role, p: torch.Tensor) -> list[_Member]:
     ]
 
 
+def _pieces(role: Role, per_head: bool) -> list[Block | None]:
+    """What the leaves of a matrix are: its blocks, or heads of these; None for all of it."""
+    found: list[Block | None] = []
+    for block in role.blocks:
+        by_heads = per_head and (block.role in ("query", "key") or not block.is_view)
+        found += (by_heads and block.of_heads) or (block,)
+    return found or [None]
+
+
+def _are_views(blocks: Sequence[Block | None]) -> bool:
+    return all(block is None or block.is_view for block in blocks)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Place:
     """Where in a parameter a matrix is."""
@@ -190,11 +206,13 @@ class _Place:
     def suffix(self) -> str:
         parts = [] if self.index is None else [str(self.index)]
         if self.block is not None and self.block.num_indices < self.block.length:
-            parts.append(f"{self.block.start}:{self.block.start + self.block.size}")
+            every = self.block.period if self.block.num_runs > 1 else 1  # runs of one index
+            stop = self.block.start + (self.block.num_runs - 1) * every + self.block.size
+            parts.append(f"{self.block.start}:{stop}" + (f":{every}" if every > 1 else ""))
         return f"[{', '.join(parts)}]" if parts else ""
 
     def __call__(self, t: torch.Tensor) -> torch.Tensor:
         """The matrix in a tensor of the parameter's shape, outputs first: a view."""
-        part = t if self.block is None else self.block.view(t)
+        part = t if self.block is None else self.block.of(t)
         part = part if self.index is None else part.select(self.stack_axis, self.index)
         return part.mT if self.axis == t.ndim - 1 else part

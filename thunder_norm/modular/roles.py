@@ -38,8 +38,8 @@ class Role:
         shape: its shape.
         role: "matrix" (multiplies activations), "head" (a matrix whose product is the program's result, or enters a loss), "table" (rows
             are looked up, or added at their places), "tied" (a table that is the head as well), "stack" (several matrices: experts,
-            heads), "convolution", "depthwise" (a convolution of each channel by itself), "gain" (multiplies entry by entry), "bias" (is
-            added), "other", or "unused".
+            heads), "convolution" (also one that multiplies patches which the program cuts out), "depthwise" (a convolution of each channel
+            by itself), "gain" (multiplies entry by entry), "bias" (is added), "other", or "unused".
         blocks: of a matrix, stack or bias the blocks along the axis of its outputs, one if it is not split; of others none.
         out_axis: the axis of its outputs; None where it has none.
         groups: of a convolution.
@@ -253,6 +253,8 @@ def _factors(rows: Mapping[str, Role], products: set[frozenset[str]]) -> frozens
 def _role(name: str, shape: tuple[int, ...], notes: Notes, uses: Sequence[Use], names: tuple[str, ...]) -> Role:
     met = notes.met.get(name, [])
     role = _named(shape, {m.op for m in met}, uses)
+    if role == "stack" and _is_kernel(shape, [m.summed for m in met if m.op == "matrix"]):
+        role = "convolution"
     convolution = next((m for m in met if m.op == "convolution"), None)
     if convolution is not None:
         in_channels = shape[1 - convolution.out_axis] * (1 if convolution.out_axis else convolution.groups)
@@ -269,6 +271,12 @@ def _role(name: str, shape: tuple[int, ...], notes: Notes, uses: Sequence[Use], 
     is_attended = bool(products) and all(m.is_attended for m in products)
     is_at_places = role == "table" and {m.is_at_places for m in met if m.op == "table"} == {True}
     return Role(name, shape, role, blocks, axis, groups, names, is_first, is_attended, False, is_at_places, stack_axis)
+
+
+def _is_kernel(shape: tuple[int, ...], summed: Sequence[frozenset[int]]) -> bool:
+    """Whether what has four dimensions or more multiplies patches that the program cuts out itself: one axis is left of it, that of channels."""
+    large = {axis for axis, size in enumerate(shape) if size != 1}
+    return len(shape) > 3 and bool(summed) and all(axes and len(large - axes) == 1 for axes in summed)
 
 
 def _stack_axis(summed: Sequence[frozenset[int]]) -> int | None:

@@ -173,7 +173,7 @@ def _choose(notes: Notes, call: Call, state: Followed, dims: Sequence[int], chos
             lost += notes.use(Followed((strand,)), call.name)
         kept.append(moved)
     is_parameter = state.is_parameter and not is_table
-    strands = tuple(s for s in kept if s.axes or is_table)
+    strands = tuple(s for s, before in zip(kept, state.strands, strict=True) if s.axes or is_table or not before.axes)
     scale = state.scale if len(strands) == len(kept) else Scale.NOTHING
     is_looked_up = is_table or state.is_looked_up
     notes.note(call.out, Followed(strands, scale, is_parameter, is_looked_up=is_looked_up, reduced=reduced([state], lost)))

@@ -35,6 +35,7 @@ class Meeting:
         is_first: whether what it multiplies depends on no parameter.
         is_attended: whether what it multiplies is what an attention returns.
         summed: the parameter's axes that a product sums over.
+        is_of_constant: whether what it multiplies depends on no parameter and no input.
         is_at_places: whether what is looked up depends on no input: the places of tokens.
     """
 
@@ -44,6 +45,7 @@ class Meeting:
     is_first: bool = False
     is_attended: bool = False
     summed: frozenset[int] = frozenset()
+    is_of_constant: bool = False
     is_at_places: bool = False
 
 

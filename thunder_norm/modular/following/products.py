@@ -71,8 +71,10 @@ def multiply(notes: Notes, call: Call) -> None:
         is_attended = any(_probabilities(state) is not None for state in (of_a, of_b))
         strands, score = (), score or _of_activations(notes, call, (a, of_a), (b, of_b))
     if of_a is not None and of_b is not None and is_parameter:  # a matrix made of matrices, of which it has rows and columns
+        columns = frozenset(s.name for s in strands if s.scales)
         rows = survived(of_a, "itself", [-1], lambda t: _left(t, call))
-        strands = tuple(replace(s, kind="itself") for s in (*(replace(s, scales=False) for s in rows), *strands))
+        rows = tuple(replace(s, scales=False, instead_of=columns if s.scales else s.instead_of and columns) for s in rows)
+        strands = tuple(replace(s, kind="itself") for s in (*rows, *strands))
     state = Followed(strands, scale, is_parameter, score, is_attended)
     if call.name.startswith("add") or call.name == "baddbmm":
         state = _with_added(notes, call, state)
@@ -123,11 +125,12 @@ def _product(
     notes: Notes, call: Call, factor: torch.Tensor, parameter: Followed, moved: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[Strand, ...]:
     other = call.state(factor)
-    if other is not None:
-        notes.use(other, call.name)
-        if other.is_parameter:
-            notes.meet(other, Meeting("factor"))
     left, right = (call.args[i] for i in _FACTORS[call.name])
+    if other is not None and other.is_parameter:  # of which the product has rows, that are followed on
+        for before, after in zip(other.strands, survived(other, "itself", [-1], lambda t: t), strict=True):
+            notes.meet(replace(other, strands=(before,)), Meeting("factor", summed=before.axes - after.axes))
+    elif other is not None:
+        notes.use(other, call.name)
     if parameter is call.state(left):
         dims = [-1]
     else:
@@ -135,11 +138,24 @@ def _product(
     found = survived(parameter, "weight", dims, moved)
     if other is None or not other.is_parameter:
         is_first, is_attended = not notes.is_dependent(factor), other is not None and other.is_attended
+        is_of_constant = notes.is_constant(factor)
         for before, after in zip(parameter.strands, found, strict=True):
             summed = before.axes - after.axes
-            meeting = Meeting("matrix", is_first=is_first, is_attended=is_attended, summed=summed)
+            meeting = Meeting("matrix", is_first=is_first, is_attended=is_attended, summed=summed, is_of_constant=is_of_constant)
             notes.meet(replace(parameter, strands=(before,)), meeting)
+        found = _by_rows(found)
     return found
+
+
+def _by_rows(strands: tuple[Strand, ...]) -> tuple[Strand, ...]:
+    """Of a matrix that is a product of others, the rows scale its product with activations where its columns are summed over."""
+    gone = {s.name for s in strands if s.scales and not s.axes}
+    turned = [s for s in strands if s.axes and s.instead_of and s.instead_of <= gone]
+    replaced = frozenset[str]().union(*(s.instead_of for s in turned))
+    return tuple(
+        replace(s, scales=True, instead_of=frozenset()) if s in turned else replace(s, scales=s.scales and s.name not in replaced)
+        for s in strands
+    )
 
 
 def _is_vector(call: Call) -> bool:
@@ -306,7 +322,8 @@ def bilinear(notes: Notes, call: Call) -> None:
     """``x W y`` of `F.bilinear`: a matrix for each output."""
     weight = call.state(call.args[1])
     if weight is not None and weight.is_parameter:
-        notes.meet(weight, Meeting("matrix", is_first=not any(map(notes.is_dependent, (call.args[0], call.args[2])))))
+        is_first = not any(map(notes.is_dependent, (call.args[0], call.args[2])))
+        notes.meet(weight, Meeting("matrix", is_first=is_first, summed=frozenset({1, 2})))
     mix(notes, call)
 
 

@@ -65,6 +65,7 @@ class Strand:
         scales: whether it is one of those that multiply the tensor if they are multiplied (see `Scale`).
         made: what the program makes of the parameter before all else (``1 + w``): that is what is multiplied.
         multiple: of kind itself, how many times that the tensor is; NaN if it is not known.
+        instead_of: parameters that scale the tensor, in place of which this one may: the other factors of a product.
     """
 
     name: str
@@ -73,11 +74,12 @@ class Strand:
     scales: bool = True
     made: Made = Made()
     multiple: float = 1.0
+    instead_of: frozenset[str] = frozenset()
 
     @property
-    def identity(self) -> tuple[str, Kind, bool, Made]:
+    def identity(self) -> tuple[str, Kind, bool, Made, frozenset[str]]:
         """What strands that are one in a sum of tensors, or in tensors put beside each other, have in common."""
-        return self.name, self.kind, self.scales, self.made
+        return self.name, self.kind, self.scales, self.made, self.instead_of
 
     @property
     def axes(self) -> frozenset[int]:
@@ -401,8 +403,8 @@ def assembled(t: torch.Tensor, written: Sequence[Written]) -> Followed:
     for (identity, term, axis), parts in of_each.items():
         terms.setdefault(identity, {}).setdefault(term, {})[axis] = in_memory(t, NOTHING, parts, t)
     strands = tuple(
-        Strand(name, kind, tuple(of_terms.values()), scales, made, math.nan)
-        for (name, kind, scales, made), of_terms in terms.items()
+        Strand(name, kind, tuple(of_terms.values()), scales, made, math.nan, instead_of)
+        for (name, kind, scales, made, instead_of), of_terms in terms.items()
     )
     is_all = sum(shape.numel() for _, shape, _, _ in written) >= t.numel()
     states = [state for *_, state in written]

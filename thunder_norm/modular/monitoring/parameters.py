@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrize import ParametrizationList
 
-from thunder_norm.core.kinds import RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.measuring import extreme_singular_values, stacked
 from thunder_norm.core.tensors import has_norm
 from thunder_norm.errors import NormMismatchError
@@ -20,7 +22,9 @@ from thunder_norm.norms.lifts.inference import NormSpec
 from thunder_norm.norms.lifts.parameters import canonical_dims
 
 _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-_TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+_NORMALIZATIONS = (torch.nn.LayerNorm, torch.nn.RMSNorm)
+_TOKENS = ("bias_k", "bias_v")
+TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
 
 
 def measured_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -42,20 +46,44 @@ def measured_names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def natural_norms(model: torch.nn.Module) -> dict[str, NormSpec]:
     """The norms of parameters by the modules they are in, for a program that says nothing about them.
 
-    Weights of convolutions are kernels, those of embeddings tables; else what has two dimensions or more is a (stack of) operators,
-    and what has fewer a vector.
+    Weights of convolutions are kernels, those of embeddings tables, gains, biases and tokens vectors; else what has two dimensions or more
+    is a (stack of) operators, and what has fewer a vector.  What is parametrized is what it is without.
     """
     found: dict[int, NormSpec] = {}
-    for module in model.modules():
-        for p in module.parameters(recurse=False):
-            found.setdefault(id(p), _natural(module, p))
+    for _, p, norm in natural_norms_by_module(model):
+        found.setdefault(id(p), norm)
     return {name: found[id(p)] for name, p in model.named_parameters()}
 
 
-def _natural(module: torch.nn.Module, p: torch.Tensor) -> NormSpec:
-    if p.ndim < 2 or isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+def natural_norms_by_module(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, torch.Tensor, NormSpec]]:
+    """Each parameter in every module that has it, and its norm there."""
+    for path, module in model.named_modules():
+        for name, p in module.named_parameters(recurse=False):
+            if isinstance(module, ParametrizationList):
+                yield owner_of(model, f"{path}.{name}"), p, _parametrized(model, path, name, p)
+            else:
+                yield module, p, _natural(module, name, p)
+
+
+def owner_of(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    """The module that a parameter is of, or what it is made of."""
+    path = name.rpartition(".")[0]
+    is_made = isinstance(model.get_submodule(path), ParametrizationList)
+    return model.get_submodule(path.rpartition("parametrizations.")[0].rstrip(".") if is_made else path)
+
+
+def _parametrized(model: torch.nn.Module, path: str, name: str, p: torch.Tensor) -> NormSpec:
+    first = next(iter(model.get_submodule(path).children()), None)
+    if name == "original0" and isinstance(first, _WeightNorm):  # lengths
+        return NormSpec(LinfTensor, ())
+    return _natural(owner_of(model, f"{path}.{name}"), path.rpartition(".")[2], p)
+
+
+def _natural(module: torch.nn.Module, name: str, p: torch.Tensor) -> NormSpec:
+    is_vector = isinstance(module, _NORMALIZATIONS) or isinstance(module, torch.nn.MultiheadAttention) and name in _TOKENS
+    if p.ndim < 2 or is_vector or isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
         return NormSpec(RMSTensor, canonical_dims(RMSTensor, None, p.ndim))
-    if p.ndim > 2 and isinstance(module, _TRANSPOSED):
+    if p.ndim > 2 and isinstance(module, TRANSPOSED):
         grouped = RMSToRMSConvTensor if module.groups == 1 else RMSToRMSTensor  # its groups are along the other dimension
         return NormSpec(grouped, (1 - p.ndim, -p.ndim))
     if p.ndim > 2 and isinstance(module, _CONVOLUTIONS):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 
 from thunder_norm import op_names
 from thunder_norm.core import by_data, context, conversions, dispatch, registry
-from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSTensor
+from thunder_norm.core.kinds import LinfTensor, RMSTensor, RMSToRMSConvTensor, RMSToRMSTensor
 from thunder_norm.core.ranges import facts_of_entries
 from thunder_norm.core.tensors import NORM_DTYPE, NormedTensor, describe
 from thunder_norm.errors import MissingNormRuleError, NormMapKeyError, NormMismatchError, UnsupportedOpError, with_details
@@ -324,14 +324,20 @@ def _derived_in(derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...
     source = derived.sources()[0]
     # a vector that becomes a matrix is no operator yet
     source_kind = RMSTensor if len(kind.default_elem_dims(source.ndim)) > source.ndim else kind
-    order = default = source_kind.default_elem_dims(source.ndim)
+    default = source_kind.default_elem_dims(source.ndim)
+    choice = source_kind, default
 
-    def chosen(v: torch.Tensor) -> type[NormedTensor]:  # a scalar beside a matrix is no operator
-        return source_kind if v.ndim >= len(default) else RMSTensor
+    def chosen(v: torch.Tensor, own: tuple[type[NormedTensor], tuple[int, ...]]) -> tuple[type[NormedTensor], Any]:
+        # a scalar beside a matrix is no operator
+        return own[0] if v.ndim >= len(default) else RMSTensor, own[1] if v.ndim >= len(default) else None
 
-    if len(default) == 2:  # a transposed matrix wants (in, out) of its source
+    if (
+        len(default) == 2
+    ):  # a transposed matrix wants (in, out) of its source, one whose rows are the entries of a kernel wants a kernel
         one = torch.ones((), dtype=NORM_DTYPE)
-        for tried in (default, default[::-1]):
+        kernels = [(RMSToRMSConvTensor, RMSToRMSConvTensor.default_elem_dims(source.ndim))]
+        has_kernels = source_kind is RMSToRMSTensor and source.ndim > 2
+        for tried in (choice, (source_kind, default[::-1]), *(kernels if has_kernels else ())):
             with context.environment(context.Environment()):  # only to see what becomes of the dimensions
                 beside = replace(
                     derived,
@@ -339,15 +345,11 @@ def _derived_in(derived: Derived, kind: type[NormedTensor], dims: tuple[int, ...
                         lambda v: v._wrap(v.backing, one, None, ()) if isinstance(v, NormedTensor) else v, derived.args
                     ),
                 )
-                result = beside.norm(lambda v, o=tried: chosen(v)._wrap(v, one, None, o if v.ndim >= len(o) else None))
+                result = beside.norm(lambda v, own=tried: chosen(v, own)[0]._wrap(v, one, None, chosen(v, own)[1]))
             if isinstance(result, kind) and result.elem_dims == dims:
-                order = tried
+                choice = tried
                 break
-
-    def lift(v: torch.Tensor) -> NormedTensor:
-        return context.lift(v, chosen(v), order if v.ndim >= len(order) else None)
-
-    return _converted(derived.norm(lift), kind, dims)
+    return _converted(derived.norm(lambda v: context.lift(v, *chosen(v, choice))), kind, dims)
 
 
 def kinds_on_the_way(
