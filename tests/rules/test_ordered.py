@@ -70,3 +70,24 @@ def test_parts_of_two_sorted_tensors_may_differ_either_way():
     )
     for gap in gaps:
         assert (gap._range or Range()).low == -float("inf")
+
+
+WRITES = {
+    "an entry": lambda z: z[:, 0].fill_(5.0),
+    "signs": lambda z: z.mul_(torch.tensor([1.0, -1.0, 1.0, -1.0])),
+    "all signs": lambda z: z.neg_(),
+    "a part": lambda z: z[:, 1:].sub_(4.0),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_is_written_into_is_sorted_no_more(name):
+    def program(x):
+        z = torch.sort(x).values
+        later, earlier = z[:, 1:], z[:, :-1]
+        WRITES[name](z)
+        return torch.exp(earlier - later)
+
+    for call in (program, thunder.jit(program, transforms=[NormTransform()])):
+        y = call(LinfTensor(3.0, backing=torch.tensor([[3.0, -2, 1, 0.5], [0, 1, 2, 3]])))
+        assert 1 < actual_norm(y) <= y.norm_size

@@ -334,6 +334,7 @@ NOT_BENEATH = {
     "less what may be negative": lambda f, i: (f - i - f.amax(-1, keepdim=True)).exp(),
     "and squares": lambda f, i: (f + i.square() - f.amax(-1, keepdim=True)).exp(),
     "less many times squares": lambda f, i: (torch.sub(f, i.square(), alpha=-2) - f.amax(-1, keepdim=True)).exp(),
+    "written between": lambda f, i: (u := f * 1.0, m := u.amax(-1, keepdim=True), u.neg_(), (u - u.square() / 9 - m).exp())[-1],
     "squares less it": lambda f, i: (i.square() - f - f.amax(-1, keepdim=True)).exp(),
 }
 
