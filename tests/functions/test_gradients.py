@@ -348,3 +348,17 @@ def test_places_filled_by_a_tensor_that_is_differentiated(name: str) -> None:
     f, x, i = _FILLED_BY_TENSORS[name], float64(3).requires_grad_(), torch.tensor([2, 0, 2])
     found, wanted = (torch.autograd.grad(g(x, i).sin().sum(), x)[0] for g in (thunder.jit(f, transforms=[T.NormTransform()]), f))
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("is_differentiated", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_are_torchs(dtype, is_differentiated):
+    """Thunder's symbol for them is executed in bfloat16 alone, and takes no argument by torch's name."""
+    torch.manual_seed(seeded(0))
+    ends = torch.tensor([2, 5, 6], dtype=torch.int32)
+    given = [torch.randn(s, dtype=dtype, requires_grad=is_differentiated) for s in ((6, 16), (3, 16, 8))]
+    program = lambda x, w: torch._grouped_mm(x, w, offs=ends).square()  # noqa: E731
+    got, want = thunder.jit(program, transforms=[T.NormTransform()])(*given), program(*given)
+    torch.testing.assert_close(got, want)
+    if is_differentiated:
+        torch.testing.assert_close(torch.autograd.grad(got.sum(), given), torch.autograd.grad(want.sum(), given))

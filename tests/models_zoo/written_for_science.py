@@ -72,6 +72,34 @@ class Siren(nn.Module):
         return self.layers[-1](x)
 
 
+@written("radiance field", lambda: torch.randn(3, 3), lambda: torch.randn(3, 3), lambda: torch.rand(3, 6))
+class RadianceField(nn.Module):
+    """Mildenhall et al.'s NeRF: colours along a ray, at places that are drawn and sorted, as far as light comes through."""
+
+    octaves: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.density = nn.Linear(27, 24), nn.Linear(51, 24), nn.Linear(24, 1)
+        self.colour = nn.Sequential(nn.Linear(27, 12), nn.ReLU(), nn.Linear(12, 3))
+        self.register_buffer("octaves", 2.0 ** torch.arange(4))
+
+    def encoded(self, x):
+        angles = x[..., None, :] * self.octaves[:, None]
+        return torch.cat([x, torch.sin(angles).flatten(-2), torch.cos(angles).flatten(-2)], -1)
+
+    def forward(self, origin, direction, drawn):
+        z = torch.sort(0.5 + 2.5 * drawn, dim=-1).values
+        e = self.encoded(origin[:, None] + direction[:, None] * z[..., None])
+        h = F.relu(self.second(torch.cat([F.relu(self.first(e)), e], -1)))
+        towards = F.normalize(direction, dim=-1)[:, None].expand(-1, z.shape[1], -1)
+        colours = torch.sigmoid(self.colour(torch.cat([h, towards], -1)))
+        gaps = torch.cat([z[:, 1:] - z[:, :-1], torch.full_like(z[:, :1], 1e10)], -1) * direction.norm(dim=-1, keepdim=True)
+        opacity = 1 - torch.exp(-F.relu(self.density(h).squeeze(-1)) * gaps)
+        comes_through = torch.cumprod(torch.cat([torch.ones_like(z[:, :1]), 1 - opacity + 1e-10], -1), -1)[:, :-1]
+        return ((opacity * comes_through)[..., None] * colours).sum(1)
+
+
 @written("DeepONet", lambda: torch.randn(3, 10), lambda: torch.rand(7, 1))
 class DeepONet(nn.Module):
     """Lu et al.'s: an operator, by functions of what is given and functions of where it is asked for."""

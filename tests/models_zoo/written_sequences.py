@@ -86,6 +86,32 @@ class GatedResidual(nn.Module):
         return self.norm(self.skip(x) + F.glu(self.gate(self.second(F.elu(self.first(x)))), -1))
 
 
+@written("random features of an attention", sequences)
+class RandomFeatures(nn.Module):
+    """Choromanski et al.'s FAVOR+, causal: positive features of orthogonal directions, less the largest of a row or of all keys."""
+
+    directions: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        orthogonal, _ = torch.linalg.qr(torch.randn(16, 16))
+        self.register_buffer("directions", orthogonal.T[:12] * torch.randn(12, 16).norm(dim=1, keepdim=True))
+
+    def features(self, x, dims):
+        x = x * 16**-0.25
+        u = x @ self.directions.T
+        squares = x.square().sum(-1, keepdim=True) / 2
+        return 12**-0.5 * (torch.exp(u - squares - u.amax(dims, keepdim=True).detach()) + 1e-4)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k = self.features(q, -1), self.features(k, (-1, -2))
+        context = torch.einsum("bnm,bnd->bnmd", k, v).cumsum(1)
+        shares = 1.0 / torch.einsum("bnm,bnm->bn", q, k.cumsum(1))
+        return self.out(torch.einsum("bnm,bnmd,bn->bnd", q, context, shares))
+
+
 @written("temporal fusion transformer", lambda: torch.randn(2, 6, 5))
 class TemporalFusion(nn.Module):
     """Lim et al.'s: variables that are chosen softly, an LSTM, and attention to the past."""

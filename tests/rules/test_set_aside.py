@@ -312,6 +312,40 @@ def test_what_is_computed_otherwise_is_another(name):
     assert y.norm_size >= actual_norm(y)
 
 
+BENEATH = {
+    "less squares": lambda f, i: (f - i.square().sum(-1, keepdim=True) / 2 - f.amax(-1, keepdim=True).detach()).exp(),
+    "squares before": lambda f, i: (-i.square() + f - 0.0 - f.amax((0, 1), keepdim=True)).exp(),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("name", BENEATH)
+def test_what_is_beneath_the_largest_is_at_most_one(name, traced):
+    """Random features of an attention (FAVOR+): attained by zeros."""
+    call = thunder.jit(BENEATH[name], transforms=[NormTransform()]) if traced else BENEATH[name]
+    for t in (torch.zeros(2, 4, dtype=D), torch.randn(2, 4, dtype=D)):
+        y = call(*(LinfTensor(30.0, backing=t) for _ in range(2)))
+        assert actual_norm(y) <= y.norm_size and y.norm_size.item() == pytest.approx(1.0)
+    assert BENEATH[name](torch.zeros(2, 4), torch.zeros(2, 4)).eq(1).all()
+    assert search(BENEATH[name], [Ball(n, LinfTensor, (2, 4), norm_size=3.0) for n in "fi"], **FEW).is_sound
+
+
+NOT_BENEATH = {
+    "less what may be negative": lambda f, i: (f - i - f.amax(-1, keepdim=True)).exp(),
+    "and squares": lambda f, i: (f + i.square() - f.amax(-1, keepdim=True)).exp(),
+    "less many times squares": lambda f, i: (torch.sub(f, i.square(), alpha=-2) - f.amax(-1, keepdim=True)).exp(),
+    "written between": lambda f, i: (u := f * 1.0, m := u.amax(-1, keepdim=True), u.neg_(), (u - u.square() / 9 - m).exp())[-1],
+    "squares less it": lambda f, i: (i.square() - f - f.amax(-1, keepdim=True)).exp(),
+}
+
+
+@pytest.mark.parametrize("name", NOT_BENEATH)
+def test_what_may_be_larger_is_not_beneath(name):
+    f, i = torch.tensor([[1.0, -3.0, 0.5]]), torch.tensor([[-2.0, -2.0, 2.0]])
+    y = NOT_BENEATH[name](*(LinfTensor(3.0, backing=t) for t in (f, i)))
+    assert 1 < actual_norm(y) <= y.norm_size
+
+
 def test_results_are_let_go():
     a = RMSTensor.of(torch.randn(3)) * 1.0
     gone = weakref.ref((a + 1.0).backing)

@@ -50,6 +50,25 @@ class Differences:
     is_falling: bool
 
 
+@dataclass(frozen=True)
+class Ordered:
+    """That entries are those of one sorted tensor, from a place on along a dimension, some or all of them.
+
+    Attributes:
+        along: the dimension, negative.
+        start: the place, along it, of the first.
+        step: how many places on the next is.
+        is_falling: whether later ones are no larger; else no less.
+        made: by which sort, by identity.
+    """
+
+    along: int
+    start: int
+    step: int
+    is_falling: bool
+    made: object
+
+
 @dataclass(frozen=True, eq=False)
 class End:
     """An end of a range as a function of norms, no further out than the number that holds for all of them.
@@ -93,7 +112,7 @@ class Range:
         most_sum: the same for at most s.
         averaged: of how many numbers each entry is a mean, a sum or a length, at least: the more, the closer it is to its typical size.
             Says something of entries of one sign; infinite for a constant.
-        sums: whether they are partial sums, where no number has the other sign, or differences of such.
+        sums: whether they are partial sums, where no number has the other sign, differences of such, or sorted.
         least: what no entry is less than by the norms at hand, where that says more than `low`.
         most: the same for `high`.
         rayleigh: between which numbers x^T A x / |x|^2 is, of the square matrices A in the last two dimensions.
@@ -104,7 +123,7 @@ class Range:
     high: float = math.inf
     least_sum: tuple[int, float] | None = None
     averaged: float = 1.0
-    sums: PartialSums | Differences | None = field(default=None, compare=False)
+    sums: PartialSums | Differences | Ordered | None = field(default=None, compare=False)
     least: End | None = field(default=None, compare=False, repr=False)
     most: End | None = field(default=None, compare=False, repr=False)
     rayleigh: Range | None = field(default=None, compare=False, repr=False)

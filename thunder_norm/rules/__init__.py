@@ -33,7 +33,7 @@ from thunder_norm.rules.linear_algebra import matrix_functions
 from thunder_norm.rules.written_out import matrix_polynomials
 from thunder_norm.rules.entrywise import domains, quantization, special, polynomials, steps
 from thunder_norm.rules.layout import strided, written_calls
-from thunder_norm.rules.known_ranges import partial_sums, ranges, ranges_of_activations, conditions, fractions
+from thunder_norm.rules.known_ranges import partial_sums, ordered, ranges, ranges_of_activations, conditions, fractions
 from thunder_norm.rules.weighted import weighted_sums, weighted_places, largest_of_groups, shares_of_groups, weighted_means
 from thunder_norm.rules.quotients import over_factors, over_sums, over_larger, range_bounds
 from thunder_norm.rules.known_ranges import gamma_functions, symmetric_parts, straight_through, where_zero, jumps_made_good
@@ -145,6 +145,7 @@ __all__ = [
     "over_larger",
     "over_sums",
     "own_lengths",
+    "ordered",
     "partial_sums",
     "conditions",
     "patches",

@@ -42,7 +42,7 @@ def _cumulative(args: tuple, kwargs: Mapping[str, Any], of: Of) -> Known:
 normed_op(torch.cumsum).register_range(_cumulative, caps=True)
 
 
-def _without_sums(op: Callable) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
+def without_sums(op: Callable) -> Callable[[tuple, Mapping[str, Any], Of], Known]:
     """The rule that an operation has so far."""
     rule = normed_op(op).range_rule
     assert rule is not None, "`ranges` gave it one"
@@ -50,7 +50,7 @@ def _without_sums(op: Callable) -> Callable[[tuple, Mapping[str, Any], Of], Know
 
 
 _entries, _narrowed, _difference, _filled, _chosen = map(
-    _without_sums, (torch.Tensor.__getitem__, torch.narrow, torch.sub, torch.masked_fill, torch.where)
+    without_sums, (torch.Tensor.__getitem__, torch.narrow, torch.sub, torch.masked_fill, torch.where)
 )
 
 

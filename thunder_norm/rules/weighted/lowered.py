@@ -1,6 +1,7 @@
 """Entries that numbers of one sign stand below: where a mask times such a number is added, or none is put in the place of nothing.
 
 tokens - 1e9 * is_padding[..., None].float()
+exp(u - u.square().sum(-1, keepdim=True) / 2 - u.amax(-1, keepdim=True))
 F.relu(torch.full((nodes, width), -1e9).scatter_reduce(0, index, messages, "amax"))
 """
 
@@ -16,15 +17,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.core.context import current_environment, run_real, values_of
 from thunder_norm.core.kinds import RMSTensor
-from thunder_norm.core.known_ranges import known_range, range_of_constant
+from thunder_norm.core.known_ranges import known_range, range_of, range_of_constant
 from thunder_norm.core.local import is_local
 from thunder_norm.core.ranges import Range
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
-from thunder_norm.rules._facts import Lowered, Raised, Source, fact, is_plain, ruled, unconditional
+from thunder_norm.rules._facts import Alternatives, Lowered, Raised, Source, every_fact, fact, is_plain, ruled, unconditional
 from thunder_norm.rules._set_aside import Run, entries_left, is_set_somewhere, less_unless, run_on_values
 from thunder_norm.rules._shared import SAME_DIMS, Number
 from thunder_norm.rules.weighted._infinities import with_known
+from thunder_norm.rules.written_out.written_out_exponentials import Beneath, sources_of
 
 # -- sums -----------------------------------------------------------------------------------------------------------------
 
@@ -88,6 +90,28 @@ def _sum(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
 
 for _op in (torch.add, torch.sub):
     normed_op(_op).register_fact(_sum(_op))
+
+
+def _less(op: Callable) -> Callable[[tuple, dict[str, Any], NormedTensor], Any]:
+    """What a number or tensor was subtracted from that is nowhere negative: no entry is larger than before."""
+
+    def rule(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+        given = dict(zip(("input", "other", "alpha"), args, strict=False)) | kwargs
+        a, b = given["input"], given["other"]
+        if given.get("alpha", 1) != 1:
+            return out._facts
+        found = []
+        for x, by in ((a, b),) if op is torch.sub else ((a, b), (b, a)):
+            within = range_of(by) if isinstance(x, RMSTensor) and x.shape == out.shape else None
+            if within is not None and (within.low >= 0 if op is torch.sub else within.high <= 0):
+                found += [*map(Beneath, sources_of(x)), *(f for f in every_fact(x) if isinstance(f, Beneath))]
+        return Alternatives((*every_fact(out), *found)) if found else out._facts
+
+    return rule
+
+
+for _op in (torch.add, torch.sub):
+    normed_op(_op).register_fact(_less(_op))
 
 
 # -- what is positive of them ---------------------------------------------------------------------------------------------

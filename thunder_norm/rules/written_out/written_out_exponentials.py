@@ -144,10 +144,19 @@ def _bounds(result: NormedTensor, x: NormedTensor, dims: ed.Dims, keepdim: bool,
 
 
 def _bounding(x: Any, of: Any) -> Bounding | None:
-    if not isinstance(of, NormedTensor):
-        return None
-    own = Source.of(of)
-    return next((f for f in every_fact(x) if isinstance(f, Bounding) and not f.is_reduced and f.x.is_same(own)), None)
+    return _bounding_one_of(x, [Source.of(of)]) if isinstance(of, NormedTensor) else None
+
+
+def _bounding_one_of(x: Any, sources: list[Source]) -> Bounding | None:
+    known = [f for f in every_fact(x) if isinstance(f, Bounding) and not f.is_reduced]
+    return next((f for f in known if any(map(f.x.is_same, sources))), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Beneath(OfEntries):
+    """A fact: no entry is larger than x's: what is not negative was subtracted from x."""
+
+    x: Source
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,8 +222,11 @@ normed_op(torch.sub).register_fact(_less_its_log_sum)
 
 
 def difference_of_largest(a: Any, b: Any) -> Range | None:
-    """The range of x minus what no entry of it exceeds."""
-    return Range(-float("inf"), 0.0) if _bounding(b, a) is not None else None
+    """The range of x minus what no entry of it exceeds, or of what it is beneath."""
+    if not isinstance(a, NormedTensor):
+        return None
+    sources = [Source.of(a), *(f.x for f in every_fact(a) if isinstance(f, Beneath))]
+    return Range(-float("inf"), 0.0) if _bounding_one_of(b, sources) is not None else None
 
 
 @normed_op(F.log_softmax).register_norm(when=lambda args: isinstance(args["dim"], int))

@@ -188,6 +188,8 @@ def _candidates(func: Callable, args: tuple, kwargs: dict) -> Iterator[tuple[Cal
     if on_numbers is not None and not kwargs and all(map(_is_number, args)):
         yield on_numbers, tuple(float(a) if isinstance(a, int) else a for a in args), {}
         return
+    if _name(func) in _NOT_EXECUTED:
+        return
     if torch.is_grad_enabled() and (_name(func) in _WITHOUT_GRADIENT or "rounding_mode" in kwargs or _is_complex((args, kwargs))):
         return
     if func in _BY_POSITION and args[0].dtype is dtypes.bool8:
@@ -226,6 +228,9 @@ def _is_number(a: Any) -> bool:
 _BY_POSITION = frozenset({aten.max.dim, aten.min.dim})
 
 _HOW_NOT_WHAT = ("layout", "pin_memory", "memory_format", "implicit")
+
+# The checker of Thunder's symbol takes fewer arguments than the symbol, and no executor has one of float32.
+_NOT_EXECUTED = frozenset({"_grouped_mm"})
 
 # Thunder's symbols that have no gradient, or a wrong one (prod at zero, the values of index_put).
 _WITHOUT_GRADIENT = frozenset(
