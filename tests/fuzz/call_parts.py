@@ -133,6 +133,18 @@ RESULTS = (
 )
 
 HEAD = """\
+import collections, contextlib, copy, functools, gc, io, numpy, pickle, weakref
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrizations, parametrize
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+from unittest import mock
+
 COUNT, LOG, GENERATOR = 2, [], torch.Generator().manual_seed(3)
 
 class Squared(torch.autograd.Function):
