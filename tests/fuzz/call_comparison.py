@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,8 @@ def difference(found: Any, expected: Any, tolerance: float, place: str = "") -> 
         return _of_tensors(found, expected, tolerance, place)
     else:
         is_same = found == expected or (found != found and expected != expected)
+        if isinstance(expected, float):
+            is_same = is_same or math.isclose(found, expected, rel_tol=tolerance, abs_tol=tolerance)
         return "" if is_same else f"{place}: {found!r}, not {expected!r}"
     return next(filter(None, (difference(a, b, tolerance, at) for a, b, at in pairs)), "")
 

@@ -75,7 +75,7 @@ STATEMENTS = (
     "with torch.autocast('cpu', torch.bfloat16): x = self.lin(x)\nx = x.to(self.w.dtype)",
     "with torch.autocast('cpu', enabled=False): x = self.lin(x)",
     "x = checkpoint(self.lin, x, use_reentrant=False)",
-    "x = checkpoint(lambda v: self.lin(v).tanh(), x, use_reentrant=True)",
+    "x = checkpoint(lambda v: self.lin(v).tanh(), x, use_reentrant=False)",
     "x = torch.cat([x, x], 0)[: x.shape[0]]",
     "x = F.scaled_dot_product_attention(x[None], x[None], x[None])[0]",
     "x = torch.stack([x, x]).sum(0)",
@@ -273,6 +273,8 @@ SURROUNDINGS = (
 )  # fmt: skip
 
 _OF = "[x, *m.parameters()]"
+# either autograd notices that what it has kept was changed, or the gradients are those from before
+_NOTICED = f"try: h = gradients(r, {_OF})\nexcept RuntimeError: h = g\nout((r, g, h))"
 CALLS = (
     Action("call", "out(C(A))", 6),
     Action("backward", "r = C(A)\nout(r)\nbackward(r)", 4),
@@ -285,9 +287,9 @@ CALLS = (
     Action("two graphs, last first", f"r = C(A)\nq = C(A)\nout(gradients(q, {_OF}))\nout(gradients(r, {_OF}))"),
     Action("of some", "out(gradients(C(A), [x]))\nout(gradients(C(A), [m.w]))"),
     Action("with inputs", "r = total(C(A))\nif r.requires_grad: r.backward(inputs=[p for p in (m.w, m.lin.weight)])"),
-    Action("after a change", f"r = C(A)\nwith torch.no_grad(): m.lin.weight.mul_(2)\nout(gradients(r, {_OF}))"),
-    Action("after a change of the input", f"r = C(A)\nx.detach().add_(1)\nout(r)\nout(gradients(r, {_OF}))"),
-    Action("a result changed", f"r = C(A)\nt = [t for t in tree_leaves(r) if isinstance(t, torch.Tensor)][0]\nt.mul_(2)\nout(r)\nout(gradients(r, {_OF}))"),
+    Action("after a change", f"r = C(A)\ng = gradients(r, {_OF}, retain_graph=True)\nwith torch.no_grad(): m.lin.weight.mul_(2)\n{_NOTICED}"),
+    Action("after a change of the input", f"r = C(A)\ng = gradients(r, {_OF}, retain_graph=True)\nx.detach().add_(1)\n{_NOTICED}"),
+    Action("a result changed", f"r = [t for t in tree_leaves(C(A)) if isinstance(t, torch.Tensor)]\ng = gradients([r[0] * 2, *r[1:]], {_OF}, retain_graph=True)\nr[0].mul_(2)\n{_NOTICED}"),
     Action("in a checkpoint", f"out(gradients(checkpoint(C, A, use_reentrant=False), {_OF}))"),
     Action("in a reentrant checkpoint", f"out(gradients(checkpoint(C, x, use_reentrant=True), {_OF}))"),
     Action("vmap", "out(torch.func.vmap(C)(torch.stack([x, x * 2])))"),

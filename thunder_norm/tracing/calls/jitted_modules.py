@@ -132,11 +132,11 @@ class _OfModel:
             return value
 
         @functools.wraps(value)
-        def method(*args: Any, **kwargs: Any) -> Any:
+        def method(jitted: JittedModule, *args: Any, **kwargs: Any) -> Any:
             result = value(*args, **kwargs)
             return jitted if result is model else result
 
-        return method
+        return MethodType(method, jitted)  # as torch.compile takes methods of modules to be
 
 
 _public = {name for name, member in vars(nn.Module).items() if callable(member) and not name.startswith("_")} - _OWN
