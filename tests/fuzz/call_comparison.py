@@ -31,6 +31,9 @@ class Seen:
 def seen(value: Any) -> Any:
     """A value with all that it holds, as it is now."""
     if isinstance(value, torch.Tensor):
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return "of a transform"  # that an attribute holds it is the end of it
+        has_history = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
             plain = value.detach()
             held = None if plain.is_meta else plain.resolve_conj().resolve_neg().clone()
@@ -40,7 +43,7 @@ def seen(value: Any) -> Any:
                 tuple(value.shape),
                 value.device.type,
                 value.requires_grad,
-                torch.is_grad_enabled(),
+                has_history,
                 value.is_inference(),
                 held,
             )

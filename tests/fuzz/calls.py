@@ -233,7 +233,9 @@ def _step(random: random.Random, keeps: bool) -> Step:
     while True:
         actions = CALLS if random.random() < 0.65 else BETWEEN
         if keeps:
-            actions = [a for a in actions if not re.search(r"in_threads\([23]|FakeTensorMode", a.text)]
+            actions = [
+                a for a in actions if not re.search(r"in_threads\([23]|FakeTensorMode|checkpoint\(|KeyboardInterrupt", a.text)
+            ]
         action = random.choices(actions, [a.weight for a in actions])[0]
         surroundings = tuple(random.choice(SURROUNDINGS) for _ in range(random.choice((0, 0, 0, 1, 1, 2))))
         argument = random.choice(ARGUMENTS[:4]) if random.random() < 0.4 else random.choice(ARGUMENTS)

@@ -310,13 +310,18 @@ class _Program(torch.autograd.Function):
         return (None, None, None, None, *found)
 
 
+def _between_nodes() -> torch.Tensor:
+    """What the first node gives to the second, and its gradient: in which anomaly detection looks for NaN, in the modes of each."""
+    return torch.empty(0, dtype=torch.float32, device="cpu")
+
+
 class _First(torch.autograd.Function):
     """The node that runs the backward part: when it does nobody else holds the gradients of results."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *connected: Any) -> torch.Tensor:
         ctx.call, ctx.num_connected = call, len(connected)
-        return torch.empty(0)
+        return _between_nodes()
 
     @staticmethod
     def backward(ctx: Any, _: Any) -> tuple:
@@ -348,7 +353,7 @@ class _Second(torch.autograd.Function):
         elif cotangents is not None:
             call.given = list(ctx.saved_tensors), list(cotangents)
             ctx.maybe_clear_saved_tensors()
-            first = torch.empty(0)  # anomaly detection asks whether it is NaN
+            first = _between_nodes()
         call.free()
         return (first, None, None, None, *found)
 
