@@ -358,7 +358,8 @@ def _with_cache_info(fn: Callable) -> Callable:
         program, is_of_one_call = acquired.pop(_DIFFERENTIATED, None), acquired.pop(_IS_OF_ONE_CALL, False)
         cache = around["weakref_cs"]().interpreter_cache
         if entry.backward_fn is not None and program is not None:
-            found = entry._replace(backward_fn=Backward.of(entry.backward_fn, program, entry.computation_traces[-1]))
+            runs = entry.computation_traces[-1], entry.backward_traces[-1]
+            found = entry._replace(backward_fn=Backward.of(entry.backward_fn, program, *runs))
             cache[:] = [found if e is entry else e for e in cache]
             entry = found
         if is_of_one_call:
