@@ -151,7 +151,7 @@ for how in (None, {self.how!r}):
     def labels(self) -> Sequence[str]:
         """How it is compiled, what is done, what is given, and inside of what."""
         parts = [(s.action.name, s.argument.name, *s.surroundings) for s in self.steps]
-        return [self.how, *(f"{self.how}: forward" for _ in ()), *(label for labels in parts for label in labels)]
+        return [self.how, *itertools.chain(*parts)]
 
 
 @dataclass
