@@ -287,7 +287,11 @@ CALLS = (
     Action("of some", "out(gradients(C(A), [x]))\nout(gradients(C(A), [m.w]))"),
     Action("with inputs", "r = total(C(A))\nif r.requires_grad: r.backward(inputs=[p for p in (m.w, m.lin.weight)])"),
     Action("after a change", f"r = C(A)\ng = gradients(r, {_OF}, retain_graph=True)\nwith torch.no_grad(): m.lin.weight.mul_(2)\n{_NOTICED}"),
-    Action("after a change of the input", f"r = C(A)\ng = gradients(r, {_OF}, retain_graph=True)\nx.detach().add_(1)\n{_NOTICED}"),
+    Action(
+        "after a change of the input",
+        "r, p = C(A), [*m.parameters()]\ng = gradients(r, p, retain_graph=True)\nx.detach().add_(1)\n"
+        "try: h = gradients(r, p)\nexcept RuntimeError: h = g\nout((g, h))",
+    ),
     Action(
         "a result changed",
         "r = [t for t in tree_leaves(C(A)) if isinstance(t, torch.Tensor)]\n"

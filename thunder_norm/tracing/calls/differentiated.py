@@ -242,8 +242,8 @@ class _Call:
     sources: Sources | None = None
     given: tuple | None = None
 
-    def connected(self) -> Sequence[Any]:
-        """What the nodes are connected with.
+    def connected(self, results: Sequence[Any]) -> Sequence[Any]:
+        """What the nodes of some results are connected with.
 
         Raises:
             UnsupportedOpError: the inputs do not say whose gradients they stand for.
@@ -251,7 +251,7 @@ class _Call:
         assert self.run is not None
         inputs, place = self.run.inputs, self.backward.stand_ins
         if place is None:
-            unreached = self.backward.unreached
+            unreached = [i for i in self.backward.unreached if not any(inputs[i] is r for r in results)]
             return [None if i in unreached else t for i, t in enumerate(inputs)] if unreached else inputs
         self.sources = getattr(inputs[place.start], _SOURCES, None)
         if self.sources is None:
@@ -396,7 +396,7 @@ def connect(
     if zeros is None:
         zeros = tuple(map(_zeros_like, results))
     call = _Call(backward, zeros, other, backward.run(inputs))
-    connected = call.connected()
+    connected = call.connected(results)
     if backward.in_one_node and is_differentiable is None and torch.is_grad_enabled():  # most calls
         _Program.apply(call, saved, results, (), *connected)
         return
