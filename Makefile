@@ -43,7 +43,7 @@ test: setup ## the tests, and of many cases of a test a part (ARGS="-k linear -x
 test-long: setup ## the tests with nothing left out to save time: an hour
 	THUNDER_NORM_LONG=1 $(PY) -m pytest -n 2 --dist worksteal $(ARGS)
 
-fuzz: setup ## random programs, long: derivatives, torch's operators, modules, wrappers, changes between calls, writes, writes into wrappers, bounds, networks, real mode, random numbers, checkpointed regions, norm maps and profiles (ARGS="derivatives --minutes 30")
+fuzz: setup ## random programs, long: derivatives, torch's operators, modules, wrappers, changes between calls, writes, writes into wrappers, bounds, networks, real mode, random numbers, checkpointed regions, norm maps and profiles, calls and what surrounds them (ARGS="derivatives --minutes 30")
 	$(PY) -m tests.fuzz --jobs 2 $(ARGS)
 
 test-machines: setup ## the tests ten times, as other processors run them and with other seeds: hours (ARGS="tests/rules/test_*.py")

@@ -205,3 +205,25 @@ def test_native_dropout_outside_training_is_differentiated() -> None:
     result, mask = thunder.jit(lambda x: torch.native_dropout(x * 2, 0.5, False), transforms=[SubclassTransform()])(x)
     (slope,) = torch.autograd.grad(result.sum(), x)
     assert torch.equal(result, 2 * x) and bool(mask.all()) and torch.equal(slope, torch.full((6,), 2.0))
+
+
+OWN = torch.Generator()
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+def test_second_gradients_have_the_numbers_of_a_generator_of_the_programs(transform: Callable) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * torch.rand(4, generator=OWN) * torch.rand(4)).sum()
+
+    def found(f: Callable) -> list[torch.Tensor]:
+        OWN.manual_seed(seeded(1))
+        torch.manual_seed(seeded(2))
+        x = torch.arange(4.0).requires_grad_()
+        value = f(x)
+        after = [torch.rand(1, generator=OWN), torch.rand(1)]
+        (slope,) = torch.autograd.grad(value, x, create_graph=True)
+        return [value, slope, *torch.autograd.grad(slope.sum(), x), *after, OWN.get_state(), torch.get_rng_state()]
+
+    jitted = thunder.jit(f, transforms=[transform()])
+    for _ in range(3):
+        torch.testing.assert_close(found(jitted), found(f))

@@ -41,6 +41,7 @@ PROGRAMS = {
     "state": 1000,
     "optimizers": 2000,
     "maps": 2000,
+    "calls": 2000,
 }
 
 

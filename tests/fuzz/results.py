@@ -54,6 +54,8 @@ each program is drawn from its subject, the seed and its number alone.
 - **maps**: what is computed from traces of modules: norm maps (sizes on data and without, at dynamic sizes, their derivatives, copies and files),
   reports, sensitivities, profiles (FLOPs, bytes, peak memory, against torch's counters and the storages alive in a run), memory budgets, and
   transforms of traces with each other, against eager mode.
+- **calls**: how compiled modules are called and what surrounds it: contexts and modes, ways to give arguments, threads, transforms of torch around
+  calls, copies, hooks, exceptions and changes between them: results, gradients, all state and modes afterwards, against eager mode.
 
 "wrong" does not agree, "error" is an exception that is none of ours, "refused" an error of `thunder_norm.errors`, "no oracle" a
 program for which torch has no answer, or two.

@@ -43,6 +43,7 @@ SUBJECTS = (
     "state",
     "optimizers",
     "maps",
+    "calls",
 )
 PROGRAMS_OF_A_PROCESS = 150  # Thunder keeps what it compiled: a process grows by some MiB a program
 

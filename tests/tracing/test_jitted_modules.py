@@ -119,6 +119,14 @@ def _averaged(m: nn.Module, x: torch.Tensor) -> Any:
     return average(x), m(x)
 
 
+def _twice(module: nn.Module, args: tuple, result: torch.Tensor) -> torch.Tensor:
+    return result * 2
+
+
+def _minus(module: nn.Module, args: tuple) -> tuple:
+    return (-args[0],)
+
+
 def _pickled(m: nn.Module, x: torch.Tensor) -> Any:
     file = io.BytesIO()
     torch.save(m, file)
@@ -157,6 +165,13 @@ USES: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
     "functional": _functional,
     "differentiated": _gradients,
     "copied": lambda m, x: [copy.deepcopy(m)(x), copy.copy(m)(x)],
+    "copied with hooks": lambda m, x: [
+        m.register_forward_hook(_twice),
+        m.register_forward_pre_hook(_minus),
+        copy.deepcopy(m)(x),
+        copy.copy(m)(x),
+        *_pickled(m, x),
+    ][2:],
     "averaged": _averaged,
     "pickled": _pickled,
     "inside": _inside,

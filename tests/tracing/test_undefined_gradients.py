@@ -46,3 +46,24 @@ def test_beside_norms() -> None:
     x = t.clone().requires_grad_()
     thunder.jit(f, transforms=[NormTransform()])(x).backward()
     assert x.grad is not None and x.grad.trace() == 1
+
+
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+def test_inputs_that_no_gradient_reaches_are_not_told_of_one(transform) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.no_grad():
+            z = x * 2
+        return z + y.sin(), x.detach() * y
+
+    def found(f: Callable) -> list:
+        told: list[torch.Tensor] = []
+        x, y = (torch.arange(1.0, 4.0).requires_grad_() for _ in range(2))
+        x.register_hook(told.append)
+        results = f(x, y)
+        gradients = torch.autograd.grad(results[0].sum() + results[1].sum(), (x, y), create_graph=True, allow_unused=True)
+        assert gradients[0] is None and not told
+        return [gradients[1], *torch.autograd.grad(gradients[1].sum(), y)]
+
+    jitted = thunder.jit(f, transforms=[transform()])
+    for _ in range(3):
+        torch.testing.assert_close(found(jitted), found(f))

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from thunder_norm.errors import TransformError, TransformTypeError, with_details
+from thunder_norm.errors import TransformError, TransformTypeError, UnsupportedOpError, with_details
 from thunder_norm.functions import registry
 from thunder_norm.functions.acquisition import Call
 from thunder_norm.functions.interpreted import is_open, opened_like, proxies_of
@@ -170,8 +170,18 @@ def run_interpreted(
 
     Thunder's programs return no instances of classes.  Then: what it uses beside its arguments that requires grad; whether it draws
     numbers; why the result cannot be connected for torch's autograd, if it cannot.
+
+    Raises:
+        UnsupportedOpError: it is run by Python.
     """
-    raise NotImplementedError
+    raise UnsupportedOpError(
+        with_details(
+            f"a call of {transformed!r} where torch follows operations as they run",
+            why="what is around the call (torch.func, dual numbers, a TorchFunctionMode) is told of the operations of an eager program, and "
+            "this one is compiled whole",
+            instead="the transform of torch.func, or call it outside",
+        )
+    )
 
 
 _SHAREABLE = (types.BuiltinFunctionType, types.FunctionType)

@@ -8,6 +8,8 @@ import itertools
 import operator
 import random
 import typing
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -381,3 +383,29 @@ def test_a_key_that_compares():
         return x * sorted([3, 1, 2], key=functools.cmp_to_key(lambda a, b: b - a))[0]
 
     assert thunder.jit(program, transforms=[CheckpointTransform()])(torch.ones(1)).item() == 3
+
+
+NAMED: dict[str, Callable] = {
+    "repeated": lambda p: p * 2,
+    "repeated, on the left": lambda p: 2 * p,
+    "repeated never": lambda p: p * 0,
+    "repeated, made inside": lambda p: Named(p.u * 2, 4) * 2,
+    "joined": lambda p: p + (1, p.u),
+}
+
+
+class Named(typing.NamedTuple):
+    """A named tuple with no method of its own."""
+
+    u: Any
+    v: Any
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_is_made_of_named_tuples_is_a_tuple(name):
+    jitted = thunder.jit(NAMED[name], transforms=[NormTransform()])
+    for v in (1, 2):
+        given = Named(torch.ones(2) * v, v)
+        found, expected = jitted(given), NAMED[name](given)
+        assert type(found) is type(expected) is tuple
+        torch.testing.assert_close(found, expected)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.seeds import crossed, seeded
 from tests.within_norms import check_bounds
@@ -59,3 +61,29 @@ def test_numbers_of_numpy_beside_norms(name):
     found = thunder.jit(f, transforms=[NormTransform()])(RMSTensor.of(x))
     torch.testing.assert_close(found.backing, f(x))
     check_bounds([found])
+
+
+class Scaled(nn.Module):
+    """Says what it is given besides a tensor."""
+
+    def forward(self, x, by=1.0):
+        return x * by, type(by).__name__, by.dtype, by + by
+
+
+CALLS = {
+    "by position": lambda m, x, by: m(x, by),
+    "by keyword": lambda m, x, by: m(x, by=by),
+    "the method": lambda m, x, by: m.forward(x, by),
+    "checkpointed": lambda m, x, by: checkpoint(m, x, by, use_reentrant=False),
+    "with other parameters": lambda m, x, by: torch.func.functional_call(m, {}, (x, by)),
+}
+
+
+@pytest.mark.parametrize(("name", "transform"), crossed(CALLS, (SubclassTransform, NormTransform)))
+def test_modules_are_given_numbers_of_numpy_as_they_are(name, transform):
+    m, x = Scaled(), torch.linspace(-1, 1, 4)
+    jitted = thunder.jit(lambda x, by: CALLS[name](m, x, by), transforms=[transform()])
+    for by in (np.int8(100), np.float32(2)):  # of which the sum is another in Python
+        found, expected = jitted(x, by), CALLS[name](m, x, by)
+        torch.testing.assert_close(found[0], expected[0])
+        assert found[1:] == expected[1:] and type(found[3]) is type(expected[3])

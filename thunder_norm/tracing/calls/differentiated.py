@@ -59,7 +59,7 @@ class Run(NamedTuple):
     Attributes:
         inputs: of the computation, flat.
         versions: of each, before the program wrote into it, if it does; none if the pullback does not look at them.
-        drawn_from: the states of torch's generators, if the program draws random numbers.
+        drawn_from: the states of generators, torch's and its own, if the program draws random numbers.
     """
 
     inputs: Sequence[Any]
@@ -90,7 +90,9 @@ class Backward:
             of a call.
         notes_start: whether the program draws random numbers or writes into tensors: what it starts from is to be noted.
         stand_ins: which inputs stand for gradients, see `Sources`.
+        unreached: which inputs no gradient reaches: those that torch's autograd knows nothing of, whose hooks are not called.
         in_one_node: whether torch's autograd gets one node.
+        generators: of the program's own, from which it draws.
         start: what was noted of a call: versions of the inputs, and states of generators.
     """
 
@@ -99,13 +101,16 @@ class Backward:
     zeros: Sequence[Callable[[], torch.Tensor] | None] | None
     notes_start: bool
     stand_ins: slice | None = None
+    unreached: tuple[int, ...] = ()
     in_one_node: bool = False
+    generators: tuple[torch.Generator, ...] = ()
     start: tuple[list[int], random_numbers.States] | None = None
 
     @staticmethod
-    def of(compiled: Callable, program: TraceCtx, forward: TraceCtx) -> Backward:
-        """That of `program`, which Thunder differentiated, and which runs as `forward`."""
-        zeros, stand_ins = _zeros_of_results(forward), _stand_ins(forward)
+    def of(compiled: Callable, program: TraceCtx, forward: TraceCtx, backward: TraceCtx) -> Backward:
+        """That of `program`, which Thunder differentiated, and which runs as `forward` and `backward`."""
+        zeros, stand_ins, unreached = _zeros_of_results(forward), _stand_ins(forward), _unreached(backward)
+        own_generators = random_numbers.own_generators(program.bound_symbols)
         notes_start = any(random_numbers.draws_numbers(b) or copies_in(b) for b in program.bound_symbols)
         if any(b.sym.is_fusion and random_numbers.draws_numbers(b) for b in forward.bound_symbols):
             return Backward(
@@ -114,12 +119,18 @@ class Backward:
                 zeros,
                 False,
                 stand_ins,
+                unreached,
             )
         if not _makers:
             return Backward(
-                compiled, functools.partial(_refused, "thunder_norm.transforms is not imported"), zeros, False, stand_ins
+                compiled,
+                functools.partial(_refused, "thunder_norm.transforms is not imported"),
+                zeros,
+                False,
+                stand_ins,
+                unreached,
             )
-        return Backward(compiled, _makers[0](program), zeros, notes_start, stand_ins)
+        return Backward(compiled, _makers[0](program), zeros, notes_start, stand_ins, unreached, generators=own_generators)
 
     def __call__(self, saved: Any, cotangents: Any) -> Any:
         return self.compiled(saved, cotangents)
@@ -139,7 +150,9 @@ def of_call(entry: Any, inputs: Sequence[Any]) -> Any:
     """A cache entry for the call that is about to run on these inputs."""
     backward = entry.backward_fn
     if type(backward) is Backward and backward.notes_start:
-        return entry._replace(backward_fn=replace(backward, start=(_versions(inputs), random_numbers.states())))
+        return entry._replace(
+            backward_fn=replace(backward, start=(_versions(inputs), random_numbers.states(backward.generators)))
+        )
     return entry
 
 
@@ -184,6 +197,13 @@ def _stand_ins(forward: TraceCtx) -> slice | None:
     return slice(found[0], found[-1] + 1)
 
 
+def _unreached(backward: TraceCtx) -> tuple[int, ...]:
+    """Which gradients a backward part does not have; none where it has none at all, as all results require grad."""
+    gradients = backward.bound_symbols[-1].args[0]
+    found = tuple(i for i, g in enumerate(gradients) if g is None)
+    return found if len(found) < len(gradients) else ()
+
+
 def _flat(forward: TraceCtx, what: str) -> Sequence[Any]:
     """``"flat_args"`` or ``"flat_output"`` of what a computation with a backward part gives to torch's autograd."""
     returned = forward.bound_symbols[-1].args[0]
@@ -222,8 +242,8 @@ class _Call:
     sources: Sources | None = None
     given: tuple | None = None
 
-    def connected(self) -> Sequence[Any]:
-        """What the nodes are connected with.
+    def connected(self, results: Sequence[Any]) -> Sequence[Any]:
+        """What the nodes of some results are connected with.
 
         Raises:
             UnsupportedOpError: the inputs do not say whose gradients they stand for.
@@ -231,7 +251,8 @@ class _Call:
         assert self.run is not None
         inputs, place = self.run.inputs, self.backward.stand_ins
         if place is None:
-            return inputs
+            unreached = [i for i in self.backward.unreached if not any(inputs[i] is r for r in results)]
+            return [None if i in unreached else t for i, t in enumerate(inputs)] if unreached else inputs
         self.sources = getattr(inputs[place.start], _SOURCES, None)
         if self.sources is None:
             raise UnsupportedOpError(
@@ -310,13 +331,18 @@ class _Program(torch.autograd.Function):
         return (None, None, None, None, *found)
 
 
+def _between_nodes() -> torch.Tensor:
+    """What the first node gives to the second, and its gradient: in which anomaly detection looks for NaN, in the modes of each."""
+    return torch.empty(0, dtype=torch.float32, device="cpu")
+
+
 class _First(torch.autograd.Function):
     """The node that runs the backward part: when it does nobody else holds the gradients of results."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *connected: Any) -> torch.Tensor:
         ctx.call, ctx.num_connected = call, len(connected)
-        return torch.empty(0)
+        return _between_nodes()
 
     @staticmethod
     def backward(ctx: Any, _: Any) -> tuple:
@@ -348,7 +374,7 @@ class _Second(torch.autograd.Function):
         elif cotangents is not None:
             call.given = list(ctx.saved_tensors), list(cotangents)
             ctx.maybe_clear_saved_tensors()
-            first = torch.empty(0)  # anomaly detection asks whether it is NaN
+            first = _between_nodes()
         call.free()
         return (first, None, None, None, *found)
 
@@ -370,7 +396,7 @@ def connect(
     if zeros is None:
         zeros = tuple(map(_zeros_like, results))
     call = _Call(backward, zeros, other, backward.run(inputs))
-    connected = call.connected()
+    connected = call.connected(results)
     if backward.in_one_node and is_differentiable is None and torch.is_grad_enabled():  # most calls
         _Program.apply(call, saved, results, (), *connected)
         return

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
-from types import MethodType
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import torch
@@ -68,16 +68,17 @@ class JittedModule(ThunderModule):
         return f"{ThunderModule.__name__}(\n  (_model): " + "\n  ".join(repr(self._model).split("\n")) + "\n)"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ThunderModule:
-        """A copy of the model, jitted in the same way; it is compiled anew."""
+        """A copy of the model, jitted in the same way, with copies of hooks on calls; it is compiled anew."""
         new = _jitted(copy.deepcopy(self._model, memo), copy.deepcopy(self._lc_transforms, memo), _options(self))
         memo[id(self)] = new
+        vars(new).update(copy.deepcopy(_hooks(self), memo))
         return new
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
-        """The model, and how it is jitted."""
+        """The model, how it is jitted, and hooks on calls."""
         options = _options(self)
         options["executors"] = [e.name for e in options["executors"]]
-        return _jitted, (self._model, self._lc_transforms, options)
+        return _jitted, (self._model, self._lc_transforms, options, _hooks(self))
 
 
 def _is_own(jitted: JittedModule, name: str) -> bool:
@@ -98,8 +99,17 @@ def _options(jitted: JittedModule) -> dict[str, Any]:
     }
 
 
-def _jitted(model: nn.Module, transforms: list[Transform], options: dict[str, Any]) -> ThunderModule:
-    return thunder.jit(model, transforms=transforms, **options)
+def _hooks(jitted: JittedModule) -> dict[str, Any]:
+    """What it keeps of hooks on its calls."""
+    return {name: kept for name, kept in vars(jitted).items() if name in _HOOKS}
+
+
+def _jitted(
+    model: nn.Module, transforms: list[Transform], options: dict[str, Any], hooks: Mapping[str, Any] = MappingProxyType({})
+) -> ThunderModule:
+    new = thunder.jit(model, transforms=transforms, **options)
+    vars(new).update(hooks)
+    return new
 
 
 # -- what is the model's --------------------------------------------------------------------------------------------------
@@ -108,6 +118,10 @@ def _jitted(model: nn.Module, transforms: list[Transform], options: dict[str, An
 _OWN = frozenset(
     "forward compile register_forward_hook register_forward_pre_hook register_backward_hook register_full_backward_hook "
     "register_full_backward_pre_hook get_parameter get_buffer get_submodule named_modules modules".split()
+)
+_HOOKS = frozenset(
+    "_forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks _forward_pre_hooks_with_kwargs "
+    "_backward_hooks _backward_pre_hooks _is_full_backward_hook".split()
 )
 _TABLES = frozenset(
     "_parameters _buffers _modules _non_persistent_buffers_set _state_dict_hooks _state_dict_pre_hooks "
@@ -132,11 +146,11 @@ class _OfModel:
             return value
 
         @functools.wraps(value)
-        def method(*args: Any, **kwargs: Any) -> Any:
+        def method(jitted: JittedModule, *args: Any, **kwargs: Any) -> Any:
             result = value(*args, **kwargs)
             return jitted if result is model else result
 
-        return method
+        return MethodType(method, jitted)  # as torch.compile takes methods of modules to be
 
 
 _public = {name for name, member in vars(nn.Module).items() if callable(member) and not name.startswith("_")} - _OWN

@@ -18,14 +18,13 @@ from typing import Any, NoReturn
 import torch
 
 from thunder_norm.errors import RunByPythonWarning, ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.numbered_generators import drawn_from
 from thunder_norm.random_states import remembered
 from thunder_norm.tracing.calls import buffers
 from thunder_norm.tracing.member_dicts import has_written
 from thunder_norm.tracing.shared_memory.writes import targets, writes
 from thunder_norm.tracing.tags import has_any_tag
 from thunder_norm.tracing.torch_functions.known_values import REPLACED
-from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
+from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers, own_generators
 from thunder_norm.user_code import user_line_of
 from thunder.core import prims
 from thunder.core.compile_data import get_compile_data
@@ -185,10 +184,9 @@ def _writes_of(computations: Sequence[TraceCtx]) -> _Writes:
     first = min((i for i, found in written_at.items() if not found.isdisjoint(position)), default=len(body))
     checks = [i for i, b in enumerate(body) if b.sym.name.startswith(_CHECKS)]
     effect = next((b.sym.name for b in body if _has_effect(b)), None)
-    generators = {id(g): g for b in body if (g := drawn_from(b.sym.name)) is not None}
     # what an executor draws with says nothing of it
     draws = any(draws_numbers(b) for trace in (computations[0], computation) for b in trace.bound_symbols)
-    return _Writes(tuple(inputs), any(i > first for i in checks), draws, tuple(generators.values()), effect)
+    return _Writes(tuple(inputs), any(i > first for i in checks), draws, own_generators(body), effect)
 
 
 def _targets(bsym: BoundSymbol) -> list[TensorProxy]:

@@ -3,7 +3,7 @@
 ``thunder.jit`` looks, in each call, for a program whose prologue accepts it.  From the third call on that program is found here, by a
 function of fewer calls (`prologue`), and runs without what Thunder puts around it where that has no effect: where no gradients are recorded
 and no autocast is on.  Thunder's statistics are kept.  Whatever is not found here goes Thunder's way.  In a program
-that is being traced, and under a transform of torch.func, the user's own function runs.
+that is being traced, and where torch follows operations as they run (torch.func, dual numbers, modes), the user's own function runs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 from torch.utils import _contextlib
 
 from thunder_norm.tracing.calls import raising
@@ -115,8 +117,8 @@ class ShortCalls:
         found, stats_of, program = self._found, self._cs, self._cd().fn
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            if is_tracing() or peek_interpreter_stack() is not None:
-                return program(*args, **kwargs)  # a part of another's trace; or torch.func transforms operations as they run
+            if is_tracing() or _is_eager_torchs():
+                return program(*args, **kwargs)  # a part of another's trace; or torch asks for the program's own operations
             ready = found(args, kwargs)
             if ready is None:
                 try:
@@ -152,6 +154,23 @@ class ShortCalls:
                 stats.last_trace_host_stop = perf_counter_ns()
 
         return called
+
+
+def _is_eager_torchs() -> bool:
+    """Whether a call is made where torch follows operations as they run, which those of a trace are not.
+
+    Under a transform of torch.func, at a level of dual numbers, and in a mode that is told each function: one that changes what a function
+    returns would meet the operations of a trace, and none of its backward.
+    """
+    if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    modes = torch._C._len_torch_function_stack()
+    return modes > 0 and not all(_is_known(torch._C._get_function_stack_at(n)) for n in range(modes))
+
+
+def _is_known(mode: TorchFunctionMode) -> bool:
+    """Whether it is torch's, as a default device, or one of ours, which follow traces."""
+    return type(mode).__module__.partition(".")[0] in ("torch", "thunder_norm")
 
 
 def _note_hit(stats: Any, entry: Any) -> None:

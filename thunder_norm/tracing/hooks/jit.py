@@ -17,6 +17,7 @@ from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.calls import raising, threads
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
+from thunder_norm.tracing.calls.saved_tensors import without_hooks
 from thunder_norm.tracing.deep_calls import as_deep_as_eager, with_room
 from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.guarding import attempts, changing_numbers, contents, guards, overwritten, stored_reads
@@ -339,7 +340,7 @@ def _with_cache_info(fn: Callable) -> Callable:
             return found_or_compiled(*args, **kwargs)
 
     def found_or_compiled(*args: Any, **kwargs: Any) -> Any:
-        with native.compiler(), rarely_collected():
+        with native.compiler(), rarely_collected(), without_hooks():
             try:
                 entry, *inputs = attempted(*args, **kwargs)
             except Exception as e:
@@ -357,7 +358,8 @@ def _with_cache_info(fn: Callable) -> Callable:
         program, is_of_one_call = acquired.pop(_DIFFERENTIATED, None), acquired.pop(_IS_OF_ONE_CALL, False)
         cache = around["weakref_cs"]().interpreter_cache
         if entry.backward_fn is not None and program is not None:
-            found = entry._replace(backward_fn=Backward.of(entry.backward_fn, program, entry.computation_traces[-1]))
+            runs = entry.computation_traces[-1], entry.backward_traces[-1]
+            found = entry._replace(backward_fn=Backward.of(entry.backward_fn, program, *runs))
             cache[:] = [found if e is entry else e for e in cache]
             entry = found
         if is_of_one_call:

@@ -306,12 +306,12 @@ def _copy(sequence: WrappedValue) -> Any:
     return _plain(list, _elements(sequence))
 
 
-def _is_list(sequence: WrappedValue) -> bool:
-    """Whether it is a list: what Thunder joins and repeats has no ways to tensors that one held before the call."""
-    return type(sequence.value) is list
+def _is_no_tuple(sequence: WrappedValue) -> bool:
+    """Whether it is a list or a named tuple, which Thunder joins without ways to tensors that one held before the call, or makes again."""
+    return type(sequence.value) is not tuple
 
 
-@of_builtin(list.__add__, tuple.__add__, also=_is_list)
+@of_builtin(list.__add__, tuple.__add__, also=_is_no_tuple)
 def _add(sequence: WrappedValue, other: WrappedValue) -> Any:
     base = _base(sequence)
     if not isinstance(other.value, base):
@@ -321,7 +321,7 @@ def _add(sequence: WrappedValue, other: WrappedValue) -> Any:
     return _plain(base, [*_elements(sequence), *_elements(other)])
 
 
-@of_builtin(list.__mul__, list.__rmul__, tuple.__mul__, tuple.__rmul__, also=_is_list)
+@of_builtin(list.__mul__, list.__rmul__, tuple.__mul__, tuple.__rmul__, also=_is_no_tuple)
 def _mul(sequence: WrappedValue, times: WrappedValue) -> Any:
     if not hasattr(type(times.value), "__index__"):
         return wrap_const(NotImplemented)

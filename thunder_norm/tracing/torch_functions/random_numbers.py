@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 
+from thunder_norm.context_variables import setting
+from thunder_norm.numbered_generators import drawn_from
+from thunder_norm.random_states import remembered
 from thunder_norm.tracing.tags import has_any_tag
 from thunder.core import prims
 from thunder.core.proxies import ProxyTag
 from thunder.core.symbol import BoundSymbol, BoundSymbolTag
 from thunder.core.trace import TraceCtx
 
-States = tuple[torch.Tensor, list[torch.Tensor]]
+
+class States(NamedTuple):
+    """Of random generators.
+
+    Attributes:
+        on_cpu: of torch's for the CPU.
+        on_devices: of torch's for each GPU.
+        own: of a program's own generators.
+    """
+
+    on_cpu: torch.Tensor
+    on_devices: list[torch.Tensor]
+    own: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
 
 
 # Operations that torch or Thunder has, some of which are without the tag of those that draw.
@@ -71,22 +88,38 @@ def count_draws(bsym: BoundSymbol) -> int:
     return sum(map(count_draws, bsym.subsymbols)) or draws(bsym)
 
 
-def states() -> States:
-    """Those of torch's generators, of the CPU and of all GPUs."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+def own_generators(bsyms: Iterable[BoundSymbol]) -> tuple[torch.Generator, ...]:
+    """Those that operations, or what they consist of, draw from beside torch's, each once."""
+    return tuple(
+        {id(g): g for b in bsyms for g in (drawn_from(b.sym.name), *own_generators(b.subsymbols)) if g is not None}.values()
+    )
+
+
+# of a program that is run again, which draws from them where it is differentiated once more
+_drawn_again: ContextVar[Sequence[torch.Generator]] = ContextVar("thunder_norm_drawn_again", default=())
+
+
+def states(own: Sequence[torch.Generator] = ()) -> States:
+    """Those of torch's generators, of the CPU and of all GPUs, and of a program's own: of one that is run again, or of which they are given."""
+    own = own or _drawn_again.get()
+    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return States(torch.get_rng_state(), on_devices, tuple((g, g.get_state()) for g in own))
 
 
 def have_drawn_since(found: States) -> bool:
     """Whether torch's generators have others by now."""
-    on_cpu, on_devices = states()
-    return not torch.equal(on_cpu, found[0]) or any(not torch.equal(a, b) for a, b in zip(on_devices, found[1], strict=False))
+    now = states()
+    pairs = ((now.on_cpu, found.on_cpu), *zip(now.on_devices, found.on_devices, strict=False))
+    return any(not torch.equal(a, b) for a, b in pairs)
 
 
 def set_states(found: States) -> None:
-    """Have torch's generators go on from these."""
-    torch.set_rng_state(found[0])
-    if found[1]:
-        torch.cuda.set_rng_state_all(found[1])
+    """Have the generators go on from these."""
+    torch.set_rng_state(found.on_cpu)
+    if found.on_devices:
+        torch.cuda.set_rng_state_all(found.on_devices)
+    for generator, state in found.own:
+        generator.set_state(state)
 
 
 @contextlib.contextmanager
@@ -95,6 +128,14 @@ def restored(found: States | None) -> Iterator[None]:
     if found is None:
         yield
         return
-    with torch.random.fork_rng(range(len(found[1])), device_type="cuda"):
-        set_states(found)
-        yield
+    put_back = [remembered(g) for g, _ in found.own]
+    try:
+        with (
+            setting(_drawn_again, [g for g, _ in found.own]),
+            torch.random.fork_rng(range(len(found.on_devices)), device_type="cuda"),
+        ):
+            set_states(found)
+            yield
+    finally:
+        for put in put_back:
+            put()

@@ -34,6 +34,7 @@ from thunder.torch import _torch_to_thunder_function_map
 _STORE = "_store_subscr_handler"  # what Thunder calls for ``given[1][given[0]] = given[2]``
 _CONDITIONS = {torch.where: 0, torch.Tensor.where: 1}  # and where each has its condition
 _MAY_HOLD_NUMBERS = (slice, tuple, list, np.generic)
+_IN_PYTHON = (types.FunctionType, types.MethodType, torch.nn.Module)
 _METHODS = (types.WrapperDescriptorType, types.MethodDescriptorType)
 
 
@@ -187,7 +188,10 @@ def _is_operation(fn: Callable, given: tuple[WrappedValue, ...]) -> bool:
     module = getattr(owner, "__module__", None) or ""
     if module == thunders.__name__ and any(isinstance(v.value, list) for v in given):
         return False  # its helpers change lists that they are given
-    return module.partition(".")[0] in ("torch", "thunder")
+    root = module.partition(".")[0]
+    if root == "torch" and isinstance(fn, _IN_PYTHON) and fn not in get_testing_overrides():
+        return False  # no operation: it is interpreted, and may call the user's functions
+    return root in ("torch", "thunder")
 
 
 def as_pythons(value: WrappedValue) -> WrappedValue:
