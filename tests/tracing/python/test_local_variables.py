@@ -24,7 +24,7 @@ def _said_of(call) -> tuple[str, str]:
 def a_comprehensions_variable_has_no_value_after_it(x):
     ys = [y * 2 for y in x]
     try:
-        return ys, y  # noqa: F821 - that is what Python says, too
+        return ys, y  # type: ignore[name-defined]  # noqa: F821 - that is what Python says, too
     except NameError as e:
         said = type(e).__name__, str(e)
     y = 3
@@ -36,7 +36,7 @@ def one_is_left_by_an_exception(x):
         [1 // (1 - n) for n in range(3)]
     except ZeroDivisionError:
         try:
-            return n  # noqa: F821
+            return n  # type: ignore[name-defined]  # noqa: F821
         except UnboundLocalError as e:
             said = str(e)
     n = 2
@@ -79,11 +79,11 @@ def variables_of_closures_without_a_value(x):
     taken()
     found = [_said_of(free), _said_of(taken), _said_of(lambda: b)]  # noqa: F821
     try:
-        del a
+        del a  # type: ignore[name-defined]
     except NameError as e:
         found.append((type(e).__name__, str(e)))
     try:
-        return a
+        return a  # type: ignore[name-defined]
     except NameError as e:
         found.append((type(e).__name__, str(e)))
     a = 2
