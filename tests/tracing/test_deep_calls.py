@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 import traceback
 
 import pytest
@@ -32,7 +33,8 @@ def _most(depths: range) -> int:
 
 def test_no_depth_has_calls_that_ask_the_system_for_memory():
     depths = range(400)  # several chunks of 16 KiB: at the end of each is a depth whose calls all need a new one
-    assert _most(depths) >= CALLS
+    if sys.version_info < (3, 12):  # later ones keep a chunk that is left
+        assert _most(depths) >= CALLS
     assert with_room(_most, depths) < CALLS // 2
 
 

@@ -29,10 +29,12 @@ from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 # what holds no attributes that a program computes or assigns, or says of itself what they are
+_WITH_OWN_SETTER = (ModuleType, MethodType, BaseException)  # before Python 3.13: a `__setattr__` in C, which is called as it is
 _SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor)
 _PLAIN = (str, int, float, tuple, list, dict)  # where no subclass has attributes of its own
 _CONTAINERS = (list, dict, set, deque)
 _OF_CALLS = ("__defaults__", "__kwdefaults__", "__code__")  # of functions
+_MAKING_FUNCTIONS = ("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE")  # the latter gives one its defaults from Python 3.13 on
 # what Python does where a class says nothing
 SETTING = (object.__setattr__, SimpleNamespace.__setattr__)
 DELETING = (object.__delattr__, SimpleNamespace.__delattr__)
@@ -71,7 +73,9 @@ def assignment(fn: Callable, obj: WrappedValue, name: WrappedValue, value: Wrapp
     if type(owner) is FunctionType and fn is setattr and name.value not in dir(FunctionType):
         return _at_once  # whose attributes are a place that is looked at afterwards
     if type(owner) is FunctionType and name.value in _OF_CALLS:
-        return _at_once if getattr(obj.provenance.inst, "opname", "") == "MAKE_FUNCTION" else _into_function
+        return _at_once if getattr(obj.provenance.inst, "opname", "") in _MAKING_FUNCTIONS else _into_function
+    if isinstance(owner, _WITH_OWN_SETTER) and fn is not setattr:
+        return _at_once
     if is_simple(owner) or isinstance(owner, super) or type(name.value) is not str:
         return None
     was_made = is_new(obj)

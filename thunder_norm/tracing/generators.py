@@ -8,8 +8,9 @@ arrives where the other waits.
 from __future__ import annotations
 
 import dis
+import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -39,10 +40,12 @@ def make_generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) ->
     program drops it.
     """
     inputs = [wrap_const(v).provenance for v in (make_generator, (), {})]
-    return wrap(_generator(frame, compilectx, runtimectx), provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=inputs))
+    made = _generator(frame, compilectx, runtimectx)
+    made.__name__, made.__qualname__ = frame.code.co_name, frame.qualname
+    return wrap(made, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=inputs))
 
 
-def _generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Iterator[Any]:
+def _generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Generator[Any, Any, Any]:
     sent: dict[str, Any] = {"send_value": None}
     thrown: BaseException | None = None
     handled: BaseException | None = None  # by the generator itself, where it waits
@@ -92,18 +95,33 @@ def _resumed(
     if status is not INTERPRETER_SIGNALS.EXCEPTION_RAISED:
         return result, status
     e = _taken(runtimectx)
-    if isinstance(e, StopIteration) and not is_of_program(frame):
+    if isinstance(e, StopIteration) and not _is_of_program(frame):
         return wrap_const(unwrap(e.value)), INTERPRETER_SIGNALS.RETURN_VALUE
-    if isinstance(e, StopIteration):  # from 3.12 on the generator's own code says so (PEP 479)
-        stopped, e = e, RuntimeError("generator raised StopIteration")
-        e.__cause__ = e.__context__ = stopped
+    e = stopped(e, frame) or e  # from 3.12 on the generator's own code says so
     try:
         raise e
     finally:
         del e, thrown  # as above
 
 
-def is_of_program(frame: InterpreterFrame) -> bool:
+def stopped(e: BaseException, frame: InterpreterFrame) -> RuntimeError | None:
+    """What leaves a generator of the program instead of a StopIteration that it raises (PEP 479); None for anything else."""
+    for flag, kind, errors in _STOPPED:
+        if frame.code.co_flags & flag and isinstance(e, errors) and _is_of_program(frame):
+            error = RuntimeError(f"{kind} raised {'StopIteration' if isinstance(e, StopIteration) else 'StopAsyncIteration'}")
+            error.__cause__ = error.__context__ = e
+            return error
+    return None
+
+
+_STOPPED = (
+    (inspect.CO_GENERATOR, "generator", StopIteration),
+    (inspect.CO_COROUTINE, "coroutine", StopIteration),
+    (inspect.CO_ASYNC_GENERATOR, "async generator", (StopIteration, StopAsyncIteration)),
+)
+
+
+def _is_of_program(frame: InterpreterFrame) -> bool:
     """Whether a generator is the program's, and none that stands for an iterator in C (`map`), which a StopIteration ends."""
     return not unwrap(frame.globals).get("__name__", "").startswith(_OF_OTHERS)
 

@@ -17,7 +17,7 @@ class Replacement:
     """The entry `name` of a module, a class or a table of Thunder's, replaced by `native` for a while.
 
     `lines` names the upstream lines that `native` does the work of (lightning-thunder 0.2.6).  A builtin that a module calls is
-    replaced by a name of the module's.
+    replaced by a name of the module's, and a table may lack the entry.
     """
 
     owner: Any
@@ -26,6 +26,7 @@ class Replacement:
     lines: str
     original: Any = field(init=False)
     is_builtin: bool = field(init=False)
+    is_missing: bool = field(init=False)
     _set: Callable[[Any, Any], None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -33,7 +34,8 @@ class Replacement:
         is_table = isinstance(self.owner, MutableMapping)
         self._set = self.owner.__setitem__ if is_table else functools.partial(setattr, self.owner)
         self.is_builtin = isinstance(self.owner, ModuleType) and self.name not in vars(self.owner)
-        self.original = getattr(builtins, self.name) if self.is_builtin else self._current()
+        self.is_missing = is_table and self.name not in self.owner
+        self.original = None if self.is_missing else getattr(builtins, self.name) if self.is_builtin else self._current()
 
     def _current(self) -> Any:
         if isinstance(self.owner, MutableMapping):
@@ -48,6 +50,8 @@ class Replacement:
         """Let Thunder's own function stand there again."""
         if self.is_builtin:
             delattr(self.owner, self.name)
+        elif self.is_missing:
+            del self.owner[self.name]
         else:
             self._set(self.name, self.original)
 

@@ -64,8 +64,9 @@ class Record:
 
 
 def attention(v: SDPBackend, x: torch.Tensor) -> torch.Tensor:
+    heads = x[None, None]  # four dimensions: flash attention of torch 2.11 takes no fewer
     with sdpa_kernel(v):
-        return F.scaled_dot_product_attention(x[None], x[None], x[None]) * (2 if v == SDPBackend.MATH else 3)
+        return F.scaled_dot_product_attention(heads, heads, heads)[0] * (2 if v == SDPBackend.MATH else 3)
 
 
 # what a program does with a value, and two values

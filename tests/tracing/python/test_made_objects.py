@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 
 from tests.seeds import seeded
 from tests.within_norms import check_bounds
@@ -386,3 +387,20 @@ def test_attributes_of_containers_that_are_returned(mode):
                 _assert_same(tags, expected)
             else:
                 _assert_same(vars(found), vars(wanted))
+
+
+class _Tree:
+    def __init__(self, held):
+        super().__init__()  # nothing is held yet
+        self.held = held
+
+
+pytree.register_pytree_node(_Tree, lambda t: ([t.held], None), lambda leaves, _: _Tree(*leaves))
+
+
+def test_an_object_of_a_class_that_is_registered_as_a_tree_is_made():
+    def f(x):
+        return _Tree(x * 2).held + 1
+
+    x = torch.ones(2)
+    assert torch.equal(thunder.jit(f, transforms=[NormTransform()])(x), f(x))

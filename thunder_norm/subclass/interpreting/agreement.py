@@ -44,7 +44,7 @@ _MAX_NUMEL = 1 << 16  # of tensors that are made to see whether torch refuses th
 _UNCHECKED_OF_BOOLS = frozenset("sub sub_ subtract subtract_ rsub __sub__ __rsub__ __isub__".split())
 _UNCHECKED = frozenset("glu heaviside heaviside_ ldexp ldexp_ sign_".split())
 # What they compute may not fit into the tensor that they write into, which tensors without data are not told.
-_CASTS = frozenset("add_ sub_ mul_ div_ pow_ __iadd__ __isub__ __imul__ __itruediv__ __ipow__ masked_fill_".split())
+_CASTS = frozenset("add_ sub_ mul_ div_ pow_ __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ masked_fill_".split())
 # They have no gradient for their weights, and refuse those that require grad.
 _WEIGHTED = frozenset("binary_cross_entropy_with_logits cross_entropy multi_margin_loss nll_loss".split())
 # What they return and how it lies in memory hangs on no device: tensors of the device "meta" tell it in C++, in a tenth of the time.  Not so

@@ -50,15 +50,14 @@ def _make_generator(frame: Any, compilectx: Any, runtimectx: Any) -> Any:
     lines="_call_intrinsic_1_handler: intrinsics_1 = {... INTRINSIC_STOPITERATION_ERROR: _stopiteration_error_intrinsic}",
 )
 def _stop_iteration_error(exc: Any) -> Any:
-    """What leaves a generator, from Python 3.12 on; Thunder asserts that it is an ``Exception``, which a ``GeneratorExit`` is not.
+    """What leaves a generator, from Python 3.12 on: no StopIteration (PEP 479), unless it stands for an iterator in C, whose end that is.
 
-    Of one that stands for an iterator in C a StopIteration is the end.
+    Thunder asserts that it is an ``Exception``, which a ``GeneratorExit`` is not, and has the value of a StopIteration for a cause.
     """
-    if has_part():
-        e, frame = interpreter.unwrap(exc), interpreter.get_interpreterruntimectx().frame_stack[-1]
-        if not isinstance(e, Exception) or not generators.is_of_program(frame):
-            return exc
-    return _original_stop_iteration_error(exc)
+    if not has_part():
+        return _original_stop_iteration_error(exc)
+    e, frame = interpreter.unwrap(exc), interpreter.get_interpreterruntimectx().frame_stack[-1]
+    return interpreter.wrap_const(stopped) if (stopped := generators.stopped(e, frame)) is not None else exc
 
 
 def _stack() -> Any:

@@ -13,6 +13,7 @@ from thunder_norm.tracing.guarding.classes import in_classes, is_of_program
 from thunder_norm.tracing.native.builtins import truth
 from thunder_norm.tracing.native.elements import note_attribute
 from thunder_norm.tracing.native.inner import native_of, unbound
+from thunder_norm.tracing.python import methods_in_c
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions import class_members
 from thunder.core import interpreter as thunders
@@ -33,7 +34,7 @@ _handlers = thunders._default_opcode_handler_map
 _lookasides = thunders._default_lookaside_map
 _original_getattribute = thunders._object_getattribute_lookaside
 _of_jit = jit_ext._general_jit_lookaside_map
-_original_dispatch = thunders._call_dispatch
+_original_dispatch = methods_in_c.call_dispatch
 _original_load_deref = _handlers["LOAD_DEREF"]
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thunder_norm.tracing.guarding import stored
+from thunder_norm.tracing.python import misused
 from thunder_norm.tracing.python.subscripts import WRITING, lack, subscript
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
@@ -169,7 +170,8 @@ def _is_written_in_python(mapping: Any) -> bool:
 def _dict_merge(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
     given = stack.getitem_wrapped(-1).value
     if not hasattr(given, "keys"):
-        return thunders.do_raise(TypeError(f"argument after ** must be a mapping, not {type(given).__name__}"))
+        called = misused.called_shown(stack, inst.arg + 2)
+        return thunders.do_raise(TypeError(f"{called} argument after ** must be a mapping, not {type(given).__name__}"))
     if _is_written_in_python(given):
         copied = thunders._interpret_call(dict, stack.getitem_wrapped(-1))
         if copied is _EXCEPTION_RAISED:
@@ -178,7 +180,8 @@ def _dict_merge(inst: Any, /, stack: InterpreterStack, **state: Any) -> Any:
         stack.append(copied)
     added, merged = stack.getitem_wrapped(-1), stack.getitem_wrapped(-2)
     if again := merged.value.keys() & added.value:
-        return thunders.do_raise(TypeError(f"got multiple values for keyword argument {next(iter(again))!r}"))
+        called = misused.called_shown(stack, inst.arg + 2)
+        return thunders.do_raise(TypeError(f"{called} got multiple values for keyword argument {next(iter(again))!r}"))
     if type(added.value) is not dict or type(merged.value) is not dict:
         return _original_dict_merge(inst, stack=stack, **state)
     stack.pop_wrapped()

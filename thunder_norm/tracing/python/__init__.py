@@ -20,7 +20,9 @@ from thunder_norm.tracing.python import (
     identities,
     imports,
     lists,
+    local_variables,
     mappings,
+    methods_in_c,
     methods_of_classes,
     misused,
     natively,
@@ -32,6 +34,7 @@ from thunder_norm.tracing.python import (
     states,
     subscripts,
     threads,
+    type_parameters,
 )
 from thunder_norm.tracing.replacement import Replacements
 
@@ -56,14 +59,17 @@ AS_IT_IS = Replacements(
         *assertions.REPLACEMENTS,
         *comparisons.REPLACEMENTS,
         *identities.REPLACEMENTS,
+        *local_variables.REPLACEMENTS,
         *conversions.REPLACEMENTS,
         *operators.REPLACEMENTS,
         *imports.REPLACEMENTS,
+        *methods_in_c.REPLACEMENTS,
         *methods_of_classes.REPLACEMENTS,
         *misused.REPLACEMENTS,
         *patterns.REPLACEMENTS,
         *raised.REPLACEMENTS,
         *stack.REPLACEMENTS,
         *subscripts.REPLACEMENTS,
+        *type_parameters.REPLACEMENTS,
     )
 )

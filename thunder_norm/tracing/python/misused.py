@@ -1,6 +1,6 @@
 """What Python raises an error for, and Thunder lets pass, asserts or fails at.
 
-``del z`` of what is not bound, ``f(*5)``, a call of what is no function, ``len()``, ``isinstance(x, 5)``, ``exec("1 +")``.
+``f(*5)``, a call of what is no function, ``len()``, ``isinstance(x, 5)``, ``exec("1 +")``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.replacement import Replacement
 from thunder_norm.tracing.torch_functions import class_members
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterFrame, InterpreterStack, Py_NULL, WrappedValue, do_raise, wrap_const
+from thunder.core.interpreter import InterpreterStack, Py_NULL, WrappedValue, do_raise, wrap_const
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 
 _handlers = thunders._default_opcode_handler_map
-_thunders_delete_fast, _thunders_call_ex = _handlers["DELETE_FAST"], _handlers["CALL_FUNCTION_EX"]
+_thunders_call_ex = _handlers["CALL_FUNCTION_EX"]
 _thunders_unpack_ex, _thunders_delete_global = _handlers["UNPACK_EX"], _handlers["DELETE_GLOBAL"]
 _thunders_load_name = _handlers["LOAD_NAME"]
 _EXCEPTION_RAISED = thunders.INTERPRETER_SIGNALS.EXCEPTION_RAISED
@@ -31,15 +31,6 @@ _WITH_NAMES = 1
 _FUNCTION_BELOW = (
     2 if "CALL_KW" in dis.opmap else 1
 )  # where the function is, counted from its arguments: a null is between from Python 3.13 on
-
-
-def _delete_fast(inst: dis.Instruction, /, co: CodeType, frame: InterpreterFrame, **state: Any) -> Any:
-    assert inst.arg is not None
-    if isinstance(frame.localsplus[inst.arg], Py_NULL):
-        return do_raise(
-            UnboundLocalError(f"cannot access local variable {inst.argval!r} where it is not associated with a value")
-        )
-    return _thunders_delete_fast(inst, co=co, frame=frame, **state)
 
 
 def _delete_global(inst: dis.Instruction, /, **state: Any) -> Any:
@@ -87,6 +78,8 @@ def _call_ex(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) ->
     place = 2 if inst.arg & _WITH_NAMES else 1
     args, wrapped = stack.getitem_wrapped(-place).value, stack.getitem_wrapped(-place - _FUNCTION_BELOW)
     fn = wrapped.value
+    if place == 2 and not all(isinstance(name, str) for name in stack.getitem_wrapped(-1).value):
+        return do_raise(TypeError("keywords must be strings"))
     if not isinstance(args, Iterable):
         return do_raise(TypeError(f"{_shown(fn)} argument after * must be an iterable, not {type(args).__name__}"))
     if isinstance(fn, TensorProxy):  # which says nothing of calls; its class may
@@ -97,6 +90,11 @@ def _call_ex(inst: dis.Instruction, /, stack: InterpreterStack, **state: Any) ->
     elif (error := not_callable(fn)) is not None:
         return do_raise(error)
     return _thunders_call_ex(inst, stack=stack, **state)
+
+
+def called_shown(stack: InterpreterStack, place: int) -> str:
+    """The function of a call by ``*`` and ``**`` as Python writes it into errors; its arguments are at `place`, counted from the top."""
+    return _shown(stack.getitem_wrapped(-place - _FUNCTION_BELOW).value)
 
 
 def _shown(fn: Any) -> str:
@@ -127,7 +125,7 @@ _REFUSING = {
     **dict.fromkeys(
         (len, next, getattr, setattr, type, enumerate, zip, globals, locals, operator.concat, operator.iconcat), False
     ),
-    **dict.fromkeys((isinstance, issubclass, hasattr, exec, eval), True),
+    **dict.fromkeys((isinstance, issubclass, hasattr, super, exec, eval), True),
 }
 _RUNNING = (exec, eval)
 _SOURCES = (str, bytes, bytearray, memoryview, CodeType)
@@ -141,7 +139,10 @@ def refusing(fn: Any, instead: Any) -> Any:
 
 
 def _called(fn: Callable, instead: Callable, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
-    error = late_error(fn, args, kwargs) if fn is zip else _of_first(fn, args[0].value) if args else None
+    if fn is zip:
+        error = late_error(fn, args, kwargs)
+    else:
+        error = _of_first(fn, args[0].value) if args else _of_none(fn)
     if error is not None:
         return do_raise(error)
     try:
@@ -162,6 +163,16 @@ def _of_first(fn: Callable, value: Any) -> TypeError | None:
     if fn is not enumerate or _is_iterable(value):
         return None
     return TypeError(f"{type(value).__name__!r} object is not iterable")
+
+
+def _of_none(fn: Callable) -> RuntimeError | None:
+    """The error of ``super()`` in a function that takes no argument, or has it no more; Thunder takes any variable for the object."""
+    if fn is not super:
+        return None
+    frame = thunders.get_interpreterruntimectx().frame_stack[-1]
+    if not frame.code.co_argcount:
+        return RuntimeError("super(): no arguments")
+    return RuntimeError("super(): arg[0] deleted") if isinstance(frame.localsplus[0], Py_NULL) else None
 
 
 def _is_iterable(value: Any) -> bool:
@@ -195,7 +206,6 @@ def _natively(fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, Wr
 
 
 REPLACEMENTS = (
-    Replacement(_handlers, "DELETE_FAST", _delete_fast, "_delete_fast_handler: frame.localsplus[var_num] = Py_NULL()"),
     Replacement(_handlers, "DELETE_GLOBAL", _delete_global, "_delete_global_handler: frame_globals.__delitem__(name)"),
     Replacement(_handlers, "LOAD_NAME", _load_name, '_load_name_handler: NameError(f"{name=} is not defined")'),
     Replacement(_handlers, "UNPACK_EX", _unpack_ex, "_unpack_ex_handler: results.append(next(it))"),

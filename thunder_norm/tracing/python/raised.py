@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
 from thunder_norm.tracing.lookasides import instead_of
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
-from thunder.core.interpreter import InterpreterRuntimeCtx, InterpreterStack, check_and_append, do_raise, unwrap, wrap_const
+from thunder.core.interpreter import (
+    InterpreterFrame,
+    InterpreterRuntimeCtx,
+    InterpreterStack,
+    check_and_append,
+    do_raise,
+    unwrap,
+    wrap_const,
+)
 
 _curexc = vars(InterpreterRuntimeCtx)["curexc"]
 _handlers = thunders._default_opcode_handler_map
@@ -17,16 +26,28 @@ _AS_PYTHON_SAYS = {
     **{f"{kind} index out of range": f"{kind.__name__} index out of range" for kind in (list, tuple)},
     f"pop on empty {list}": "pop from empty list",
 }
+_OF_UNBOUND = re.compile(r"(?:local|free) variable '(\w+)' referenced before assignment(?: in enclosing scope)?")
 
 
 def _set_current(runtime: InterpreterRuntimeCtx, e: BaseException | None) -> None:
     """Set the exception that is on its way."""
     if type(e) is IndexError and e.args and e.args[0] in _AS_PYTHON_SAYS:
         e.args = (_AS_PYTHON_SAYS[e.args[0]],)
+    elif isinstance(e, NameError) and e.args and (found := _OF_UNBOUND.fullmatch(str(e.args[0]))):
+        e = of_unbound(found[1], runtime.frame_stack[-1])
     if e is not None and e.__context__ is None and not _is_under_way(e):
         _put_into_context(e, handled(runtime))
     assert _curexc.fset is not None
     _curexc.fset(runtime, e)
+
+
+def of_unbound(name: str, frame: InterpreterFrame) -> NameError:
+    """Python's error for a variable that has no value; Thunder has other words, and takes all that closures share for another function's."""
+    if name in frame.code.co_freevars:
+        return NameError(
+            f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope", name=name
+        )
+    return UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
 
 
 def _is_under_way(e: BaseException) -> bool:

@@ -20,10 +20,13 @@ _FOLLOWED = sys.stdlib_module_names | {"optree", "torch"}  # which are interpret
 
 def refused_method(fn: Callable, args: Sequence[WrappedValue]) -> Callable | None:
     """What refuses a method of a class in C that is given tensors (``np.sin(x)``), for which Thunder looks in no module; None for others."""
-    if type(fn) not in _METHODS or not any(isinstance(v, TensorProxy) for a in args for v in tree_leaves(a.value)):
+    if type(fn) not in _METHODS:
         return None
     owner = fn.__objclass__  # type: ignore[attr-defined]
+    # asked first: an object that ``object.__init__`` is given may be registered as a tree, and has nothing yet of what it consists of
     if owner.__module__.partition(".")[0] in _FOLLOWED:
+        return None
+    if not any(isinstance(v, TensorProxy) for a in args for v in tree_leaves(a.value)):
         return None
     called = args[0].value if fn.__name__ == "__call__" and hasattr(args[0].value, "__name__") else fn
     name = f"{owner.__module__}.{called.__name__}" if called is not fn else f"{owner.__module__}.{owner.__name__}.{fn.__name__}"
