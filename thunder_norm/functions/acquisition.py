@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 
 from thunder_norm.errors import TransformLevelError, with_details
 from thunder_norm.functions import completion
-from thunder_norm.functions.interpreted import Levels, value_of, values_of, wrapped
+from thunder_norm.functions.interpreted import Level, Levels, value_of, values_of, wrapped
 from thunder_norm.functions.programs import flat_program, flat_proxies
 from thunder_norm.functions.writes.functionalization import without_mutations
 from thunder_norm.subclass.interpreting.interception import current_acquisition
@@ -71,7 +71,13 @@ class Program:
 
 
 def acquire(
-    function: WrappedValue, name: str, args: Sequence[WrappedValue], kwargs: dict[str, WrappedValue], shapes: Any = None
+    function: WrappedValue,
+    name: str,
+    args: Sequence[WrappedValue],
+    kwargs: dict[str, WrappedValue],
+    shapes: Any = None,
+    moved: Sequence[bool] = (),
+    is_reverse: bool = False,
 ) -> Program:
     """Interpret `function` on fresh proxies and return it as a flat program.
 
@@ -81,6 +87,8 @@ def acquire(
         args: the arguments of the transformed function.
         kwargs: its keyword arguments.
         shapes: a function from the position of an argument's tensor and its proxy to the shape that `function` is to see.
+        moved: which of the arguments' tensors the transform is about, if not all mean to `function` what they mean outside.
+        is_reverse: whether it differentiates these backward.
 
     Raises:
         Interrupted: `function` raised.
@@ -103,7 +111,9 @@ def acquire(
     call_args = [wrapped(v, a) if _has_tensors(v) else a for a, v in zip(args, new_args, strict=True)]
     call_kwargs = {k: wrapped(new_kwargs[k], a) if _has_tensors(new_kwargs[k]) else a for k, a in kwargs.items()}
 
-    with _level(ctx, name), scope(trace) as bsyms, grad_enabled():
+    given = {p.name: v.name for p, v in zip(fresh, actual, strict=True)}
+    of_level = frozenset(p.name for p, is_moved in zip(fresh, moved, strict=bool(moved)) if is_moved)
+    with scope(trace) as bsyms, _opened(ctx, Level(name, bsyms, given, of_level, is_reverse)), grad_enabled():
         found = _interpret_call(function, *call_args, **call_kwargs)
         if found is INTERPRETER_SIGNALS.EXCEPTION_RAISED:
             raise Interrupted
@@ -136,15 +146,16 @@ class Call:
         values, self.kwargs = values_of(args, kwargs)
         self.own, self.args = values[: self.skipped], values[self.skipped :]
 
-    def acquire(
-        self, function: str = "function", args: Sequence[Any] | None = None, shapes: Callable[..., Any] | None = None
-    ) -> Program:
-        """The attribute `function` of the transformed function as a flat program, for this call's arguments or for `args`."""
+    def acquire(self, function: str = "function", args: Sequence[Any] | None = None, **options: Any) -> Program:
+        """The attribute `function` of the transformed function as a flat program, for this call's arguments or for `args`.
+
+        The options are those of the function `acquire`.
+        """
         found = _interpret_call(getattr, self._transformed, wrap_const(function))
         if args is not None:
             given = tuple(wrapped(a, self._transformed) for a in args)
-            return acquire(found, self.name, given, {}, shapes)
-        return acquire(found, self.name, self._args[self.skipped :], self._kwargs, shapes)
+            return acquire(found, self.name, given, {}, **options)
+        return acquire(found, self.name, self._args[self.skipped :], self._kwargs, **options)
 
     @property
     def tensors(self) -> tuple[TensorProxy, ...]:
@@ -157,10 +168,10 @@ def _has_tensors(tree: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _level(ctx: JitCtx, name: str) -> Iterator[None]:
-    names = Levels.of(ctx).names
+def _opened(ctx: JitCtx, level: Level) -> Iterator[None]:
+    opened = Levels.of(ctx).opened
     of_wrappers = current_acquisition()
-    names.append(name)
+    opened.append(level)
     if of_wrappers is not None:
         of_wrappers.num_levels += 1
         of_wrappers.lengths.be_one()  # what is transformed is an operation of Thunder's
@@ -168,7 +179,7 @@ def _level(ctx: JitCtx, name: str) -> Iterator[None]:
         with hooks.inside_function(completion.lookaside):
             yield
     finally:
-        names.pop()
+        opened.pop()
         if of_wrappers is not None:
             of_wrappers.num_levels -= 1
 

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder_norm.errors import DataDependentError, ThunderNormError, UnsupportedOpError, with_details
-from thunder_norm.functions.interpreted import active_level, wrapped
+from thunder_norm.functions.interpreted import active_level, requires_grad, wrapped
 from thunder_norm.functions.opaque import Operation, opaque_executor, symbol_for
 from thunder_norm.functions.programs import flat_proxies
 from thunder_norm.functions.torch_calls import Forward, Trial, position_of, try_out
@@ -51,6 +51,10 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue], kwargs: dict[str, Wrap
     if selected is not None:
         return selected
     if fn is getattr:
+        if args[1].value == "requires_grad" and type(args[0].value) is TensorProxy:
+            answer = requires_grad(args[0].value)
+            if answer is not None:
+                return lambda *_: wrap_const(answer)
         return plain.about_plain(None, fn, args) or _computed_anew(find(), args)
     if fn is TensorProxy.__getattr__:
         return _attribute(find())

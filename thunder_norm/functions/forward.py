@@ -197,7 +197,7 @@ class Jvp(Transformed):
         primals, tangents = call.args
         _check_arguments(primals, tangents)
         points, directions = tree_leaves(primals), tree_leaves(tangents)
-        program = call.acquire(args=primals)
+        program = call.acquire(args=primals, moved=[True] * len(flat_proxies(primals)))
         if isinstance(call.function, OfTorch):
             check_agrees(self.name, primals, program.trace, list(zip(points, program.trace.args, strict=False)))
         inputs, speeds = [*points, *program.captured], [*directions, *[None] * len(program.captured)]

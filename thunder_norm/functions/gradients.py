@@ -45,7 +45,7 @@ class Grad(Transformed):
     def emit(self, call: Call) -> Any:
         """Write value and gradient."""
         inputs = Differentiated(call, self.argnums)
-        program = call.acquire()
+        program = call.acquire(moved=inputs.wrt, is_reverse=True)
         known = outputs_of(program.trace)
         num_losses = _num_losses(split_aux(program.result(known), self.has_aux, self.name)[0], self.name)
         inputs.check(program, num_losses)
@@ -293,7 +293,7 @@ class _Forward(Transformed):
         if not call.args:
             raise TransformError(with_details("vjp needs at least one primal", instead="vjp(f, x)"))
         inputs = Differentiated(call, tuple(range(len(call.args))))
-        program = call.acquire()
+        program = call.acquire(moved=inputs.wrt, is_reverse=True)
         known, _ = split_aux(program.result(outputs_of(program.trace)), self.has_aux, self.name)
         check_result(known, self.name)
         inputs.check(program, len(tree_flatten(known)[0]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from thunder_norm.subclass.classes.protocol import WrapperSpec, is_equal
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording.trace import UNFLATTEN, leaf_proxies, mark
 from thunder_norm.tracing import lookasides
+from thunder_norm.tracing.activity import propagate
 from thunder_norm.tracing.torch_functions.data_dependence import data_dependent
 from thunder_norm.tracing.translation import empty_for
 from thunder_norm.wrapper_classes import undifferentiated
@@ -29,6 +30,7 @@ import thunder.torch as ltorch
 from thunder.core.interpreter import ProvenanceRecord, PseudoInst, WrappedValue, do_raise, interpreter_needs_wrap, wrap
 from thunder.core.jit_ext import JitCtx, _general_jit_lookaside_map, get_jit_ctx
 from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
 
 # -- functions under transforms, one in the other, and what they cannot ask for -----------------------------------------
 
@@ -37,10 +39,34 @@ _STATE = "_thunder_norm_levels"
 
 
 @dataclass
-class Levels:
-    """Which transformed functions are being acquired, and the proxies of those that are done."""
+class Level:
+    """A transformed function that is being interpreted.
 
-    names: list[str]
+    Attributes:
+        name: of its transform.
+        bsyms: what it has done so far.
+        given: the names of its arguments, and what these are called outside.
+        moved: the names of those that it differentiates, or that have a tangent or a batch dimension.
+        is_reverse: whether torch's autograd follows these.
+    """
+
+    name: str
+    bsyms: Sequence[BoundSymbol]
+    given: dict[str, str]
+    moved: frozenset[str]
+    is_reverse: bool
+
+    @property
+    def wrapped(self) -> Set[str]:
+        """The names of those that torch.func wraps: what differentiates backward wraps all of them."""
+        return self.given.keys() if self.is_reverse else self.moved
+
+
+@dataclass
+class Levels:
+    """Which transformed functions are being acquired, from the outermost on, and the proxies of those that are done."""
+
+    opened: list[Level]
     closed: dict[str, str]  # proxies that mean something in one transformed function only, and its name
     kept: list[WrappedValue]  # what the interpreter knows of transformed functions made while it runs
     replaced: set[str]  # the proxies of parameters that others stood for
@@ -61,8 +87,28 @@ def active_level() -> str | None:
         ctx = get_jit_ctx()
     except LookupError:
         return None
-    names = Levels.of(ctx).names
-    return names[-1] if names else None
+    opened = Levels.of(ctx).opened
+    return opened[-1].name if opened else None
+
+
+def requires_grad(p: TensorProxy) -> bool | None:
+    """What ``p.requires_grad`` is in a transformed function; None if no transform has to do with the tensor.
+
+    As in torch.func, where the innermost transform that has wrapped a tensor, or one it was made from, answers: whether it differentiates
+    it backward.
+    """
+    opened, found = Levels.of(get_jit_ctx()).opened, list[tuple[set[str], set[str]]]()
+    for level in opened:
+        handed_on = [(inside, outside) for inside, outside in level.given.items() if inside not in level.wrapped]
+        for names in (of for both in found for of in both):
+            names.update([inside for inside, outside in handed_on if outside in names])
+        found.append((set(level.wrapped), set(level.moved if level.is_reverse else ())))
+        for bsym in level.bsyms:
+            for made, active in found:
+                propagate(bsym, active)
+                if not made.isdisjoint([q.name for q in bsym.flat_proxy_args]):
+                    made.update(q.name for q in bsym.flat_proxy_outs)
+    return next((p.name in active for made, active in reversed(found) if p.name in made), None)
 
 
 _CONVERSIONS = {"__bool__": "a condition", "__int__": "int()", "__float__": "float()", "__complex__": "complex()"}

@@ -29,6 +29,8 @@ from thunder.core.trace import TraceCtx
 class _Jacobian(Transformed):
     """What jacrev and jacfwd share."""
 
+    is_reverse: bool
+
     def __init__(self, function: Callable, argnums: Argnums, has_aux: bool, chunk_size: int | None, randomness: Randomness):
         super().__init__(function)
         self.argnums = checked_argnums(argnums, self.name)
@@ -42,7 +44,7 @@ class _Jacobian(Transformed):
         """Write the Jacobian."""
         inputs = Differentiated(call, self.argnums)
         _check_real([t for t, w in zip(call.tensors, inputs.wrt, strict=True) if w], self.name, "argument")
-        program = call.acquire()
+        program = call.acquire(moved=inputs.wrt, is_reverse=self.is_reverse)
         result, _ = split_aux(program.result(outputs_of(program.trace)), self.has_aux, self.name)
         check_result(result, self.name, is_floating=True)
         _check_real(tree_flatten(result)[0], self.name, "result")
@@ -99,6 +101,7 @@ class Jacrev(_Jacobian):
     """The Jacobian, row by row."""
 
     name = "jacrev"
+    is_reverse = True
 
     def blocks(
         self, call: Call, inputs: Differentiated, program: Program, num_results: int
@@ -125,6 +128,7 @@ class Jacfwd(_Jacobian):
     """The Jacobian, column by column."""
 
     name = "jacfwd"
+    is_reverse = False
 
     def blocks(
         self, call: Call, inputs: Differentiated, program: Program, num_results: int

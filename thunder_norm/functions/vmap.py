@@ -38,9 +38,9 @@ class Vmap(Transformed):
     def emit(self, call: Call) -> Any:
         """Write the program for the whole batch, or for one chunk after the other."""
         dims, axis_size = self._dims_of(call)
-        program = call.acquire(shapes=lambda i, p: _without(p.shape, dims[i]))
         leaves = tree_flatten((call.args, call.kwargs))[0]
         in_dims = [d for d, v in zip(dims, leaves, strict=True) if isinstance(v, TensorProxy)]
+        program = call.acquire(shapes=lambda i, p: _without(p.shape, dims[i]), moved=[d is not None for d in in_dims])
         values = [*call.tensors, *program.captured]
         in_dims += [None] * len(program.captured)
         results, found = evaluate_in_chunks(program.trace, values, in_dims, axis_size, self.randomness, self.chunk_size)
