@@ -26,6 +26,7 @@ from thunder_norm.functions.acquisition import Call
 from thunder_norm.functions.interpreted import is_open, opened_like, proxies_of
 from thunder_norm.functions.programs import outputs_of
 from thunder_norm.functions.reverse import evaluate_vjp
+from thunder_norm.subclass.backward import side_effects
 from thunder_norm.subclass.classes.protocol import WrapperSpec
 from thunder_norm.subclass.classes.wrapper_scan import may_construct_wrappers
 from thunder_norm.subclass.crossing.turns import with_all_draws
@@ -36,12 +37,25 @@ from thunder_norm.wrapper_classes import is_wrapper
 import thunder
 from thunder.core import dtypes
 from thunder.core.interpreter import WrappedValue
+from thunder.core.jit_ext import JitCtx
 from thunder.core.proxies import TensorProxy
-from thunder.core.trace import TraceCtx
+from thunder.core.trace import TraceCtx, get_tracectx
 
 
 class _Ours(hooks.Participant):
     """Has the interpreter know, in compilations of ours without wrappers, that they are ours."""
+
+    def surrounding(self, fn: Callable, args: tuple, kwargs: dict) -> Any:
+        """What the function can reach is what it was if the acquisition fails."""
+        return side_effects.watched(fn, args, kwargs)
+
+    def write_epilogue(self, ctx: JitCtx, epilogue: TraceCtx, process: Callable[[], None]) -> None:
+        """Write what the function has kept."""
+        side_effects.write(ctx, epilogue, None, process)
+
+    def result(self, value: WrappedValue, find: Callable[[WrappedValue], Any]) -> Any:
+        """Objects that the function has made are made anew in each call."""
+        return side_effects.result(value, find, get_tracectx())
 
     def lookaside(self, fn: Callable, args: tuple[WrappedValue, ...], kwargs: dict[str, WrappedValue]) -> Any:
         """Values that are asked for are refused by `interpreted`, for a function under a transform."""

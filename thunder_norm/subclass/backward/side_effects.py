@@ -42,7 +42,7 @@ from thunder_norm.tracing.torch_functions import known_classes, tensor_attribute
 from thunder_norm.wrapper_classes import is_wrapper
 from thunder.core.compile_data import get_compile_data
 from thunder.core.interpreter import PseudoInst, WrappedValue
-from thunder.core.jit_ext import should_register_for_prologue
+from thunder.core.jit_ext import get_jit_ctx, should_register_for_prologue
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx
@@ -115,6 +115,7 @@ def write(ctx: Any, epilogue: TraceCtx, acquisition: Acquisition | None, process
         users_attributes.check_left_alone(acquisition, ctx)
     effects.write_attributes(epilogue, changed_attributes.deleted(ctx))
     taken = [*changed_attributes.taken(ctx)]
+    effects.check_set(epilogue, ctx._additional_outputs.values())
     process()
     changed_attributes.forget_owners(ctx)
     effects.write(ctx, epilogue, taken)
@@ -269,6 +270,26 @@ class SideEffects:
         """Let all places hold what they held."""
         for place in reversed(self.before.places):  # what was looked at last may have been changed by then
             place.restore()
+
+    @functools.cached_property
+    def _computed(self) -> set[str]:
+        return {p.name for b in get_jit_ctx().computation_trace.bound_symbols for p in b.flat_proxy_outs}
+
+    def _is_known(self, p: TensorProxy, epilogue: TraceCtx) -> bool:
+        """Whether the program gives a tensor to its epilogue: what a function under a transform computes is its own."""
+        is_there = p.history is not None or p.name in self._computed
+        return is_there or any(p.name == out.name for b in epilogue.bound_symbols for out in b.flat_proxy_outs)
+
+    def check_set(self, epilogue: TraceCtx, settings: Iterable[Iterable[tuple]]) -> None:
+        """Look at the attributes that Thunder has the epilogue set.
+
+        Raises:
+            EscapeError: one is what a function under a transform has computed.
+        """
+        for *_, name, value in (setting for of_object in settings for setting in of_object):
+            if type(value.value) is TensorProxy and not self._is_known(value.value, epilogue):
+                self.undo()
+                raise escape(f"attribute {name.value!r} of an argument or module", "proxy", value.value)
 
     def write_attributes(self, epilogue: TraceCtx, changed: Iterable[Attribute]) -> None:
         """Have the epilogue change attributes of objects.
@@ -483,9 +504,12 @@ class SideEffects:
             self.undo()
             raise escape(what, "proxy", e.value) from None
         tensors = {name: p for name, p in recipe.arguments.items() if isinstance(p, TensorProxy)}
-        if tensors and acquisition is None and owner is None:
+        lost = next((p for p in tensors.values() if not self._is_known(p, epilogue)), None)
+        if lost is None and acquisition is None and owner is None:
+            lost = next(iter(tensors.values()), None)
+        if lost is not None:
             self.undo()
-            raise escape(what, "proxy", next(iter(tensors.values())))
+            raise escape(what, "proxy", lost)
         kept_of = {
             name: keeping(acquisition, p, is_of_argument)
             for name, p in tensors.items()
