@@ -234,6 +234,7 @@ EAGERS = {
     "conv_transpose2d": (lambda x, a, b: F.conv_transpose2d(x, TRANSPOSED * a[:2], b[:3], 2, 1, (1, 0)), "convolution"),
     "avg_pool2d": (lambda x, a, b: F.avg_pool2d(x, 2) + F.avg_pool2d(x, (2, 2), stride=2, count_include_pad=False), "avg_pool2d"),
     "avg_pool2d, padding": (lambda x, a, b: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=4), "avg_pool2d"),
+    "masked_fill": (lambda x, a, b: x.masked_fill(SEEN[:, :5], -1e9).softmax(1) + x.masked_fill(a > 0, 2), "masked_fill"),
     "attention": (lambda x, a, b: attention(x, x * b, x, is_causal=True), "flash_attention"),
     "attention, scale": (lambda x, a, b: attention(x, x[:, :, :3] * b, x[:, :, 3:], scale=0.3), "flash_attention"),
     "attention, mask": (lambda x, a, b: attention(x, x * b, x, SEEN), "flash_attention"),
@@ -285,6 +286,23 @@ def _gradients_of(f, x):
     given = [t.requires_grad_() for t in (x.detach(), ROWS.clone(), ROWS.cos())]
     y = f(*given)
     return [t for t in (y, *torch.autograd.grad(weighted(y), given, allow_unused=True)) if t is not None]
+
+
+def test_what_is_drawn_for_filled_entries_is_eagers_however_they_lie():
+    """Numbers are drawn in the order of memory, and torch fills a copy in the order of dimensions."""
+
+    def f(x, mask):
+        return F.dropout(x.masked_fill(mask, 0.5), 0.5)
+
+    jitted, x = thunder.jit(f, transforms=[NormTransform()]), torch.randn(7, 5).t()
+    for mask in (x < 0, x[0] < 0):
+        found = []
+        for g in (jitted, f):
+            torch.manual_seed(seeded(2))
+            given = x.detach().requires_grad_()
+            y = g(given, mask)
+            found.append((y, *torch.autograd.grad(weighted(y), given)))
+        torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 BATCH_NORMS = {

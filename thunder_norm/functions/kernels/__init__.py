@@ -5,7 +5,14 @@ what it is, and its gradient is the kernel that torch's own formula calls (``too
 of a call whether it is for it; other calls go the way of all operations.
 """
 
-from thunder_norm.functions.kernels import activations, attention, convolutions, normalizations, views  # noqa: F401 - registers the rules
+from thunder_norm.functions.kernels import (  # noqa: F401 - registers the rules
+    activations,
+    attention,
+    convolutions,
+    filling,
+    normalizations,
+    views,
+)
 from thunder_norm.functions.kernels.normalizations import KeepingBatchNorm, batch_norm_apart
 from thunder_norm.functions.kernels.registry import arguments_of, has_any, joint_of, wanted
 from thunder_norm.functions.kernels.registry import operations as KERNELS
