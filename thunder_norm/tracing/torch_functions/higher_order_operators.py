@@ -26,3 +26,9 @@ def lookaside(fn: Any) -> Callable | None:
 def _has_symbols(value: WrappedValue) -> WrappedValue:
     """Of a tensor, and of strides that a trace does not have: its sizes are numbers."""
     return wrap_const(False)
+
+
+@instead_of_named("torch.nn.attention.flex_attention", "_validate_device")
+def _is_differentiable(*tensors: WrappedValue) -> WrappedValue:
+    """Torch's kernels of `flex_attention` have no gradient on a CPU: in a trace it is written out."""
+    return wrap_const(None)
