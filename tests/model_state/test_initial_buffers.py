@@ -49,8 +49,13 @@ class _Beside(nn.Module):
 def _with_and_without_data(make) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(seeded(0))
     with torch.device("meta"):
-        empty = make()
-    return make().eval(), empty.eval()
+        empty = make().eval()
+    if int(transformers.__version__.partition(".")[0]) < 5:
+        try:
+            empty(torch.zeros(1, 2, dtype=torch.long, device="meta"))
+        except RuntimeError as e:
+            pytest.skip(f"eager mode does not run the model of transformers {transformers.__version__} on meta: {e}")
+    return make().eval(), empty
 
 
 _MODELS = {"Llama": _llama, "Gemma 2": _gemma, "in another model": _Beside}

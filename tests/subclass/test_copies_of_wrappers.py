@@ -109,9 +109,9 @@ def around_what_is_made(x):
 
 def around_the_very_lists(x):
     y = copy.copy(x)
-    y.names.append("more")
+    y.labels.append("more")
     y.note = 5
-    return y.names is x.names, x.names, y.names, y.note, x.note
+    return y.labels is x.labels, x.labels, y.labels, y.note, x.note
 
 
 @pytest.mark.parametrize("cls", [_Doubled, _Own, _Told])
@@ -135,9 +135,9 @@ def test_copies_are_eagers(program, cls):
     for call in (program, thunder.jit(program, transforms=[SubclassTransform()])):
         torch.manual_seed(seeded(0))
         x = cls(torch.randn(3, 4), 3)
-        x.names, x.note = ["one"], 3
+        x.labels, x.note = ["one"], 3
         try:
-            outcomes.append((call(x), x, x.names))
+            outcomes.append((call(x), x, x.labels))
         except AttributeError as e:  # a class that makes another object does not hand attributes on
             outcomes.append(str(e))
     assert_same(*outcomes)

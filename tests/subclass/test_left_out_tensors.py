@@ -133,7 +133,7 @@ class LeavesNotes(Noted):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         def noted(t: torch.Tensor) -> torch.Tensor:
             out = cls(t)
-            out.note, out.made_by, out.names = (t * 10, None), {"op": func.__name__, "sizes": [1, 2]}, ("a", "b")
+            out.note, out.made_by, out.letters = (t * 10, None), {"op": func.__name__, "sizes": [1, 2]}, ("a", "b")
             out.largest = t.amax()
             return out
 
