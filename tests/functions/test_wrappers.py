@@ -171,6 +171,11 @@ def test_torchs_jacobian_of_a_wrapper_is_a_wrapper(name: str, jacobian: Callable
         return jacobian(f)(x), jacobian(lambda u, v: f(u * v), argnums=(0, 1))(x, x + 1)
 
     x = TwoTensor(float64(2, 6), float64(2, 6))
+    if torch.__version__ < (2, 15):  # torch 2.11 gives some such wrappers a storage on meta, and refuses that
+        try:
+            program(x)
+        except RuntimeError as e:
+            pytest.skip(f"eager mode of torch {torch.__version__}: {e}")
     jitted = thunder.jit(program, transforms=[T.SubclassTransform()])
     for _ in range(2):
         leaves, wanted = tree_flatten(jitted(x))[0], tree_flatten(program(x))[0]

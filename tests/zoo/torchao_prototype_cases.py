@@ -34,7 +34,7 @@ def _():
     return lambda x: (x.view(-1, 2)[1:], x + 1, x.split(2)), (x,)
 
 
-@case("mixture of experts training, float8", PARAMETER, backward=True, since=SINCE)
+@case("mixture of experts training, float8", PARAMETER, backward=True, since=SINCE, since_torch="2.15")
 def _():
     from torchao.prototype.moe_training.config import Float8TrainingOpConfig
     from torchao.prototype.moe_training.tensor import Float8TrainingWeightWrapperTensor
