@@ -29,8 +29,8 @@ from thunder.core.proxies import AnyProxy, Proxy, TensorProxy
 
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 # what holds no attributes that a program computes or assigns, or says of itself what they are
-_WITH_OWN_SETTER = (ModuleType, MethodType, BaseException)  # before Python 3.13: a `__setattr__` in C, which is called as it is
 _SIMPLE = (type, ModuleType, FunctionType, MethodType, CellType, Proxy, torch.Tensor)
+_WITH_OWN_SETTER = (ModuleType, MethodType, BaseException)  # before Python 3.13: a `__setattr__` in C, which is called as it is
 _PLAIN = (str, int, float, tuple, list, dict)  # where no subclass has attributes of its own
 _CONTAINERS = (list, dict, set, deque)
 _OF_CALLS = ("__defaults__", "__kwdefaults__", "__code__")  # of functions

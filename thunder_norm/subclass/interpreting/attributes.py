@@ -54,23 +54,18 @@ def address_refused(name: str) -> UnsupportedOpError:
 
 def read_attribute(acquisition: Acquisition, obj: WrappedValue, name: WrappedValue, *default: WrappedValue) -> Any:
     """Called for ``getattr(x, name)`` with a wrapper x."""
-    asked = type(obj.value.fake).__getattribute__
-    if asked is object.__getattribute__:
+    cls, runtime = type(obj.value.fake), get_interpreterruntimectx()
+    if cls.__getattribute__ is object.__getattribute__:
         return _read(acquisition, obj, name, *default)
-    found = _interpret_call(asked, obj, name)
-    if found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not isinstance(get_interpreterruntimectx().curexc, AttributeError):
-        return found
-    instead = getattr(type(obj.value.fake), "__getattr__", None)
-    if instead is not None:
-        get_interpreterruntimectx().curexc = None
-        found = _interpret_call(instead, obj, name)
-        if found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not isinstance(
-            get_interpreterruntimectx().curexc, AttributeError
-        ):
+    found: Any = INTERPRETER_SIGNALS.EXCEPTION_RAISED
+    for reader in filter(None, (cls.__getattribute__, getattr(cls, "__getattr__", None))):
+        runtime.curexc = None  # an AttributeError of the one before
+        found = _interpret_call(reader, obj, name)
+        if found is not INTERPRETER_SIGNALS.EXCEPTION_RAISED or not isinstance(runtime.curexc, AttributeError):
             return found
     if not default:
         return found
-    get_interpreterruntimectx().curexc = None
+    runtime.curexc = None
     return default[0]
 
 

@@ -251,8 +251,13 @@ class _Call:
         assert self.run is not None
         inputs, place = self.run.inputs, self.backward.stand_ins
         if place is None:
-            unreached = [i for i in self.backward.unreached if not any(inputs[i] is r for r in results)]
-            return [None if i in unreached else t for i, t in enumerate(inputs)] if unreached else inputs
+            if not self.backward.unreached:
+                return inputs
+            returned, connected = set(map(id, results)), list(inputs)
+            for i in self.backward.unreached:
+                if id(inputs[i]) not in returned:
+                    connected[i] = None
+            return connected
         self.sources = getattr(inputs[place.start], _SOURCES, None)
         if self.sources is None:
             raise UnsupportedOpError(
