@@ -41,6 +41,17 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """What lives now is not looked at by collections inside: they take as long as what is new, not as the libraries that are loaded."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 Clock = Callable[[Callable[[], Any], int], float]
 """How long one of `repeats` calls takes, in seconds."""
 
@@ -60,10 +71,11 @@ def in_turns(
     repeats = {name: _repeats(call, seconds, warm_up, clock) for name, call in candidates.items()}
     found: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
-    for i in range(rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            with no_garbage_collection():
-                found[name].append(clock(candidates[name], repeats[name]))
+    with frozen():
+        for i in range(rounds):
+            for name in names[i % len(names) :] + names[: i % len(names)]:
+                with no_garbage_collection():
+                    found[name].append(clock(candidates[name], repeats[name]))
     return Measured(found)
 
 
