@@ -159,6 +159,34 @@ def test_a_gate_beside_what_is_cumulated_over_tokens_is_one(cumulate):
     assert len(norm.blocks["up.weight"]) == 2
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda a: a.cumsum(1),
+        lambda a: a.mean(1, keepdim=True).expand_as(a),
+        lambda a: F.max_pool1d(a.mT, 3, 1, 1).mT,
+        lambda a: torch.zeros_like(a).index_add(1, torch.arange(5).flip(0), a),
+    ],
+)
+def test_a_gate_after_what_experts_return_is_one(kept):
+    """Their results times weights, summed over experts, may be products of queries and keys as far as is known; what comes later is not."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = nn.Parameter(torch.randn(3, 8, 8))
+            self.router, self.up, self.down = nn.Linear(8, 3), nn.Linear(8, 12), nn.Linear(6, 4)
+
+        def forward(self, x):
+            results = torch.bmm(x.flatten(0, 1).expand(3, -1, -1), self.experts.mT).unflatten(1, (2, 5))
+            x = x + torch.einsum("ebto,bte->bto", results, self.router(x).softmax(-1))
+            a, gate = self.up(F.rms_norm(x, (8,))).chunk(2, -1)
+            return self.down(kept(a) * F.silu(gate)).tanh()
+
+    roles = find_roles(Model(), torch.randn(2, 5, 8))
+    assert [b.role for b in roles["up.weight"].blocks][1] == "gate"
+
+
 def test_what_is_cumulated_over_its_own_entries_is_one_matrix():
     class Cumulated(nn.Module):
         def __init__(self):

@@ -270,7 +270,7 @@ def put(notes: Notes, call: Call) -> None:
     """
     into, dim, _, source = call.args[:4]
     own, state = call.state(into), call.state(source)
-    if state is None or state.is_parameter or state.score is not None or own is not None and own.score is not None:
+    if state is None or state.is_parameter:
         return mix(notes, call)
     dim %= max(into.ndim, 1)
 
@@ -285,7 +285,8 @@ def put(notes: Notes, call: Call) -> None:
     for before, after in zip(state.strands, kept, strict=False):
         if before.axes != after.axes:
             notes.use(Followed((before,)), call.name)
-    spread = replace(state, strands=tuple(s for s in kept if s.axes), scale=state.scale if _is_zero(into) else Scale.NOTHING)
+    scale = state.scale if _is_zero(into) else Scale.NOTHING
+    spread = replace(state, strands=tuple(s for s in kept if s.axes), scale=scale, score=None)
     notes.note(
         call.out, spread if own is None else replace(spread, strands=added([own, spread]), scale=min(own.scale, state.scale))
     )
@@ -339,7 +340,7 @@ def reduce(notes: Notes, call: Call) -> None:
     out = call.out if isinstance(call.out, torch.Tensor) else call.out[0]  # of extremes the places come second
     given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
     ndim = call.args[0].ndim
-    if state is None or state.is_parameter or state.score is not None or given is None or not out.is_floating_point():
+    if state is None or state.is_parameter or given is None or not out.is_floating_point():
         return mix(notes, call)
     dims = [d % ndim for d in (given if isinstance(given, list | tuple) else [given])] or list(range(ndim))
     kept: list[Strand] = []
@@ -359,7 +360,7 @@ def cumulate(notes: Notes, call: Call) -> None:
     """Sums and extremes of all before, along a dimension: what labels do not differ along it stays."""
     state = call.state(call.args[0])
     out = call.out if isinstance(call.out, torch.Tensor) else call.out[0]  # of extremes the places come second
-    if state is None or state.is_parameter or state.score is not None or not out.is_floating_point() or not out.ndim:
+    if state is None or state.is_parameter or not out.is_floating_point() or not out.ndim:
         return mix(notes, call)
     stays = [s for s in state.strands if all(is_constant_along(t, call.args[1]) for of in s.labels for t in of.values())]
     lost = notes.use(state.without(s.name for s in stays), call.name)

@@ -276,13 +276,13 @@ def convolve(notes: Notes, call: Call) -> None:
 def pool(notes: Notes, call: Call) -> None:
     """Means and extremes of windows, and interpolations: of each channel by itself, and multiplied as what they take."""
     state = call.state(call.args[0])
-    if state is None or state.is_parameter or state.score is not None:
+    if state is None or state.is_parameter:
         return mix(notes, call)
     out = call.out if isinstance(call.out, torch.Tensor) else call.out[0]  # of extremes the places come second
     found = _of_channels(state, out.shape, _POOLS[call.name])
     if len(found.strands) < len(state.strands):
         notes.use(state, call.name)
-    notes.note(out, replace(found, is_attended=False))
+    notes.note(out, replace(found, score=None, is_attended=False))
 
 
 def _of_channels(state: Followed, shape: torch.Size, num_places: int) -> Followed:
