@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._pytree import tree_leaves
@@ -44,10 +44,10 @@ def with_parameters(model: nn.Module, mesh: DeviceMesh, placement: Any) -> nn.Mo
     return model
 
 
-def fully_sharded(model: nn.Sequential, mesh: DeviceMesh, *, each: bool = False) -> nn.Module:
+def fully_sharded(model: nn.Sequential, mesh: DeviceMesh, *, each: bool = False, **options: Any) -> nn.Module:
     for module in (model[0], model[2]) if each else ():
-        fully_shard(module, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(module, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
 
 
 def programs(mesh: DeviceMesh) -> dict[str, Program]:
@@ -110,6 +110,17 @@ def _modules(mesh: DeviceMesh) -> Iterator[tuple[str, Program]]:
     )
     yield "fully_shard", (None, lambda: (fully_sharded(mlp(), mesh), own(4, 6)))
     yield "fully_shard of each layer", (None, lambda: (fully_sharded(mlp(), mesh, each=True), own(4, 6, requires_grad=True)))
+    policies = {
+        "of parameters and reductions": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        "of parameters, inputs and outputs": MixedPrecisionPolicy(torch.float64, output_dtype=torch.float32),
+        "of parameters alone": MixedPrecisionPolicy(torch.float64, cast_forward_inputs=False),
+    }
+    for name, policy in policies.items():
+        dtype = None if policy.cast_forward_inputs else policy.param_dtype
+        half = lambda p=policy, d=dtype: (fully_sharded(mlp(), mesh, each=True, mp_policy=p), own(4, 6).to(d))  # noqa: E731
+        yield f"fully_shard with dtypes {name}", (None, half)
+    hybrid = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("copies", "shards"))
+    yield "fully_shard on two dimensions", (None, lambda: (fully_sharded(mlp(), hybrid, each=True), own(4, 6)))
 
 
 def jit(f: Callable) -> Callable:

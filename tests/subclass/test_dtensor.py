@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests.ranks import run_ranks
@@ -42,19 +41,20 @@ def _has_collectives() -> bool:
 
 def test_what_is_not_traced_is_refused_on_every_rank():
     for messages in run_ranks(2, _refusals):
-        for message, expected in zip(messages, ("distribute_tensor", "mixed precision", "gathered already"), strict=True):
+        for message, expected in zip(messages, ("distribute_tensor", "are not reduced", "gathered already"), strict=True):
             assert expected in message
 
 
 def _refusals() -> list[str]:
     mesh = init_device_mesh("cpu", (2,))
-    half = fully_shard(mlp(), mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    accumulating = fully_sharded(mlp(), mesh)
+    accumulating.set_requires_gradient_sync(False)
     whole = fully_sharded(mlp(), mesh)
     whole.unshard()
     found = []
     for program, x in (
         (lambda a: distribute_tensor(a, mesh, [Shard(0)]) * 2, own(4, 4)),
-        (half, own(4, 6)),
+        (accumulating, own(4, 6)),
         (whole, own(4, 6)),
     ):
         with pytest.raises(UnsupportedOpError) as refused:
@@ -87,6 +87,22 @@ def _trained() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         found.append([p.full_tensor().detach() for p in model.parameters() if isinstance(p, DTensor)])
     assert len(found[0]) == len(found[1]) == 4
     return found[0], found[1]
+
+
+def test_how_gradients_are_reduced_is_asked_in_each_call():
+    assert all(run_ranks(2, _asked_again))
+
+
+def _asked_again() -> bool:
+    model = fully_sharded(mlp(), init_device_mesh("cpu", (2,)))
+    call, x = jit(model), own(4, 6)
+    call(x)
+    model.set_requires_gradient_sync(False)
+    with pytest.raises(UnsupportedOpError, match="are not reduced"):
+        call(x)
+    model.set_requires_gradient_sync(True)
+    call(x)
+    return thunder.cache_hits(call) == 1
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ class Acquisition:
         self.asks: Callable | None = None  # who knows the values of what it takes, where it is of one operation in a program
         self.origins: dict[str, LeafOrigin | WrapperOrigin] = {}  # filled when the traces are lowered
         self.stand_ins: dict[str, StandIn] = {}  # by name: plain proxies that the program holds, for which others stand by now
-        self.fully_sharded: dict[int, torch.Tensor] = {}  # parameters of which the program sees the whole, by identity
+        self.fully_sharded: dict[int, Any] = {}  # how parameters are gathered of which the program sees the whole, by identity
         self.gathered: set[int] = set()  # the proxies of these, by identity
         self.of_functions: set[str] = set()  # plain results of operations that `__torch_function__` of a class did itself
         self.side_effect_guards: list[Any] = []  # the places that the program writes into hold what they held
