@@ -93,6 +93,7 @@ def _made(mesh: DeviceMesh) -> Iterator[tuple[str, Program]]:
         yield f"from_local, gathered, {with_or_without} gradient", (made(Shard(0), Replicate()), args)
         yield f"from_local, reduced, {with_or_without} gradient", (made(Partial(), Replicate()), args)
         yield f"from_local, scattered, {with_or_without} gradient", (made(Partial(), Shard(0)), args)
+        yield f"from_local, returned, {with_or_without} gradient", (lambda a: DTensor.from_local(a * 2, mesh, [Shard(0)]), args)
 
 
 def _modules(mesh: DeviceMesh) -> Iterator[tuple[str, Program]]:

@@ -69,7 +69,8 @@ def outputs_of(acquisition: Acquisition, returned: Sequence[Any], fakes: Mapping
     """What the program returns with a gradient, inner tensors of wrappers that the program made of such tensors included.
 
     None of these is an input that is handed back, inside of a wrapper too: it comes out as the very object, and what arrives there is its
-    own.  Nor is a tensor that the program has a history start at, a wrapper perhaps: outside it is a leaf.
+    own.  Nor is a tensor that the program has a history start at, a wrapper perhaps: outside it is a leaf.  So is what an autograd function
+    puts into a wrapper, a view that is made while torch's autograd does not record.
     """
     found: dict[int, torch.Tensor] = {}
     for p in returned:
@@ -78,7 +79,8 @@ def outputs_of(acquisition: Acquisition, returned: Sequence[Any], fakes: Mapping
             continue
         results = () if _is_started(acquisition, fake) else (fake,)
         for t in (*results, *(leaves_of(fake) if is_wrapper(fake) else ())):
-            if t.requires_grad and not is_handed_back(acquisition, t):
+            has_history = t is fake or t.grad_fn is not None or id(t) in acquisition.autograd.sources
+            if t.requires_grad and has_history and not is_handed_back(acquisition, t):
                 found[id(t)] = t
     return list(found.values())
 

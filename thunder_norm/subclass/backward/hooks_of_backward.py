@@ -140,12 +140,12 @@ def check_hooks(acquisition: Acquisition, outputs: Sequence[torch.Tensor]) -> No
     Raises:
         UnsupportedOpError: one would make a gradient of these.
     """
-    roots = [_node(t) for t in outputs]
     hooks = [(hook, hook.node) for hook in acquisition.hooks_of_backward]
     for fake in acquisition.autograd.sources.values():
         wrapper = acquisition.wrappers.proxy_of(fake)
         proxy = acquisition.fakes.first_proxy_of(fake) if wrapper is None else wrapper
         hooks += [(hook, _node(fake)) for hook in _of_input(acquisition, proxy)]
+    roots = [_node(t) for t in outputs] if hooks else []
     for hook, node in hooks:
         _check(hook, [_leads_to(root, node) for root in roots])
 
