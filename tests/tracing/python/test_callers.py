@@ -74,6 +74,17 @@ def made_classes(x):
     return x + 1, made.__module__, typing.NamedTuple("Typed", [("a", int)]).__module__
 
 
+def traced_back(x):
+    def divides():
+        return 1 / 0
+
+    try:
+        divides()
+    except ZeroDivisionError as error:
+        entries = [(s.name, s.lineno) for s in traceback.extract_tb(error.__traceback__)]
+        return x + 1, entries, traceback.format_exc().splitlines()[-1], sys.exc_info()[2].tb_next.tb_frame.f_code.co_name
+
+
 def too_deep(x):
     try:
         sys._getframe(100_000)
@@ -81,7 +92,7 @@ def too_deep(x):
         return x + 1, str(error)
 
 
-INSIDE = (own_frame, frame_of_caller, current_frame, in_generator, variables, under_grad, warned, made_classes)
+INSIDE = (own_frame, frame_of_caller, current_frame, in_generator, variables, under_grad, warned, made_classes, traced_back)
 
 
 @pytest.mark.filterwarnings("error::thunder_norm.errors.AcquiredAnewWarning")

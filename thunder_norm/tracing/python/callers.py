@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from types import CodeType, FrameType
@@ -185,6 +186,7 @@ for _function, _own in (
     (getattr(sys, "_getframemodulename", None), _getframemodulename),  # from Python 3.12 on
     (warnings.warn, _warn),
     *((f, f) for f in (inspect.getframeinfo, linecache.getline, linecache.checkcache, linecache.lazycache)),
+    *((f, f) for f in (traceback._get_code_position, traceback._walk_tb_with_full_positions)),  # type: ignore[attr-defined]
 ):
     if _function is not None:
         instead_of(_function)(interpreter_needs_wrap(_own))
