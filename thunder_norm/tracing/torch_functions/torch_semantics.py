@@ -21,8 +21,8 @@ from thunder_norm.tracing.activity import has_history
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
-from thunder_norm.tracing.shared_memory import replaced_memory, views_in_place
-from thunder_norm.tracing.torch_functions import einsum_views, slices, tensor_methods, torch_losses, torch_neural, torch_scatters
+from thunder_norm.tracing.shared_memory import einsum_views, replaced_memory, views_in_place
+from thunder_norm.tracing.torch_functions import slices, tensor_methods, torch_losses, torch_neural, torch_scatters
 from thunder_norm.tracing.torch_functions.fake_norms import over_positive
 from thunder_norm.tracing.torch_functions.type_promotion import filling
 import thunder.clang as clang
