@@ -153,7 +153,7 @@ def _warn(message: Any, category: Any = None, stacklevel: int = 1, source: Any =
     if not (isinstance(kind, type) and issubclass(kind, Warning)):
         warnings.warn(message, category, stacklevel, source, **options)  # a TypeError
     frame = _warned_of(stacklevel, options.get("skip_file_prefixes", ()))
-    names: dict[str, Any] = vars(sys) if frame is None else frame.f_globals
+    names: dict[str, Any] = sys.__dict__ if frame is None else frame.f_globals
     warnings.warn_explicit(
         message,
         kind,
