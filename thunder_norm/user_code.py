@@ -20,6 +20,7 @@ def _folders(*packages: str) -> tuple[str, ...]:
 
 
 _LIBRARIES = _folders("torch", "thunder")
+_TORCHS = _LIBRARIES[2]
 _PYTHONS = f"{Path(os.__file__).parent}{os.sep}"
 _OF_TRACES = "thunder."  # how files begin that Thunder makes up
 _COMMENT = re.compile(r" {2,}# ([^ ].*?:\d+):\s+(.*)")
@@ -28,6 +29,11 @@ _COMMENT = re.compile(r" {2,}# ([^ ].*?:\d+):\s+(.*)")
 def is_users(file: str) -> bool:
     """Whether code of this file is the user's: not torch's, Thunder's or ours, nor made while the program runs."""
     return not file.startswith(_LIBRARIES) and not file.startswith("<")
+
+
+def is_of_tracing(file: str) -> bool:
+    """Whether code of this file is Thunder's or ours."""
+    return file.startswith(_LIBRARIES) and not file.startswith(_TORCHS)
 
 
 def is_installed(file: str | None) -> bool:

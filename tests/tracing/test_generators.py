@@ -182,8 +182,55 @@ def closed_further(x):
     return x * sum(seen)
 
 
+class Awaited:
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __await__(self):
+        try:
+            return (yield len(self.seen)) * 2
+        except ValueError:
+            return 5
+        finally:
+            self.seen.append(1)
+
+
+def coroutines_that_wait(x):
+    seen = []
+
+    async def factor():
+        return await Awaited(seen)
+
+    async def scaled():
+        y = x * await factor()
+        try:
+            return y + await Awaited(seen) + await factor()
+        finally:
+            seen.append(2)
+
+    running = scaled()
+    told = [running.send(None), running.send(3), running.throw(ValueError)]
+    try:
+        running.send(4)
+    except StopIteration as stopped:
+        return stopped.value * sum(told) + len(seen)
+
+
+def a_coroutine_that_is_closed(x):
+    seen = []
+
+    async def waits():
+        await Awaited(seen)
+
+    running = waits()
+    running.send(None)
+    running.close()
+    return x * len(seen)
+
+
 PROGRAMS = (
     *(sent, left_by_an_exception, caught_inside, another_is_raised, thrown_and_gone_on, returned, closed, stack, closed_further),
+    *(coroutines_that_wait, a_coroutine_that_is_closed),
     *(
         thrown_further(lambda x, ends=ends: waiting(x, ends), depth)
         for ends, depth in (("yields", 0), ("yields", 2), ("returns", 1), ("raises", 0), ("raises", 2))

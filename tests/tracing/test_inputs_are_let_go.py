@@ -14,6 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.seeds import seeded
 from thunder_norm import RMSTensor
+from thunder_norm.functions import tried_views
 from thunder_norm.transforms import NormTransform, SubclassTransform
 import thunder
 
@@ -98,3 +99,23 @@ def test_inputs_live_no_longer_than_their_call(name: str, frozen_heap: None) -> 
         gc.collect()
         assert alive and not any(ref() is not None for ref in alive)
     jitted(*make())  # the trace still works
+
+
+def test_what_torch_refuses_is_remembered_without_what_was_given(monkeypatch: pytest.MonkeyPatch, frozen_heap: None) -> None:
+    """Torch is asked which results are views, and refuses the arguments that Thunder has for some."""
+    monkeypatch.setattr(tried_views, "_found", {})
+
+    def program(x):
+        z = (x - x.mean(-1, keepdim=True)) * 1
+        z += 1
+        return z
+
+    def alive() -> weakref.ref:
+        x = torch.randn(3, 4, requires_grad=True)
+        thunder.jit(program, transforms=[NormTransform()])(x)
+        return weakref.ref(x)
+
+    found = alive()
+    gc.collect()
+    assert found() is None
+    assert any(isinstance(answer, Exception) for answer in tried_views._found.values())

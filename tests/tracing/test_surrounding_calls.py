@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.seeds import seeded
 from thunder_norm import RMSTensor
@@ -157,3 +160,54 @@ def test_hooks_on_saved_tensors_get_those_of_the_call(transform):
         assert kept and all(isinstance(a, np.ndarray) for a in kept)
         kept.clear()
         assert_close(found, with_gradients(f, x))
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func not in (torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default):  # which make nodes of autograd
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        lambda x: x if (x @ x).sum() > 100 else x % 2,
+        lambda x: torch.linalg.svd(x).S + torch.tensor([1.0, 2.0]),
+    ],
+    ids=["attention", "condition", "svd"],
+)
+@pytest.mark.parametrize("transform", [NormTransform, SubclassTransform])
+def test_a_dispatch_mode_around_a_call_is_told_of_the_same_operations_in_each(transform, program, requires_grad):
+    jitted = thunder.jit(program, transforms=[transform()])
+    x = torch.linspace(-1, 1, 4).view(2, 2).requires_grad_(requires_grad)
+    told, flops = [], []
+    for _ in range(4):
+        with Operations() as mode:
+            jitted(x)
+        told.append(mode.names)
+        with FlopCounterMode(display=False) as counter:
+            jitted(x)
+        flops.append(counter.get_total_flops())
+    assert told[0] and all(names == told[0] for names in told)
+    assert len(set(flops)) == 1
+
+
+def test_a_flop_counter_around_a_first_call_counts_what_eager_mode_does():
+    def attention(x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+    counted = []
+    for f in (attention, thunder.jit(attention, transforms=[NormTransform()])):
+        with FlopCounterMode(display=False) as counter:
+            f(torch.ones(3, 4))
+        counted.append(counter.get_total_flops())
+    assert counted == [144, 144]

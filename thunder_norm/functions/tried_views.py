@@ -48,12 +48,18 @@ def views(function: Callable, args: tuple, kwargs: dict) -> Views:
         try:
             known = _tried(function, args, kwargs)
         except Exception as e:  # noqa: BLE001 - torch's answer, as any other
-            known = e.with_traceback(None)
-            known.__context__ = known.__cause__ = None
+            known = _alike(e)
         _found[key] = known
     if isinstance(known, Exception):
-        raise known.with_traceback(None)
+        raise _alike(known)
     return known
+
+
+def _alike(error: Exception) -> Exception:
+    """Another exception that says the same: one that is raised holds the frames that it comes through, and what they hold."""
+    made = type(error).__new__(type(error), *error.args)
+    vars(made).update(vars(error))
+    return made
 
 
 def _tried(function: Callable, args: tuple, kwargs: dict) -> Views:

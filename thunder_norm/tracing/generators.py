@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import dis
 import inspect
+import itertools
 import sys
 from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from thunder_norm.user_code import is_of_tracing
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import (
     INTERPRETER_SIGNALS,
@@ -29,7 +32,7 @@ from thunder.core.proxies import Proxy
 
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _OF_OTHERS = ("thunder.core.", "thunder_norm.")
-_AFTER_YIELD_FROM = 2  # of ``RESUME``
+_AFTER_YIELD_FROM, _AFTER_AWAIT = 2, 3  # of ``RESUME``
 Handler = tuple[int, int, int, int, bool]  # start, end, target, height of the stack, whether the last instruction is pushed
 
 
@@ -43,6 +46,28 @@ def make_generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) ->
     made = _generator(frame, compilectx, runtimectx)
     made.__name__, made.__qualname__ = frame.code.co_name, frame.qualname
     return wrap(made, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=inputs))
+
+
+def make_coroutine(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Any:
+    """What stands for a coroutine whose function has been called: it waits where the program's does, and is sent and thrown what that is."""
+    made = _awaiting(_Steps(_generator(frame, compilectx, runtimectx)))
+    made.__name__, made.__qualname__ = frame.code.co_name, frame.qualname
+    inputs = [wrap_const(v).provenance for v in (make_coroutine, (), {})]
+    return wrap(made, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=inputs))
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What a coroutine does from one ``await`` that waits to the next, to be awaited."""
+
+    generator: Generator[Any, Any, Any]
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self.generator
+
+
+async def _awaiting(steps: _Steps) -> Any:
+    return await steps
 
 
 def _generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Generator[Any, Any, Any]:
@@ -127,10 +152,15 @@ def _is_of_program(frame: InterpreterFrame) -> bool:
 
 
 def _begun_by(frame: InterpreterFrame) -> dis.Instruction | None:
-    """The instruction of the ``yield from`` that a generator waits in: it hands on what it is sent; None if it waits in a ``yield``."""
+    """The instruction of the ``yield from`` or ``await`` that is waited in: it hands on what it is sent; None for a ``yield``."""
     by_offset = {inst.offset: inst for inst in dis.get_instructions(frame.code)}
     resumed = by_offset.get(frame.inst_ptr * 2)
-    if resumed is None or resumed.opname != "RESUME" or resumed.arg is None or resumed.arg & 3 != _AFTER_YIELD_FROM:
+    if (
+        resumed is None
+        or resumed.opname != "RESUME"
+        or resumed.arg is None
+        or resumed.arg & 3 not in (_AFTER_YIELD_FROM, _AFTER_AWAIT)
+    ):
         return None
     back = next(inst for offset, inst in sorted(by_offset.items()) if offset > resumed.offset)
     return by_offset[back.argval]
@@ -180,6 +210,7 @@ def is_handled(frame: InterpreterFrame, runtimectx: Any, handlers: Iterable[Hand
         if start <= frame.inst_ptr * 2 < end:
             assert len(stack) >= height
             del stack[height:]
+            e = e.with_traceback(_of_program(e.__traceback__))
             with stack.set_cur_instruction(PseudoInst.EXCEPTION_HANDLER):
                 if pushes_last:
                     stack.append(frame.lasti)
@@ -189,6 +220,18 @@ def is_handled(frame: InterpreterFrame, runtimectx: Any, handlers: Iterable[Hand
             return True
     runtimectx.curexc = e
     return False
+
+
+def _of_program(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback that the program looks at, without the functions by which the interpreter does a step."""
+    found = []
+    while traceback is not None:
+        if not is_of_tracing(traceback.tb_frame.f_code.co_filename):
+            found.append(traceback)
+        traceback = traceback.tb_next
+    for entry, inner in itertools.pairwise([*found, None]):
+        entry.tb_next = inner
+    return found[0] if found else None
 
 
 def _is_raised_again(inst: dis.Instruction | None) -> bool:

@@ -71,6 +71,7 @@ PROGRAMS = {
     "a metaclass": lambda x: _OfMeta(x, 1.0).log_prob(x * 2),
     "generic alias": generic_alias,
     "deque": deque,
+    "operator.call": lambda x: operator.call(torch.sin, x) + operator.call(lambda v, by: v * by, x, by=2),
     "partial": lambda x: (
         functools.partial(torch.mul, x)(x.cos()) + functools.partial(functools.partial(torch.add, x, alpha=2), x)()
     ),

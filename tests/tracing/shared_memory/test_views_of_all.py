@@ -32,6 +32,12 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "diagonal above": lambda x: torch.diagonal(x, 1),
     "diagonal below, of other dims": lambda x: x.diagonal(-1, dim1=-1, dim2=-2),
     "diagonal of a part": lambda x: x[:, 1:].diagonal(),
+    "einsum": lambda x: torch.einsum("ij->ij", x),
+    "einsum without a result": lambda x: torch.einsum("i j", [x]),
+    "einsum of a transpose": lambda x: torch.einsum("ji", x),
+    "einsum of all": lambda x: torch.einsum("...", x),
+    "einsum of a diagonal": lambda x: torch.einsum("ii->i", x),
+    "einsum of a transpose, the rest": lambda x: torch.einsum("i...->...i", x),
     "no diagonal": lambda x: x.diagonal(7),
 }
 KINDS = {"plain": (False, True), "leaf": (True, True), "result": (True, False)}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from thunder_norm.errors import UnsupportedOpError, with_details
+from thunder_norm.subclass.backward import made_by_c
 from thunder_norm.subclass.backward.recipes import (
     ATOMS,
     CONTAINERS,
@@ -73,7 +74,9 @@ class MadeObjects:
             return False
         if isinstance(value, OfEachCall):
             return True
-        return type(value) not in CONTAINERS and not isinstance(value, tuple) and is_made_by_class(value)
+        if type(value) in CONTAINERS or isinstance(value, tuple):
+            return False
+        return is_made_by_class(value) or made_by_c.is_exception(value) or made_by_c.iterator_parts(value) is not None
 
     def is_handed_out(self, value: Any) -> bool:
         """Whether an operation of the epilogue makes the value: an object, or a container that Thunder's traces cannot write down."""

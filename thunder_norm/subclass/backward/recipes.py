@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from thunder_norm.model_state.reachable import ATOMS as _VALUES
 from thunder_norm.model_state.reachable import Reachable, contents, is_of_library, refill, slots_of
+from thunder_norm.subclass.backward import made_by_c
 from thunder_norm.tracing.guarding.snapshots import is_place
 from thunder_norm.tracing.torch_functions import tensor_attributes
 from thunder_norm.tracing.translation import for_torch
@@ -172,6 +173,15 @@ class Recipe:
             return self.function(value)
         if is_made_by_class(value):
             return self._object(value)
+        if (parts := made_by_c.iterator_parts(value)) is not None:
+            make, sequence, place = parts
+            given = self.of(sequence)
+            self.objects.append(value)
+            return self._once(value, lambda call: made_by_c.iterated(make, given(call), place))
+        if made_by_c.is_exception(value):
+            return self._exception(value)
+        if made_by_c.is_standing_in(value):
+            raise NotMakeableError(value)
         is_shared = isinstance(value, types.FunctionType | frozenset) or not self.is_strict
         if is_shared and not holds_proxies(value):
             return lambda call: value
@@ -193,6 +203,13 @@ class Recipe:
             raise NotMakeableError(value)
         items += [self.of(v) for v in tuple.__iter__(value)]  # which may hold the tuple
         own = self._named(getattr(value, "__dict__", None) or {})
+        return step
+
+    def _exception(self, value: BaseException) -> Step:
+        parts = list[Step]()
+        self.objects.append(value)
+        step = self._once(value, lambda call: made_by_c.exception(value, *[part(call) for part in parts]))
+        parts += [self.of(value.args), self._named(vars(value)), self.of((value.__cause__, value.__context__))]
         return step
 
     def _once(self, value: Any, make: Step) -> Step:

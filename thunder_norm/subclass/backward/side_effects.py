@@ -29,6 +29,7 @@ from thunder_norm.subclass.backward import changed_attributes, set_attributes, u
 from thunder_norm.subclass.backward.changed_attributes import Attribute
 from thunder_norm.subclass.backward.kept_values import is_kept_plainly, keeping, mend_writes
 from thunder_norm.subclass.backward.looks import Look, Looks, kind_of
+from thunder_norm.subclass.backward.made_by_c import is_standing_in
 from thunder_norm.subclass.backward.made_objects import MadeObjects, refusal
 from thunder_norm.subclass.backward.recipes import NotMakeableError, Recipe, holds_proxies
 from thunder_norm.tracing import own_changes
@@ -502,7 +503,7 @@ class SideEffects:
             make = recipe.of(values)
         except NotMakeableError as e:
             self.undo()
-            raise escape(what, "proxy", e.value) from None
+            raise (refusal(e.value, what) if is_standing_in(e.value) else escape(what, "proxy", e.value)) from None
         tensors = {name: p for name, p in recipe.arguments.items() if isinstance(p, TensorProxy)}
         lost = next((p for p in tensors.values() if not self._is_known(p, epilogue)), None)
         if lost is None and acquisition is None and owner is None:

@@ -29,6 +29,7 @@ from thunder_norm.tracing.calls.precision import Precision, precision_of_now
 from thunder_norm.tracing.calls.prologue import Inputs, shortened
 from thunder_norm.tracing.calls.raising import Raised
 from thunder_norm.tracing.calls.replaced import Watched
+from thunder_norm.tracing.calls.told_operations import has_modes, without_modes
 from thunder.core.module import ThunderModule
 from thunder.core.options import CACHE_OPTIONS
 from thunder.core.trace import is_tracing
@@ -72,13 +73,14 @@ class ShortCalls:
             self._watched.follow(_jitted(self._cd()))
         stats = self._cs()
         misses = stats.cache_misses
-        entry, *inputs = self._find(*args, **kwargs)
-        if stats.cache_misses == misses and _can_be_ready(self._cd(), stats):
-            _, times = self._tried.get(id(entry), (entry, 0))
-            if times < _MOST_FORMS:
-                self._tried[id(entry)] = entry, times + 1
-                new = _made_ready(entry, self._cd(), stats, args, kwargs)
-                self._ready = self._ready if new is None else (new, *self._ready)
+        with without_modes():
+            entry, *inputs = self._find(*args, **kwargs)
+            if stats.cache_misses == misses and _can_be_ready(self._cd(), stats):
+                _, times = self._tried.get(id(entry), (entry, 0))
+                if times < _MOST_FORMS:
+                    self._tried[id(entry)] = entry, times + 1
+                    new = _made_ready(entry, self._cd(), stats, args, kwargs)
+                    self._ready = self._ready if new is None else (new, *self._ready)
         return raising.watched(of_call(entry, inputs[0]), raising.taken_undo(self._cd())), *inputs
 
     def _found(self, args: tuple, kwargs: dict) -> tuple[_Ready, tuple] | None:
@@ -119,7 +121,11 @@ class ShortCalls:
         def called(*args: Any, **kwargs: Any) -> Any:
             if is_tracing() or _is_eager_torchs():
                 return program(*args, **kwargs)  # a part of another's trace; or torch asks for the program's own operations
-            ready = found(args, kwargs)
+            if has_modes():
+                with without_modes():
+                    ready = found(args, kwargs)
+            else:
+                ready = found(args, kwargs)
             if ready is None:
                 try:
                     return call(*args, **kwargs)

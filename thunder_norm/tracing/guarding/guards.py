@@ -442,6 +442,12 @@ def reference_asked(reference: weakref.ref) -> Callable:
     return interpreter_needs_wrap(lambda: reference())
 
 
+def callers_asked() -> None:
+    """Note that the program looks at what called the jitted function."""
+    if (guards := _current.get()) is not None:
+        guards.surroundings.note_callers()
+
+
 def _items(given: WrappedValue) -> Iterator[WrappedValue]:
     """What is in a tuple or dict that a function in C is given."""
     items = given.item_wrappers if type(given.value) in (tuple, dict) else None

@@ -241,6 +241,14 @@ class Surroundings:
                 instead="give the object itself, or keep it in an attribute",
             )
 
+    def note_callers(self) -> None:
+        """Note that the program looks at the frames outside of the jitted function."""
+        self._note_of_one_call(
+            "the jitted function looks at what called it (sys._getframe)",
+            why="another caller may call it next, from another line",
+            instead="give it what it looks for as an argument",
+        )
+
     def _note_state(self, function: Callable, given: tuple) -> None:
         try:
             if (function, given) in self.states:

@@ -28,6 +28,7 @@ of ours, from when they are made.
 
 from __future__ import annotations
 
+import thunder_norm.tracing.python.callers  # noqa: F401
 import thunder_norm.tracing.torch_functions.experts  # noqa: F401
 import thunder_norm.tracing.torch_functions.fast_paths  # noqa: F401 - have lookasides
 import thunder_norm.tracing.torch_functions.foreach_groups  # noqa: F401

@@ -17,7 +17,7 @@ from thunder_norm.tracing.activity import end_at_detached
 from thunder_norm.tracing.calls import raising, threads
 from thunder_norm.tracing.calls.differentiated import Backward, connect
 from thunder_norm.tracing.calls.ready import ShortCalls
-from thunder_norm.tracing.calls.saved_tensors import without_hooks
+from thunder_norm.tracing.calls.told_operations import without_hooks
 from thunder_norm.tracing.deep_calls import as_deep_as_eager, with_room
 from thunder_norm.tracing.garbage import rarely_collected
 from thunder_norm.tracing.guarding import attempts, changing_numbers, contents, guards, overwritten, stored_reads

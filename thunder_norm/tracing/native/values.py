@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodDescriptorType
-from typing import Any
+from typing import Any, cast
 
 from thunder_norm.tracing.guarding import guards, stored
 from thunder_norm.tracing.replacement import Replacement
@@ -105,15 +105,25 @@ _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 def _wrap(value: Any, /, *, provenance: ProvenanceRecord) -> WrappedValue:
     if isinstance(value, WrappedValue):
+        _follow(value)
         return _original_wrap(value, provenance=provenance)
     known = _runtime_ctx()._known_wrappers
     cached = known.get(id(value))
     if cached is not None:
         found = cached[0]()
         if found is not None:
+            _follow(found)
             return _original_wrap(value, provenance=provenance)
         del known[id(value)]
     return WrappedValue(value, provenance=provenance)
+
+
+def _follow(wrapped: WrappedValue) -> None:
+    """Have something stand for each item of a list that C code has made longer or shorter: of ``catch_warnings(record=True)``, say."""
+    if type(wrapped.value) is list and len(wrapped.value) != len(known := cast(list, wrapped.item_wrappers)):
+        standing = {id(w.value): w for w in known if w is not None}
+        native = ProvenanceRecord(PseudoInst.OPAQUE, [wrapped.provenance])
+        known[:] = [standing.get(id(v)) or thunders.wrap(v, provenance=native) for v in wrapped.value]
 
 
 def _wrap_const(value: Any, /, *, provenance: ProvenanceRecord | None = None) -> WrappedValue:

@@ -69,8 +69,11 @@ class _Frame(InterpreterFrame):
 
 @instead_of(locals)
 def _locals() -> Any:
+    return locals_of(thunders.get_interpreterruntimectx().frame_stack[-1])
+
+
+def locals_of(frame: InterpreterFrame) -> Any:
     """``locals()``: of a variable that functions share, which is in a cell, the value; in text that is run, the dict of its names."""
-    frame = thunders.get_interpreterruntimectx().frame_stack[-1]
     if not frame.code.co_flags & inspect.CO_OPTIMIZED:
         return frame.names
     held = frame.localsplus
@@ -83,9 +86,12 @@ def _locals() -> Any:
                 return value
         values.append(value)
     frame.localsplus = values
+    frames = thunders.get_interpreterruntimectx().frame_stack
+    frames.append(frame)  # whose variables Thunder's gives
     try:
         return _thunders_locals()
     finally:
+        frames.pop()
         frame.localsplus = held
 
 

@@ -250,6 +250,13 @@ def _delitem(*args: WrappedValue) -> Any:
     return thunders._interpret_call(_delete_item, *args)
 
 
+if hasattr(operator, "call"):  # from Python 3.11 on
+
+    @instead_of(operator.call)
+    def _called(function: WrappedValue, *args: WrappedValue, **kwargs: WrappedValue) -> Any:
+        return thunders._interpret_call(function, *args, **kwargs)
+
+
 def _users_location(runtime: InterpreterRuntimeCtx) -> tuple[str, Any] | tuple[None, None]:
     """Where the program is: functions of ours that are interpreted in place of others are none of its."""
     for frame in reversed(runtime.frame_stack):

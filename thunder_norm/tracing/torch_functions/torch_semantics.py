@@ -21,7 +21,7 @@ from thunder_norm.tracing.activity import has_history
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import look_up
 from thunder_norm.tracing.recording import print_without_module
-from thunder_norm.tracing.shared_memory import replaced_memory, views_in_place
+from thunder_norm.tracing.shared_memory import einsum_views, replaced_memory, views_in_place
 from thunder_norm.tracing.torch_functions import slices, tensor_methods, torch_losses, torch_neural, torch_scatters
 from thunder_norm.tracing.torch_functions.fake_norms import over_positive
 from thunder_norm.tracing.torch_functions.type_promotion import filling
@@ -41,6 +41,8 @@ def lookaside(fn: Callable, args: Sequence[WrappedValue] = ()) -> Callable | Non
     if fn is getattr:
         is_mended = len(args) >= 2 and type(args[0].value) is TensorProxy and args[1].value in _methods()
         return _torchs_method if is_mended else None
+    if fn is torch.einsum:
+        return einsum_views.lookaside(args)
     own = look_up(_AS_TORCH, fn)
     return None if own is None else _called(own)
 
