@@ -131,6 +131,19 @@ def cholesky_away(input: RMSToRMSTensor, *, upper: bool = False) -> RMSToRMSTens
     return result
 
 
+@normed_op(torch.linalg.matrix_sqrth).register_norm(when=keeps_away("A", is_symmetric=True))
+def matrix_sqrth_away(A: RMSToRMSTensor) -> RMSToRMSTensor:  # noqa: N803
+    """The symmetric X with ``X X = A``, for symmetric A with ``x^T A x >= c |x|^2``.
+
+    Value:       sqrt(n)              (attained: A = n I)
+    Sensitivity: 1 / (2 sqrt(c))      (attained: A = c I)
+    Source:      ``dX`` is the integral of ``e^(-t X) dA e^(-t X)`` over t > 0, and no eigenvalue of X is less than sqrt(c)
+    Gap:         that of `solve_operator`
+    """
+    slope = 0.5 / smallest_singular_value(A).sqrt()
+    return RMSToRMSTensor(A.norm_size.sqrt(), elem_dims=A.elem_dims, sensitivity={"A": slope})
+
+
 def is_of_factor(name: str) -> Callable[[dict[str, Any]], bool]:
     """Whether a bound for all inputs is asked for, and an argument is the factor of a matrix that is away from singular ones."""
     return lambda args: current_mode() == "bound" and fact(args[name], Factor) is not None and not is_local(args[name])
@@ -226,6 +239,16 @@ def pinv(input: RMSToRMSTensor) -> RMSToRMSTensor:
 # -- factors ----------------------------------------------------------------------------------------------------------------
 
 
+@normed_op(torch.linalg.matrix_sqrth).register_norm(when=is_typical)
+def matrix_sqrth(A: RMSToRMSTensor) -> RMSToRMSTensor:  # noqa: N803
+    """The symmetric X with ``X X = A``.  Typical: sqrt(n), and 1 / (2 sqrt(n)).
+
+    Untried:     in mode "bound" it does not apply
+    """
+    size = A.norm_size.clamp(min=_TINY).sqrt()
+    return RMSToRMSTensor(size, elem_dims=A.elem_dims, sensitivity={"A": 0.5 / size})
+
+
 @normed_op(torch.linalg.cholesky).register_norm(when=is_typical)
 def cholesky(input: RMSToRMSTensor, *, upper: bool = False) -> RMSToRMSTensor:
     """L with ``A = L L^T``.  Typical: sqrt(n), and 1 / (2 sqrt(n)).
@@ -261,6 +284,7 @@ for _op in (
     torch.linalg.pinv,
     torch.pinverse,
     torch.linalg.cholesky,
+    torch.linalg.matrix_sqrth,
     torch.cholesky_solve,
 ):
     refuse(normed_op(_op), SINGULAR)

@@ -10,6 +10,7 @@ import torch
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
+from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NORM_DTYPE
 from thunder_norm.errors import NormMismatchError
@@ -117,3 +118,17 @@ def _typical(
 
 for _mode in ("typical", "modula"):
     _OP.register_norm(mode=_mode, when=lambda args: args["unitriangular"])(_typical)  # others: `inverses`
+
+
+@written_as(torch.triangular_solve)
+def _older(
+    b: torch.Tensor,
+    A: torch.Tensor,  # noqa: N803
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> torch.return_types.triangular_solve:  # type: ignore[name-defined]
+    """`solve_triangular`, and the matrix again."""
+    a, is_upper = (A.mT, not upper) if transpose else (A, upper)
+    solution = torch.linalg.solve_triangular(a, b, upper=is_upper, unitriangular=unitriangular)
+    return torch.return_types.triangular_solve((solution, A.clone()))
