@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from thunder_norm.core.tensors import NORM_DTYPE
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import as_kind, rms
+from thunder_norm.rules.linear_algebra.inverses import near_singular_value
 
 _OP = normed_op(torch.linalg.solve_triangular)
 
@@ -90,6 +92,35 @@ def _at_data(system: _System, a: torch.Tensor, b: torch.Tensor, dims: ed.Dims) -
     moduli = inverse.abs().amax(shared, keepdim=True) if shared else inverse.abs()
     before = system.weights(torch.ones_like(inverse))
     return moduli.sum(-1).amax(), (moduli @ (before @ sizes)).amax()
+
+
+def _least(A: Any, upper: bool, unitriangular: bool) -> float | None:  # noqa: N803
+    """What no singular value of the triangle is less than near the data."""
+    return None if unitriangular else near_singular_value(A, triangle=torch.triu if upper else torch.tril)
+
+
+@_OP.register_norm(when=lambda args: _least(args["A"], args["upper"], args["unitriangular"]) is not None)
+def solve_triangular_near(
+    A: RMSTensor,  # noqa: N803
+    B: RMSTensor,  # noqa: N803
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> RMSTensor:
+    """X with ``A X = B``, or ``X A = B``, near data whose triangle has no singular value below c there, [.., N, N].
+
+    Value:       |B| / c
+    Sensitivity: 1 / c to B, ``N |B| / c^2`` to the RMS of all of A
+    Source:      ``dX = A^-1 (dB - dA X)``, |dA| at most its Frobenius norm
+    Untried:     it does not apply away from data
+    """
+    _, by_a = as_kind(A, RMSTensor, (-2, -1))
+    c = _least(A, upper, unitriangular)
+    assert c is not None, "the rule's condition has been checked"
+    b, by_b = as_kind(B, RMSTensor, tuple(sorted({*B.elem_dims, -2 if left else -1})))
+    size = b.norm_size / c
+    return rms(size, b.elem_dims, sensitivity={"A": size * (A.shape[-1] / c * by_a), "B": by_b / c})
 
 
 def _typical(
