@@ -175,6 +175,16 @@ def xlogy_of_itself(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     return rms(value, input.elem_dims, sensitivity={"input": slope, "other": 0})
 
 
+@normed_op(torch.special.entr).register_norm(when=lambda args: _is_of_itself({**args, "other": args["input"]}))
+def entr_above_zero(input: RMSTensor) -> RMSTensor:
+    """-x log x, for x of at least c >= 0: `xlogy_of_itself`.
+
+    Gap:         that of `xlogy_of_itself`
+    """
+    of_itself = xlogy_of_itself(input, input)
+    return rms(of_itself.norm_size, input.elem_dims, sensitivity={"input": of_itself._sensitivity["input"]})
+
+
 @normed_op(torch.xlogy).register_norm(when=_above_zero("other"), lift_dims=SAME_DIMS)
 def xlogy(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     """a log b, for b of at least c > 0.
