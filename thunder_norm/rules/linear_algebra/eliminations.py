@@ -108,8 +108,8 @@ class _Sizes:
         return self.kind(size, elem_dims=self.dims, sensitivity={"A": self.move})
 
 
-@normed_op(torch.linalg.lu_factor).register_norm(when=_is_global)
-def lu_factor(A: RMSToRMSTensor | RMSTensor, *, pivot: bool = True) -> tuple:  # noqa: N803
+@normed_op(torch.linalg.lu_factor_ex).register_norm(when=_is_global)
+def lu_factor_ex(A: RMSToRMSTensor | RMSTensor, *, pivot: bool = True, check_errors: bool = False) -> tuple:  # noqa: N803
     """L without its diagonal of ones, and U, in one tensor, and which rows were exchanged: ``P A = L U``.
 
     A: [.., M, N] of entries of at most m, K the lesser of M and N
@@ -121,23 +121,20 @@ def lu_factor(A: RMSToRMSTensor | RMSTensor, *, pivot: bool = True) -> tuple:  #
     Raises NormMismatchError without pivots.
     """
     sizes = _Sizes.of(A, pivot)
-    return with_fact(sizes.tensor(sizes.of_both), FactorsOf.of(A)), None
+    return with_fact(sizes.tensor(sizes.of_both), FactorsOf.of(A)), None, None
 
 
-@normed_op(torch.linalg.lu_factor_ex).register_norm(when=_is_global)
-def lu_factor_ex(A: RMSToRMSTensor | RMSTensor, *, pivot: bool = True, check_errors: bool = False) -> tuple:  # noqa: N803
-    """`lu_factor`.
-
-    Gap:         that of `lu_factor`
-    """
-    return *lu_factor(A, pivot=pivot), None
+@written_as(torch.linalg.lu_factor)
+def _lu_factor(A: torch.Tensor, *, pivot: bool = True) -> Any:  # noqa: N803
+    """The same of matrices that have factors, or an error."""
+    return tuple(torch.linalg.lu_factor_ex(A, pivot=pivot, check_errors=True)[:2])
 
 
 @normed_op(torch.linalg.lu).register_norm(when=_is_global)
 def linalg_lu(A: RMSToRMSTensor | RMSTensor, *, pivot: bool = True) -> tuple:  # noqa: N803
-    """P, L and U of ``A = P L U``: entries of P and L are at most 1, those of U as in `lu_factor`.
+    """P, L and U of ``A = P L U``: entries of P and L are at most 1, those of U as in `lu_factor_ex`.
 
-    Gap:         that of `lu_factor`
+    Gap:         that of `lu_factor_ex`
     """
     sizes = _Sizes.of(A, pivot)
     ones = torch.ones_like(sizes.of_u)
@@ -163,7 +160,7 @@ def lu_unpack(LU_data: LinfTensor, LU_pivots: torch.Tensor, unpack_data: bool = 
 
 @written_as(torch.lu)
 def _older_lu(A: torch.Tensor, pivot: bool = True, get_infos: bool = False, out: None = None) -> Any:  # noqa: N803
-    """`lu_factor`, and whether there are factors where it is asked for."""
+    """`lu_factor_ex`, and whether there are factors where it is asked for."""
     found = torch.linalg.lu_factor_ex(A, pivot=pivot)
     return tuple(found) if get_infos else tuple(found[:2])
 
