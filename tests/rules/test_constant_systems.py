@@ -17,6 +17,7 @@ A = torch.randn(3, 3, dtype=torch.float64) + 2 * torch.eye(3, dtype=torch.float6
 BATCH = torch.stack((A, 0.5 * A.mT + torch.eye(3, dtype=torch.float64)))
 L = torch.linalg.cholesky(A @ A.mT)
 LU, PIVOTS = torch.linalg.lu_factor(A)
+LD, LD_PIVOTS = torch.linalg.ldl_factor(A + A.mT)
 SYSTEMS = {
     "solve": (lambda b: torch.linalg.solve(A.to(b.dtype), b), -2),
     "solve, from the right": (lambda b: torch.linalg.solve(A.to(b.dtype), b, left=False), -1),
@@ -26,6 +27,7 @@ SYSTEMS = {
     "unitriangular": (lambda b: torch.linalg.solve_triangular(L.to(b.dtype), b, upper=False, unitriangular=True), -2),
     "cholesky_solve": (lambda b: torch.cholesky_solve(b, L.to(b.dtype)), -2),
     "lu_solve": (lambda b: torch.linalg.lu_solve(LU.to(b.dtype), PIVOTS, b), -2),
+    "ldl_solve": (lambda b: torch.linalg.ldl_solve(LD.to(b.dtype), LD_PIVOTS, b), -2),
     "lu_solve, transposed from the right": (
         lambda b: torch.linalg.lu_solve(LU.to(b.dtype), PIVOTS, b, left=False, adjoint=True),
         -1,

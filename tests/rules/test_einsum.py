@@ -34,6 +34,29 @@ def test_products_of_many_hold(equation):
     Case(equation, lambda *t: torch.einsum(equation, *t), balls, tight=0.0).check(seeded())
 
 
+LOW_RANK = {
+    "bti,or,ri->bto": ((2, 5, 8), (6, 3), (3, 8)),
+    "or,ri,bti->bto": ((6, 3), (3, 8), (2, 5, 8)),
+    "bi,ir,rs,os->bo": ((5, 8), (8, 3), (3, 2), (6, 2)),
+    "or,rs,bi,is->bo": ((6, 3), (3, 2), (5, 8), (8, 2)),
+}
+
+
+@pytest.mark.parametrize("equation", LOW_RANK)
+def test_matrices_among_many_are_operators_whatever_their_places(equation):
+    """From the left, each with the next, a product of low rank was an outer product of all rows first."""
+    torch.manual_seed(seeded(0))
+    sizes = [torch.randn(shape, dtype=torch.float64) for shape in LOW_RANK[equation]]
+    given = [RMSTensor.of(t) if "b" in term else t for t, term in zip(sizes, equation.split("->")[0].split(","), strict=True)]
+    matrices = [t for t in given if not isinstance(t, RMSTensor)]
+    (rows,) = (t for t in given if isinstance(t, RMSTensor))
+    y = torch.einsum(equation, *given)
+    gain = (8 / 6) ** 0.5 * torch.stack([torch.linalg.matrix_norm(m, 2) for m in matrices]).prod()
+    assert torch.allclose(y.backing, torch.einsum(equation, *sizes))
+    assert y.elem_dims == (-1,)
+    assert y.backing.square().mean(-1).sqrt().max() <= y.norm_size <= rows.norm_size * gain * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_values_of_many_are_torchs(equation):
     torch.manual_seed(seeded(0))

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.rules.range_programs import random_results
 from tests.seeds import seeded
-from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, norm_report
+from thunder_norm import LinfTensor, RMSTensor, RMSToRMSTensor, norm_mode, norm_report, norm_sensitivity
 from thunder_norm.audit import Ball, Case, search
 from thunder_norm.core.known_ranges import range_within
 from thunder_norm.errors import NormMismatchError
@@ -47,6 +47,8 @@ CASES = [
     Case("svdvals, tall", torch.linalg.svdvals, (operator(4, 2),), 0.98),
     Case("svd, values", lambda a: torch.linalg.svd(a, full_matrices=False)[1], (operator(4, 2),), 0.98),
     Case("eigh, values", lambda a: torch.linalg.eigh(a).eigenvalues, (Ball("A", RMSTensor, (3, 3), 1.3, (-2, -1)),), 0.9, {"witnesses": [[1.3 * BELOW * math.sqrt(3)]]}),
+    Case("polar, symmetric factor", lambda a: torch.linalg.polar(a)[1], (Ball("A", RMSTensor, (3, 3), 1.3, (-2, -1)),), 0.6),
+    Case("polar, symmetric factor, tall", lambda a: torch.linalg.polar(a)[1], (Ball("A", RMSTensor, (4, 2), 1.3),), 0.4),
     Case("spectral norm, wide", lambda a: torch.linalg.matrix_norm(a, 2), (operator(2, 3),), 0.98),
     Case("spectral norm, tall, batch", lambda a: torch.linalg.norm(a, 2, (-1, -2), keepdim=True), (operator(2, 4, 2),), 0.98),
     Case("smallest singular value", lambda a: torch.linalg.norm(a, -2), (operator(3, 3),), 0.98, IDENTITY),
@@ -74,6 +76,15 @@ AWAY = [
     Case("cholesky_inverse", lambda x: torch.cholesky_inverse(torch.linalg.cholesky(x @ x.T + 0.5 * EYE)), (X,)),
     Case("inv_ex", lambda x: torch.linalg.inv_ex(x @ x.T + 0.5 * EYE)[0], (X,)),
     Case("solve_ex", lambda x, b: torch.linalg.solve_ex(x @ x.T + 0.3 * EYE, b)[0], (X, B)),
+    Case("lu_solve", lambda x, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(x @ x.T + 0.3 * EYE), b), (X, B)),
+    Case(
+        "lu_solve, transposed from the right",
+        lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor_ex(EYE + (a - a.T))[:2], b.mT, left=False, adjoint=True),
+        (operator(3, 3), B),
+    ),
+    Case("lu_solve, older", lambda x, b: b.lu_solve(*torch.lu(x @ x.T + 0.3 * EYE)), (X, B)),
+    Case("matrix_sqrth", lambda x: torch.linalg.matrix_sqrth(x @ x.T + 0.3 * EYE), (X,)),
+    Case("cond", lambda x: torch.linalg.cond(x @ x.T + 0.5 * EYE), (X,)),
     Case("logdet", lambda x: torch.logdet(x @ x.T + 0.3 * EYE), (X,)),
     Case("slogdet", lambda a: torch.slogdet(0.1 * EYE + (a - a.T))[1], (operator(3, 3, n=0.1),)),
     Case("linalg.slogdet", lambda v: torch.linalg.slogdet(torch.diag_embed(v.sigmoid() + 0.1))[1], (Ball("v", LinfTensor, (3,), 0.8),)),
@@ -140,6 +151,9 @@ INVERSES = {
     "solve_ex": lambda a, x: torch.linalg.solve_ex(a, x.mT, left=True)[0],
     "lstsq": lambda a, x: torch.linalg.lstsq(a, x.mT).solution,
     "pinverse": lambda a, x: torch.pinverse(a) @ x.mT,
+    "lu_solve": lambda a, x: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), x.mT),
+    "lu_solve, older": lambda a, x: torch.lu_solve(x.mT, *torch.lu(a)),
+    "matrix_sqrth": lambda a, x: torch.linalg.matrix_sqrth(torch.linalg.inv(spd(a))) @ x.mT,
     "negative power": lambda a, x: torch.matrix_power(a, -2) @ x.mT,
 }
 
@@ -169,6 +183,12 @@ VECTORS = {
     "svd, older": lambda a: torch.svd(a, some=False),
     "svd, values alone": lambda a: torch.svd(a, compute_uv=False),
     "eigh": lambda a: torch.linalg.eigh(a @ a.mT),
+    "polar": lambda a: torch.linalg.polar(a.mT),
+    "lu": lambda a: torch.linalg.lu(a)[1:],
+    "lu_factor": lambda a: torch.linalg.lu_factor(a)[:1],
+    "lu_unpack": lambda a: torch.lu_unpack(*torch.linalg.lu_factor(a))[1:],
+    "eig": lambda a: torch.linalg.eig(a @ a.mT + a[:, :6])[:1],
+    "eigvals": lambda a: [torch.linalg.eigvals(a @ a.mT + a[:, :6])],
     "qr": lambda a: torch.linalg.qr(a),
     "qr, tall": lambda a: torch.linalg.qr(a.mT),
     "qr, complete": lambda a: torch.linalg.qr(a.mT, "complete"),
@@ -190,10 +210,12 @@ def test_singular_vectors_and_eigenvectors_have_norms_and_typical_movements(name
                 assert (y.norm_size, y.perturbation_size) == (0, 0)
                 continue
             moved = type(y).of(after - before, y.elem_dims).norm_size
-            assert type(y).of(before, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-9)
+            assert type(y).of(before, y.elem_dims).norm_size <= y.norm_size * (1 + 1e-9 if mode == "bound" else 1.5)
             if mode == "bound":
                 assert moved <= y.perturbation_size * (1 + 1e-3)
-                assert y.perturbation_size.isfinite() == (y.ndim == 1)
+                assert y.perturbation_size.isfinite() == (
+                    not y.is_complex() and (y.ndim == 1 or name == "polar" and y is found[1])
+                )
             else:
                 assert 0.01 < moved / y.perturbation_size < 20
 
@@ -222,6 +244,8 @@ OF_PARAMETERS = {
     "matrix_exp": lambda a, x: torch.matrix_exp(a) @ x,
     "householder_product": lambda a, x: torch.linalg.householder_product(a, 2 / (1 + a.tril(-1).square().sum(0))) @ x,
     "svd": lambda a, x: torch.linalg.svd(a)[1] * x,
+    "triangular_solve": lambda a, x: torch.triangular_solve(x, a, upper=False, transpose=True, unitriangular=True).solution,
+    "lu_solve": lambda a, x: torch.linalg.lu_solve(*torch.linalg.lu_factor(spd(a) + torch.eye(4, dtype=D)), x),
     "labels": lambda a, x: F.binary_cross_entropy(torch.sigmoid(a), torch.sigmoid(x)),
 }
 
@@ -249,3 +273,55 @@ def test_layers_that_are_orthogonal_by_torchs_parametrization():
 def test_a_negative_power_is_one_of_the_inverse():
     with pytest.raises(NormMismatchError, match="negative power"):
         torch.linalg.matrix_power(RMSToRMSTensor.of(EYE), -1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a, x: torch.linalg.solve(a, x),
+        lambda a, x: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), x),
+        lambda a, x: torch.linalg.solve_triangular(a, x, upper=True),
+        lambda a, x: torch.linalg.eigvals(a).abs().amax() * x,
+        lambda a, x: torch.linalg.cond(a) * x,
+        lambda a, x: torch.linalg.tensorsolve(a.unflatten(0, (2, 2)), x[0].view(2, 2)),
+    ],
+)
+def test_a_parameter_and_an_input_meet_at_the_data_before_any_rule(call):
+    """A system of both was refused before, in a report at the data, where nothing had a norm yet."""
+    torch.manual_seed(seeded(0))
+    model = Around(call, well_conditioned(4) + torch.randn(4, 4, dtype=D))
+    model.linear = nn.Identity()
+    assert_reported(model, torch.randn(4, 4, dtype=D))
+
+
+def test_eigenvalues_move_at_the_data_as_their_jacobian_says():
+    torch.manual_seed(seeded(0))
+    a = torch.randn(5, 5, dtype=D)
+    with norm_sensitivity("local"):
+        y = torch.linalg.eigvals(
+            RMSTensor(RMSTensor.of(a, (-2, -1)).norm_size, backing=a, perturbation_size=1.0, elem_dims=(-2, -1))
+        )
+    jacobian = torch.func.jacrev(lambda t: torch.view_as_real(torch.linalg.eigvals(t)))(a).reshape(10, 25)
+    assert torch.allclose(y.perturbation_size, torch.linalg.matrix_norm(jacobian, 2) * 5 / 5**0.5)
+    with norm_sensitivity("local"):
+        of_operator = torch.linalg.inv(RMSToRMSTensor(RMSToRMSTensor.of(a).norm_size, backing=a, perturbation_size=1e-6))
+    step = torch.randn(200, 5, 5, dtype=D)
+    step *= 1e-6 / torch.linalg.matrix_norm(step, 2)[:, None, None]
+    moved = (torch.linalg.inv(a + step) - torch.linalg.inv(a)).square().mean((-2, -1)).sqrt().amax()
+    assert 0.05 * of_operator.perturbation_size < moved <= of_operator.perturbation_size * (1 + 1e-4)
+
+
+def test_factors_of_indefinite_matrices_say_what_to_use():
+    a = torch.randn(4, 4, dtype=D)
+    with pytest.raises(NormMismatchError, match="lu_factor"):
+        torch.linalg.ldl_factor(RMSToRMSTensor.of(a + a.mT))
+    with pytest.raises(NormMismatchError, match="without pivots"):
+        torch.linalg.lu_factor(RMSToRMSTensor.of(a), pivot=False)
+
+
+def test_entries_of_eliminations_double_at_most_once_in_a_step():
+    """Wilkinson's matrix attains it."""
+    a = torch.eye(6, dtype=D) - torch.ones(6, 6, dtype=D).tril(-1)
+    a[:, -1] = 1
+    factors = torch.linalg.lu_factor(LinfTensor.of(a))[0]
+    assert factors.norm_size == 32 == factors.backing.amax()

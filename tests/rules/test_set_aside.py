@@ -270,6 +270,16 @@ TWICE = {
     "maximum": lambda f, i: slstm(f, i, torch.maximum),
     "max of two": lambda f, i: slstm(f, i, torch.max),
     "by other operations": lambda f, i: torch.exp(2 * f.tanh() - i / 3 - torch.maximum(2 * f.tanh() - i / 3, f)),
+    "a dimension put in": lambda f, i: (f[..., None] - torch.maximum(f, i)[..., None]).exp(),
+    "put in before": lambda f, i: (f.unsqueeze(-1) - torch.maximum(f.unsqueeze(-1), i.unsqueeze(-1))).exp(),
+    "a step": lambda f, i: (f[:, 1] - torch.maximum(f, i)[:, 1]).exp(),
+    "turned": lambda f, i: (f.transpose(0, 1) - torch.maximum(f, i).transpose(0, 1)).exp(),
+    "in another shape and type": lambda f, i: (f.view(8).float() - torch.maximum(f, i).view(8).float()).exp(),
+    "terms in another order": lambda f, i: (i * 0.5 + f - torch.maximum(f + i * 0.5, f)).exp(),
+    "the smaller": lambda f, i: (torch.minimum(f, i) - i).exp(),
+    "the larger taken from": lambda f, i: (-(torch.maximum(f, i) - f)).exp(),
+    "less its positive part": lambda f, i: (f - f.relu()).exp(),
+    "less what it is at least": lambda f, i: (f - f.clamp(min=0.1)).exp(),
     "largest of a row": lambda f, i: (f * i - (f * i).amax(-1, keepdim=True)).exp(),
 }
 
@@ -292,6 +302,9 @@ OTHERWISE = {
     "other numbers": lambda a, b: (torch.add(a, b, alpha=2), torch.add(a, b, alpha=3)),
     "a number and a truth": lambda a, b: (a * 1, a * True, a * 2)[1:],
     "other order": lambda a, b: (a - b, b - a),
+    "in another place": lambda a, b: (a[:, None], a[None]),
+    "an index and a truth": lambda a, b: ((a[None, 1] + b), (a[None, True][:, 0, 0] + b)),
+    "written between views": lambda a, b: ((s := a * 1.0)[..., None] + b, s.neg_()[..., None] + b),
     "in another type": lambda a, b: (a + b, in_autocast(a, b)),
     "other claims": lambda a, b: (RMSTensor(9.0, backing=a.backing) + b, RMSTensor(8.0, backing=a.backing) + b),
 }

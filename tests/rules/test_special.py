@@ -11,7 +11,7 @@ import torch
 
 from tests.seeds import crossed, seeded
 from thunder_norm import L1Tensor, LinfTensor, NormedTensor, RMSTensor, norm_mode
-from thunder_norm.audit import Ball, Case, norm, start
+from thunder_norm.audit import Ball, Case, norm, search, start
 from thunder_norm.core.context import norm_sensitivity
 from thunder_norm.errors import NormMismatchError
 
@@ -193,6 +193,24 @@ def test_what_a_norm_cannot_bound_is_refused(f):
     t = R(1.0, backing=torch.full((2, 4), 0.5))
     with pytest.raises(NormMismatchError):
         f(2, t) if f is torch.ops.aten.polygamma.default else f(t)
+
+
+NEVER_NEAR_POLES = [
+    Case(f"{name}, {kind.__name__}", call, (Ball("x", kind, (2, 3), 0.7),))
+    for kind in (RMSTensor, LinfTensor)
+    for name, call in {
+        "tan": lambda x: torch.tan(1.5 * torch.tanh(x)),
+        "entr of a sigmoid": lambda x: special.entr(torch.sigmoid(x) + 0.01),
+        "entr above 1": lambda x: special.entr(x.square() + 2),
+    }.items()
+]
+
+
+@pytest.mark.parametrize("case", NEVER_NEAR_POLES, ids=lambda c: c.name)
+def test_away_from_poles_a_bound_holds(case):
+    found = search(case.call, case.balls, restarts=3, steps=15, seed=seeded())
+    assert found.is_sound, found
+    assert found.value > 0.15, found
 
 
 # -- powers -----------------------------------------------------------------------------------------------------------------

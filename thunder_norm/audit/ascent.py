@@ -144,5 +144,7 @@ def _value_and_gradient(
 
 
 def _has_no_derivative(error: RuntimeError) -> bool:
-    """Whether torch says so of an operation."""
-    return any(word in str(error) for word in ("derivative", "autograd formula"))
+    """Whether torch says so of an operation, or has none at these matrices."""
+    return isinstance(error, torch.linalg.LinAlgError) or any(
+        word in str(error) for word in ("derivative", "autograd formula", "eigenvectors")
+    )

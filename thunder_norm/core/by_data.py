@@ -83,7 +83,7 @@ def _made(
 ) -> tuple[Any, dict[int, NormedTensor]] | None:
     """What the operation returns, and by identity the normed tensors that stand for that."""
     inputs = [x for x in flat_tensors((args, kwargs)) if isinstance(x, NormedTensor)]
-    if not _is_allowed.get() or not inputs or not is_local(*inputs) or op_key(func) in _OF_MEMORY or any(map(is_complex, inputs)):
+    if not _is_allowed.get() or not is_local(*inputs) or op_key(func) in _OF_MEMORY or any(map(is_complex, inputs)):
         return None
     # in a derivative that torch.func takes batches of derivatives end the process
     if torch._C._current_graph_task_id() != -1:
@@ -95,15 +95,17 @@ def _made(
         lambda t: t if isinstance(t, NormedTensor) or not t.is_floating_point() else lift(t, RMSTensor), (args, kwargs)
     )
     normed = list({id(x): x for x in flat_tensors(given) if isinstance(x, NormedTensor)}.values())
+    if not normed or not is_local(*normed):
+        return None
     moving = [x for x in normed if x.perturbation_size is not None]
     plain_args, plain_kwargs = map_tensors(lambda x: x.backing if isinstance(x, NormedTensor) else x, given)
     real = call(plain_args, plain_kwargs)
     if (pathwise := _PATHWISE.get(op_key(func))) is not None:
         body = functools.partial(pathwise[1], real.detach())
-    results = [y for y in flat_tensors(real) if y.is_floating_point()]
-    if not results or any(y.is_complex() or y.layout != torch.strided for y in flat_tensors(real)):
+    results = _with_norms(real)
+    if not results or any(y.layout != torch.strided for y in flat_tensors(real)):
         return None
-    dims = [_dims(y, inputs) for y in results]
+    dims = [_dims(y, inputs or normed) for y in results]
     try:
         constants = derivatives(given, body, moving, dims, sum(y.numel() for y in results)) if moving else [[] for _ in results]
     except RuntimeError:  # torch has no derivative of it
@@ -111,6 +113,11 @@ def _made(
     if constants is None:
         return None
     return real, {id(y): _wrapped(y, d, moving, c) for y, d, c in zip(results, dims, constants, strict=True)}
+
+
+def _with_norms(made: Any) -> list[torch.Tensor]:
+    """The results that have a norm: numbers, complex ones too."""
+    return [y for y in flat_tensors(made) if y.is_floating_point() or y.is_complex()]
 
 
 def _dims(y: torch.Tensor, inputs: Sequence[NormedTensor]) -> ed.Dims:
@@ -185,7 +192,7 @@ def _of_entries(given: Any, body: Callable, moving: Sequence[NormedTensor], dims
     (args, kwargs), leaves = _leaves(given, moving, shape)
     with torch.enable_grad():
         (y,) = flat_tensors(body(*args, **kwargs))
-        if _move_without_derivative([y], (args, kwargs), body, leaves):
+        if y.is_complex() or _move_without_derivative([y], (args, kwargs), body, leaves):
             return None
         slopes = torch.autograd.grad(y.sum(), leaves, allow_unused=True) if y.requires_grad else [None] * len(leaves)
     constants = []
@@ -199,21 +206,32 @@ def _of_entries(given: Any, body: Callable, moving: Sequence[NormedTensor], dims
     return [constants]
 
 
+def _cost_of_length(x: NormedTensor) -> float | None:
+    """How many times its norm the length of all entries over its elem_dims may be."""
+    length = conversions.factor(x, L2Tensor, x.elem_dims)
+    mean = conversions.factor(x, RMSTensor, x.elem_dims) if length is None else None
+    return length if mean is None else mean * math.sqrt(x.numel_normed)
+
+
 def _jacobians(given: Any, body: Callable, moving: Sequence[NormedTensor], dims: Sequence[ed.Dims], size: int) -> Derivatives:
-    costs = [c for x in moving if (c := conversions.factor(x, L2Tensor, x.elem_dims)) is not None]
+    costs = [c for x in moving if (c := _cost_of_length(x)) is not None]
     is_traced = any(isinstance(t.backing if isinstance(t, NormedTensor) else t, FakeTensor) for t in flat_tensors(given))
     if is_traced or len(costs) < len(moving) or size * sum(x.numel() for x in moving) > LARGEST:
         return None
     (args, kwargs), leaves = _leaves(given, moving, None)
     with torch.enable_grad():
-        results = [y for y in flat_tensors(body(*args, **kwargs)) if y.is_floating_point()]
+        results = _with_norms(body(*args, **kwargs))
+        # a complex number is as far away as both its parts together
+        parts = [torch.view_as_real(y) if y.is_complex() else y for y in results]
     if _move_without_derivative(results, (args, kwargs), body, leaves):
         return None
     found = []
-    for y, over in zip(results, dims, strict=True):
+    for y, result, over in zip(parts, results, dims, strict=True):
+        of_parts = math.sqrt(y.numel() / max(result.numel(), 1))
+        inside = over if y is result else (*(d - 1 for d in over), -1)
         rows = _rows(y, leaves) if y.requires_grad and y.numel() else [None] * len(moving)
         constants = [
-            torch.zeros(()) if row is None else _norm(row.reshape((*y.shape, *x.shape)), x, y.ndim, over) * cost
+            torch.zeros(()) if row is None else _norm(row.reshape((*y.shape, *x.shape)), x, y.ndim, inside) * cost * of_parts
             for x, cost, row in zip(moving, costs, rows, strict=True)
         ]
         found.append([c.to(NORM_DTYPE) for c in constants])
@@ -227,7 +245,7 @@ def _move_without_derivative(results: Sequence[torch.Tensor], given: Any, body: 
     near = {id(x): x.detach() * (1 + 1e-6) + 1e-6 for x in leaves}
     with torch.no_grad():
         args, kwargs = map_tensors(lambda t: near.get(id(t), t), given)
-        now = [y for y in flat_tensors(body(*args, **kwargs)) if y.is_floating_point()]
+        now = _with_norms(body(*args, **kwargs))
     pairs = zip(results, now, strict=True)
     return any(not y.requires_grad and not torch.equal(y.nan_to_num(), z.nan_to_num()) for y, z in pairs)
 

@@ -53,7 +53,7 @@ from thunder_norm.rules.layout import masking, casts, patches
 from thunder_norm.rules.reducing import reductions, matrix_norms, running, order_statistics, those_left
 from thunder_norm.rules.layout import combining
 from thunder_norm.rules.reducing import pooling, framed_maxima
-from thunder_norm.rules.linear_algebra import triangular, factorizations
+from thunder_norm.rules.linear_algebra import triangular, factorizations, eliminations
 from thunder_norm.rules.reducing import unpooling, resampling, regions
 from thunder_norm.rules.loss_functions import losses
 from thunder_norm.rules.linear_algebra import distances
@@ -103,6 +103,7 @@ __all__ = [
     "elementwise",
     "embedding",
     "factories",
+    "eliminations",
     "factorizations",
     "fourier",
     "fractions",

@@ -3,7 +3,7 @@
     top = torch.maximum(f + m, i)
     decay, gain = torch.exp(f + m - top), torch.exp(i - top)
 
-Both ``f + m`` are other tensors with the same numbers and the same claims.  Arithmetic and functions of entries are numbered by what they compute
+Both ``f + m`` are other tensors with the same numbers and the same claims.  Arithmetic, functions of entries and changes of their places are numbered by what they compute
 (value numbering), beside the tensors that hold the numbers; what is written into is no longer what it was.
 """
 
@@ -66,7 +66,7 @@ def _held_by(t: torch.Tensor) -> _Value:
 def _part(x: Any) -> tuple[Any, Any]:
     """An argument as a part of a key, and what is kept for it: of what was given, the claims that its user may have made himself."""
     if not isinstance(x, torch.Tensor):
-        return (type(x), x), None
+        return _plain(x), None
     if not isinstance(x, NormedTensor):
         value = _held_by(x)
         return value, value
@@ -77,14 +77,36 @@ def _part(x: Any) -> tuple[Any, Any]:
     return (value, type(x), x.elem_dims, id(x.norm_size), id(x.perturbation_size)), (value, x.norm_size, x.perturbation_size)
 
 
-def _note(op: Callable) -> Callable[[tuple, Mapping[str, Any], Any], None]:
+def _plain(x: Any) -> Any:
+    """An argument that is no tensor, or what stands for it and can be a key; sizes and places in lists, slices."""
+    if isinstance(x, list | tuple):
+        return (type(x), *map(_plain, x))
+    if isinstance(x, slice):
+        return slice, x.start, x.stop, x.step
+    return type(x), x  # an index of True is another than 1
+
+
+_PLAIN = (int, float, torch.dtype, torch.device, torch.memory_format, type(None), type(Ellipsis))
+
+
+def _is_plain(x: Any) -> bool:
+    if isinstance(x, list | tuple):
+        return all(map(_is_plain, x))
+    return all(map(_is_plain, (x.start, x.stop, x.step))) if isinstance(x, slice) else isinstance(x, _PLAIN)
+
+
+def note(op: Callable) -> Callable[[tuple, Mapping[str, Any], Any], None]:
+    """What numbers the results of an operation."""
+
     def rule(args: tuple, kwargs: Mapping[str, Any], out: Any) -> None:
         given = (*args, *(v for _, v in sorted(kwargs.items())))
-        if not isinstance(out, NormedTensor) or not all(v is None or isinstance(v, torch.Tensor | int | float) for v in given):
+        if not isinstance(out, NormedTensor) or not all(isinstance(v, torch.Tensor) or _is_plain(v) for v in given):
             return
         if out.backing.is_inference():  # of these nobody counts the writes
             return
         parts = [_part(v) for v in given]
+        if op in _SYMMETRIC and not kwargs and len(parts) == 2:
+            parts.sort(key=lambda part: hash(part[0]))
         key = (op, out.dtype, len(args), *sorted(kwargs), *(part for part, _ in parts))  # autocast chooses the dtype
         value = _made.get(key)
         if value is None:
@@ -99,5 +121,11 @@ _NOTED = (
     torch.add, torch.sub, torch.rsub, torch.mul, torch.div, torch.neg, torch.exp, torch.log, torch.square, torch.abs, torch.relu, torch.sqrt,
     torch.sigmoid, torch.tanh, torch.reciprocal, F.softplus, F.logsigmoid,
 )  # fmt: skip
-for _op in _NOTED:
-    normed_op(_op).register_condition(_note(_op))
+_SYMMETRIC = (torch.add, torch.mul)
+_LAID_OUT = (
+    torch.unsqueeze, torch.squeeze, torch.Tensor.__getitem__, torch.transpose, torch.permute, torch.t, torch.movedim, torch.Tensor.view,
+    torch.reshape, torch.flatten, torch.Tensor.expand, torch.broadcast_to, torch.Tensor.repeat, torch.clone, torch.Tensor.contiguous,
+    torch.Tensor.to, torch.Tensor.float, torch.Tensor.double,
+)  # fmt: skip
+for _op in (*_NOTED, *_LAID_OUT):
+    normed_op(_op).register_condition(note(_op))

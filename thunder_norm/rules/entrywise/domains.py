@@ -108,6 +108,27 @@ def acos_inside(input: RMSTensor) -> RMSTensor:
     return like(input, _asin_size(input) + math.pi / 2, sensitivity={"input": _slope_inside(input)})
 
 
+def _stays_before_poles(args: dict[str, Any]) -> bool:
+    x = args["input"]
+    is_bound = current_mode() == "bound" and isinstance(x, RMSTensor) and not is_local(x)
+    return is_bound and known_range(x).is_above(-math.pi / 2) and known_range(x).is_below(math.pi / 2)
+
+
+@normed_op(torch.tan).register_norm(when=_stays_before_poles)
+def tan_inside(input: RMSTensor) -> RMSTensor:
+    """Tangent of |x| <= c < pi / 2, by what made x and the norms at hand.
+
+    Value:       n tan(R) / R, R the lesser of c and the largest entry that n allows      (attained: entries of R and 0)
+    Sensitivity: 1 / cos(R)^2                                                              (attained at R)
+    Source:      tan(x) / x grows on both sides of 0
+    Gap:         the norm of x need not allow an entry c
+    """
+    n = input.norm_size
+    largest = torch.minimum(known_range(input).largest_modulus_of(n), n * math.sqrt(max(input.numel_normed, 1)))
+    steepest = torch.where(largest > 0, torch.tan(largest) / largest.clamp(min=1e-300), torch.ones_like(largest))
+    return like(input, n * steepest, sensitivity={"input": torch.cos(largest).square().reciprocal()})
+
+
 @normed_op(torch.acosh).register_norm
 def acosh(input: RMSTensor) -> RMSTensor:
     """Arcosh of x >= 1.

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from thunder_norm.core.programs import written_as
 from thunder_norm.core.tensors import has_norm
 from thunder_norm.padded_sequences import pad_sequence
+from thunder_norm.rules._shared import by_norm
 
 
 @written_as(torch.Tensor.__rtruediv__)
@@ -27,6 +28,12 @@ def over(self: torch.Tensor, other: Any) -> torch.Tensor:
 def to_the_power(self: torch.Tensor, other: Any) -> torch.Tensor:
     """``other ** self``."""
     return torch.pow(other, self)
+
+
+@written_as(torch.addcdiv, when=by_norm(2, "tensor2"))
+def add_quotient(input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, *, value: float = 1) -> torch.Tensor:
+    """``input + value * tensor1 / tensor2``, where values of the divisor are not known."""
+    return input + value * (tensor1 / tensor2)
 
 
 @written_as(torch.hstack)

@@ -116,3 +116,21 @@ def lu_solve(
     factors = _in_norm_dtype(LU)
     inverse = run_real(torch.linalg.lu_solve, (factors, pivots, _identity(factors)), {"left": left, "adjoint": adjoint})
     return _product(inverse, B, -2 if left else -1)
+
+
+@normed_op(torch.linalg.ldl_solve).register_norm(when=_is_constant("LD"), allow_plain_tensors="constant")
+def ldl_solve(
+    LD: torch.Tensor,  # noqa: N803
+    pivots: torch.Tensor,
+    B: RMSTensor,  # noqa: N803
+    *,
+    hermitian: bool = False,
+) -> RMSTensor:
+    """X with ``A X = B`` for the factors of a constant symmetric A; M is the inverse.
+
+    Value:       that of `solve_triangular`      (attained)
+    Sensitivity: that over |B|
+    """
+    factors = _in_norm_dtype(LD)
+    inverse = run_real(torch.linalg.ldl_solve, (factors, pivots, _identity(factors)), {"hermitian": hermitian})
+    return _product(inverse, B, -2)

@@ -137,16 +137,30 @@ def _has_many(args: tuple, _: dict) -> bool:
     return bool(args) and isinstance(args[0], str) and args[0].count(",") > 1
 
 
+def _next(labels: list[str], rest: list[tuple[Any, list[str]]], out: list[str]) -> int:
+    """Which tensor a product goes on with: one that takes a dimension away, so that matrices are what they are; else one that shares one."""
+
+    def ends_here(place: int) -> bool:
+        later = {name for i, (_, term) in enumerate(rest) if i != place for name in term} | set(out)
+        return any(name in labels and name not in later for name in rest[place][1])
+
+    places = range(len(rest))
+    shared = (i for i in places if set(labels) & set(rest[i][1]))
+    return next((i for i in places if ends_here(i)), next(shared, 0))
+
+
 @written_as(torch.einsum, when=_has_many)
 def einsum_in_pairs(equation: str, *operands: Any) -> torch.Tensor:
-    """A product of three tensors or more: from the left, each with the next, as far as the others and the result have its dimensions."""
+    """A product of three tensors or more, from the first: each with the next, as far as the others and the result have its dimensions."""
     tensors = list(operands[0]) if len(operands) == 1 else list(operands)
     terms, out = equation_labels(equation, *(t.ndim for t in tensors))
     letters = dict(zip(sorted({name for term in terms for name in term}), string.ascii_letters, strict=False))
-    result, labels = tensors[0], terms[0]
-    for i, (tensor, term) in enumerate(zip(tensors[1:], terms[1:], strict=True), 1):
-        needed = {name for later in terms[i + 1 :] for name in later} | set(out)
-        kept = out if i + 1 == len(terms) else [name for name in dict.fromkeys([*labels, *term]) if name in needed]
+    rest = list(zip(tensors, terms, strict=True))
+    result, labels = rest.pop(0)
+    while rest:
+        tensor, term = rest.pop(_next(labels, rest, out))
+        needed = {name for _, later in rest for name in later} | set(out)
+        kept = [name for name in dict.fromkeys([*labels, *term]) if name in needed] if rest else out
         left, right, both = ("".join(letters[name] for name in names) for names in (labels, term, kept))
         result, labels = torch.einsum(f"{left},{right}->{both}", result, tensor), kept
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ import torch
 from thunder_norm.core.context import current_mode
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
 from thunder_norm.core.local import are_local
+from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.errors import NormMismatchError
-from thunder_norm.rules._shared import is_typical, refuse, root
+from thunder_norm.rules._shared import as_kind, is_typical, refuse, root
 from thunder_norm.rules.linear_algebra import inverses
 from thunder_norm.rules.linear_algebra.inverses import SINGULAR, keeps_away
 from thunder_norm.scalars import times
@@ -123,6 +125,26 @@ def linalg_qr(A: RMSToRMSTensor, mode: str = "reduced") -> tuple:  # noqa: N803
     return None if mode == "r" else q, r
 
 
+@normed_op(torch.linalg.polar).register_norm(when=lambda args: not are_local(args))
+def linalg_polar(A: RMSTensor) -> tuple:  # noqa: N803
+    """U with orthonormal columns, [.., M, N], and H, symmetric and not negative, [.., N, N], of A = U H.
+
+    A: RMS r over the last two dimensions
+    Value:       sqrt(N / M), the operator norm of U;  r sqrt(M / N) for H                        (attained: an equality)
+    Sensitivity: no number for U, which turns where A has small singular values;  ``sqrt(2 M / N)`` for H
+    Typical:     sqrt(2) / r times the value for U
+    Gap:         matrices whose H moves sqrt(2) times as far in Frobenius norm have a singular value of 0
+    Source:      Araki and Yamagami 1981: ``| |A| - |B| |_F <= sqrt(2) |A - B|_F``
+    """
+    a, c = as_kind(A, RMSTensor, (-2, -1))
+    rows, columns = A.shape[-2:]
+    of_u, of_h = root(columns / max(rows, 1)), root(rows / max(columns, 1))
+    r = a.norm_size
+    turns = torch.full_like(r, math.inf) if current_mode() == "bound" else times(math.sqrt(2) / r.clamp(min=_TINY), of_u * c)
+    u = RMSToRMSTensor(torch.full_like(r, of_u), elem_dims=(-2, -1), sensitivity={"A": turns})
+    return u, RMSTensor(times(r, of_h), elem_dims=(-2, -1), sensitivity={"A": math.sqrt(2) * of_h * c})
+
+
 # -- inverses of what has a factor ---------------------------------------------------------------------------------------
 
 
@@ -164,6 +186,30 @@ def negative_matrix_power(A: RMSToRMSTensor, n: int) -> RMSToRMSTensor:  # noqa:
     """
     m = A.norm_size.clamp(min=_TINY)
     return RMSToRMSTensor(m.pow(n), elem_dims=A.elem_dims, sensitivity={"A": -n * m.pow(n - 1)})
+
+
+# -- written in others ---------------------------------------------------------------------------------------------------
+
+
+def _is_global(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """At the data the derivative of the whole is known."""
+    return not are_local({"args": args, "kwargs": kwargs})
+
+
+@written_as(torch.linalg.cond, when=_is_global)
+def _cond(A: torch.Tensor, p: float | str | None = None) -> torch.Tensor:  # noqa: N803
+    """The norm of a matrix times that of its inverse, or of its pseudoinverse where it is not square."""
+    p = 2 if p is None else p
+    inverse = torch.linalg.inv(A) if A.shape[-2] == A.shape[-1] else torch.linalg.pinv(A)
+    return torch.linalg.matrix_norm(A, p) * torch.linalg.matrix_norm(inverse, p)
+
+
+@written_as(torch.linalg.tensorsolve)
+def _tensorsolve(A: torch.Tensor, B: torch.Tensor, dims: Sequence[int] | None = None) -> torch.Tensor:  # noqa: N803
+    """X with ``tensordot(A, X, X.ndim) = B``: a system of matrices once dimensions are put together."""
+    a = A if dims is None else torch.movedim(A, tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
+    shape = a.shape[B.ndim :]
+    return torch.linalg.solve(a.reshape(B.numel(), -1), B.flatten()).reshape(shape)
 
 
 for _op in (torch.linalg.cholesky_ex, torch.linalg.inv_ex, torch.linalg.solve_ex, torch.linalg.lstsq, torch.cholesky_inverse):

@@ -1,8 +1,9 @@
 """Typical sizes of inverses of matrices, and of what solves systems: triangular ones that divide by their diagonals, and any others.
 
 In mode "bound" a matrix may be singular, unless what made it says that ``|x^T A x| >= c |x|^2`` (`symmetric_parts`): then no singular
-value is less than c.  Typically it is a multiple n Q of an orthogonal one, as in `determinants`, and its inverse ``Q^T / n``.  At the data their
-derivative says how they move (`thunder_norm.core.by_data`).
+value is less than c.  Nor is one where a matrix stays nearer to the data than the data is to singular ones.  Typically it is a multiple n Q of
+an orthogonal one, as in `determinants`, and its inverse ``Q^T / n``.  At the data their derivative says how they move
+(`thunder_norm.core.by_data`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from thunder_norm.core.composed import values
 from thunder_norm.core.context import current_mode
+from thunder_norm.core.conversions import factor
 from thunder_norm.core.kinds import RMSTensor, RMSToRMSTensor
 from thunder_norm.core.known_ranges import known_range
-from thunder_norm.core.local import is_local
+from thunder_norm.core.local import away, is_local, is_within
 from thunder_norm.core.ranges import OfEntries, Range
 from thunder_norm.core.registry import normed_op
-from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.core.tensors import NormedTensor, is_complex
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._facts import Alternatives, fact
 from thunder_norm.rules._shared import as_kind, is_typical, like, refuse, rms
@@ -41,24 +45,68 @@ def rayleigh_away_from_0(a: Any) -> Range | None:
     return None if found is None else next((r for r in (found, found.negative()) if r.is_well_above(0.0)), None)
 
 
+def near_singular_value(
+    a: Any, is_symmetric: bool = False, triangle: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> float | None:
+    """What no singular value of matrices near the data is less than, inside "within": that of the data less how far they move.
+
+    If `is_symmetric` no eigenvalue; of a triangle of them, which moves no farther than they do in Frobenius norm.  None where that may be 0,
+    or they may be any of their norm.
+    """
+    if (
+        not is_within()
+        or not isinstance(a, NormedTensor)
+        or a.ndim < 2
+        or a.shape[-1] != a.shape[-2]
+        or not a.numel()
+        or is_complex(a)
+    ):
+        return None
+    moves = away(a)
+    cost = factor(moves, RMSToRMSTensor if triangle is None else RMSTensor, (-2, -1))
+    if cost is None or a.backing.is_meta or (moves.perturbation_size is None and not a._is_constant):
+        return None
+    with _disable_current_modes(), torch.no_grad():
+        t = values(a.backing.detach()).double()
+        if not t.isfinite().all():
+            return None
+        t = t if triangle is None else triangle(t)
+        moved = (
+            0.0 if moves.perturbation_size is None else moves.perturbation_size.item() * cost * (t.shape[-1] if triangle else 1)
+        )
+        rounded = 1000 * torch.finfo(a.backing.dtype).eps * torch.linalg.matrix_norm(t).amax().item()
+        least = (torch.linalg.eigvalsh((t + t.mT) / 2) if is_symmetric else torch.linalg.svdvals(t)).amin().item()
+    found = (least - moved - rounded) * (1 - 1e-9)
+    return found if found > 0 else None
+
+
 def keeps_away(name: str, is_symmetric: bool = False) -> Callable[[dict[str, Any]], bool]:
     """Whether a bound for all inputs is asked for, and a matrix is known to be away from singular ones; positive definite if `is_symmetric`."""
 
     def condition(args: dict[str, Any]) -> bool:
         a = args[name]
-        if current_mode() != "bound" or not isinstance(a, torch.Tensor) or rayleigh_away_from_0(a) is None:
+        if current_mode() != "bound" or not isinstance(a, torch.Tensor):
             return False
         found = known_range(a)
-        return not is_symmetric or found.is_symmetric and found.rayleigh is not None and found.rayleigh.is_well_above(0.0)
+        if is_symmetric and not found.is_symmetric:
+            return False
+        if near_singular_value(a, is_symmetric) is not None:
+            return True
+        return rayleigh_away_from_0(a) is not None and (
+            not is_symmetric or found.rayleigh is not None and found.rayleigh.is_well_above(0.0)
+        )
 
     return condition
 
 
 def smallest_singular_value(a: NormedTensor) -> torch.Tensor:
     """What none of the singular values of a matrix is less than, which is known to be away from singular ones."""
-    found = rayleigh_away_from_0(a)
-    assert found is not None, "the rule's condition has been checked"
-    return found.least_of(a.norm_size)
+    found, near = rayleigh_away_from_0(a), near_singular_value(a)
+    if found is None:
+        assert near is not None, "the rule's condition has been checked"
+        return torch.full_like(a.norm_size, near)
+    least = found.least_of(a.norm_size)
+    return least if near is None else least.clamp(min=near)
 
 
 @normed_op(torch.linalg.solve).register_norm(when=keeps_away("A"))
@@ -129,6 +177,19 @@ def cholesky_away(input: RMSToRMSTensor, *, upper: bool = False) -> RMSToRMSTens
     result = RMSToRMSTensor(root, elem_dims=input.elem_dims, sensitivity={"input": lipschitz})
     result._facts = Alternatives((Factor(c),))
     return result
+
+
+@normed_op(torch.linalg.matrix_sqrth).register_norm(when=keeps_away("A", is_symmetric=True))
+def matrix_sqrth_away(A: RMSToRMSTensor) -> RMSToRMSTensor:  # noqa: N803
+    """The symmetric X with ``X X = A``, for symmetric A with ``x^T A x >= c |x|^2``.
+
+    Value:       sqrt(n)              (attained: A = n I)
+    Sensitivity: 1 / (2 sqrt(c))      (attained: A = c I)
+    Source:      ``dX`` is the integral of ``e^(-t X) dA e^(-t X)`` over t > 0, and no eigenvalue of X is less than sqrt(c)
+    Gap:         that of `solve_operator`
+    """
+    slope = 0.5 / smallest_singular_value(A).sqrt()
+    return RMSToRMSTensor(A.norm_size.sqrt(), elem_dims=A.elem_dims, sensitivity={"A": slope})
 
 
 def is_of_factor(name: str) -> Callable[[dict[str, Any]], bool]:
@@ -226,6 +287,16 @@ def pinv(input: RMSToRMSTensor) -> RMSToRMSTensor:
 # -- factors ----------------------------------------------------------------------------------------------------------------
 
 
+@normed_op(torch.linalg.matrix_sqrth).register_norm(when=is_typical)
+def matrix_sqrth(A: RMSToRMSTensor) -> RMSToRMSTensor:  # noqa: N803
+    """The symmetric X with ``X X = A``.  Typical: sqrt(n), and 1 / (2 sqrt(n)).
+
+    Untried:     in mode "bound" it does not apply
+    """
+    size = A.norm_size.clamp(min=_TINY).sqrt()
+    return RMSToRMSTensor(size, elem_dims=A.elem_dims, sensitivity={"A": 0.5 / size})
+
+
 @normed_op(torch.linalg.cholesky).register_norm(when=is_typical)
 def cholesky(input: RMSToRMSTensor, *, upper: bool = False) -> RMSToRMSTensor:
     """L with ``A = L L^T``.  Typical: sqrt(n), and 1 / (2 sqrt(n)).
@@ -261,6 +332,7 @@ for _op in (
     torch.linalg.pinv,
     torch.pinverse,
     torch.linalg.cholesky,
+    torch.linalg.matrix_sqrth,
     torch.cholesky_solve,
 ):
     refuse(normed_op(_op), SINGULAR)

@@ -82,6 +82,46 @@ def svdvals(A: RMSToRMSTensor) -> LinfTensor:  # noqa: N803
     return LinfTensor(times(A.norm_size, c), elem_dims=(), sensitivity={"A": c})
 
 
+def _with_eigenvalues(A: RMSToRMSTensor) -> tuple[LinfTensor, torch.Tensor]:  # noqa: N803
+    """The eigenvalues of a matrix, and what its singular values are at most."""
+    if {*A.elem_dims} != {-2, -1}:
+        raise NormMismatchError(f"eigenvalues are those of matrices in the last two dimensions, got {A.elem_dims}")
+    n = A.norm_size
+    moves = torch.full_like(n, math.inf) if current_mode() == "bound" else torch.ones_like(n)
+    return LinfTensor(n, elem_dims=(), sensitivity={"A": moves}), n
+
+
+@normed_op(torch.linalg.eigvals).register_norm(when=_is_global, takes_complex=True)
+def eigvals(A: RMSToRMSTensor) -> LinfTensor:  # noqa: N803
+    """The eigenvalues of a square matrix, complex numbers.
+
+    A: operator norm n
+    Value:       n       (attained: A = n I)
+    Sensitivity: no number: of ``[[0, 1], [e, 0]]`` they are the roots of e
+    Typical:     1, as of a normal matrix
+    Gap:         no sensitivity is attained where there is no number
+    Source:      no eigenvalue is larger than the largest singular value;  Bauer and Fike 1960
+    Raises NormMismatchError where the operator is not from the last two dimensions to themselves.
+    """
+    return _with_eigenvalues(A)[0]
+
+
+@normed_op(torch.linalg.eig).register_norm(takes_complex=True)
+def linalg_eig(A: RMSToRMSTensor) -> tuple:  # noqa: N803
+    """Eigenvalues, as of `eigvals`, and eigenvectors of length 1, in columns: how far these move torch does not say either.
+
+    Value:       the values' as of `eigvals`;  1 / sqrt(N) for the RMS of a vector           (attained: an equality)
+    Sensitivity: no number
+    Typical:     N / n times the value for the vectors, as where the values are as far apart as their number leaves
+    Gap:         that of `eigvals`
+    """
+    values, n = _with_eigenvalues(A)
+    count = A.shape[-1]
+    size = root(1 / max(count, 1))
+    vectors = RMSTensor(torch.full_like(n, size), elem_dims=(-2,), sensitivity={"A": times(_of_vectors(n, count), size)})
+    return values, vectors
+
+
 @normed_op(torch.linalg.eigvalsh).register_norm(when=_is_global)
 def eigvalsh(A: RMSTensor, UPLO: str = "L") -> RMSTensor:  # noqa: N803
     """The eigenvalues of the symmetric [.., N, N] whose triangle below (above, for U) is that of A.

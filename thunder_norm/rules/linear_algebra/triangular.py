@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from thunder_norm.core import elem_dims as ed
 from thunder_norm.core.kinds import LinfTensor, RMSTensor
 from thunder_norm.core.local import is_local
+from thunder_norm.core.programs import written_as
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NORM_DTYPE
 from thunder_norm.errors import NormMismatchError
 from thunder_norm.rules._local import data
 from thunder_norm.rules._shared import as_kind, rms
+from thunder_norm.rules.linear_algebra.inverses import near_singular_value
 
 _OP = normed_op(torch.linalg.solve_triangular)
 
@@ -91,6 +94,35 @@ def _at_data(system: _System, a: torch.Tensor, b: torch.Tensor, dims: ed.Dims) -
     return moduli.sum(-1).amax(), (moduli @ (before @ sizes)).amax()
 
 
+def _least(A: Any, upper: bool, unitriangular: bool) -> float | None:  # noqa: N803
+    """What no singular value of the triangle is less than near the data."""
+    return None if unitriangular else near_singular_value(A, triangle=torch.triu if upper else torch.tril)
+
+
+@_OP.register_norm(when=lambda args: _least(args["A"], args["upper"], args["unitriangular"]) is not None)
+def solve_triangular_near(
+    A: RMSTensor,  # noqa: N803
+    B: RMSTensor,  # noqa: N803
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> RMSTensor:
+    """X with ``A X = B``, or ``X A = B``, near data whose triangle has no singular value below c there, [.., N, N].
+
+    Value:       |B| / c
+    Sensitivity: 1 / c to B, ``N |B| / c^2`` to the RMS of all of A
+    Source:      ``dX = A^-1 (dB - dA X)``, |dA| at most its Frobenius norm
+    Untried:     it does not apply away from data
+    """
+    _, by_a = as_kind(A, RMSTensor, (-2, -1))
+    c = _least(A, upper, unitriangular)
+    assert c is not None, "the rule's condition has been checked"
+    b, by_b = as_kind(B, RMSTensor, tuple(sorted({*B.elem_dims, -2 if left else -1})))
+    size = b.norm_size / c
+    return rms(size, b.elem_dims, sensitivity={"A": size * (A.shape[-1] / c * by_a), "B": by_b / c})
+
+
 def _typical(
     A: RMSTensor,  # noqa: N803
     B: RMSTensor,  # noqa: N803
@@ -117,3 +149,17 @@ def _typical(
 
 for _mode in ("typical", "modula"):
     _OP.register_norm(mode=_mode, when=lambda args: args["unitriangular"])(_typical)  # others: `inverses`
+
+
+@written_as(torch.triangular_solve)
+def _older(
+    b: torch.Tensor,
+    A: torch.Tensor,  # noqa: N803
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> torch.return_types.triangular_solve:  # type: ignore[name-defined]
+    """`solve_triangular`, and the matrix again."""
+    a, is_upper = (A.mT, not upper) if transpose else (A, upper)
+    solution = torch.linalg.solve_triangular(a, b, upper=is_upper, unitriangular=unitriangular)
+    return torch.return_types.triangular_solve((solution, A.clone()))

@@ -168,11 +168,25 @@ def xlogy_of_itself(input: RMSTensor, other: RMSTensor) -> RMSTensor:
     Source:      x log x is least at 1 / e, and convex
     Gap:         of a softmax, not all entries are as large as one may be
     """
-    c, largest = known_range(input).low, reach(input)
+    value, slope = _x_log_x(input)
+    return rms(value, input.elem_dims, sensitivity={"input": slope, "other": 0})
+
+
+def _x_log_x(x: RMSTensor) -> tuple[torch.Tensor, torch.Tensor | float]:
+    c, largest = known_range(x).low, reach(x)
     at_least_one = largest.clamp(min=1)  # below, the value is that at 1 / e
     value = torch.clamp(at_least_one * at_least_one.log(), min=math.exp(-1))
-    slope = torch.clamp((1 + largest.clamp(min=c).log()).abs(), min=abs(1 + math.log(c))) if c > 0 else 0.0
-    return rms(value, input.elem_dims, sensitivity={"input": slope, "other": 0})
+    return value, torch.clamp((1 + largest.clamp(min=c).log()).abs(), min=abs(1 + math.log(c))) if c > 0 else 0.0
+
+
+@normed_op(torch.special.entr).register_norm(when=lambda args: _is_of_itself({**args, "other": args["input"]}))
+def entr_above_zero(input: RMSTensor) -> RMSTensor:
+    """-x log x, for x of at least c >= 0: `xlogy_of_itself`.
+
+    Gap:         that of `xlogy_of_itself`
+    """
+    value, slope = _x_log_x(input)
+    return rms(value, input.elem_dims, sensitivity={"input": slope})
 
 
 @normed_op(torch.xlogy).register_norm(when=_above_zero("other"), lift_dims=SAME_DIMS)

@@ -22,13 +22,14 @@ from thunder_norm.core.kinds import RMSTensor
 from thunder_norm.core.local import is_local
 from thunder_norm.core.registry import normed_op
 from thunder_norm.core.tensors import NormedTensor
+from thunder_norm.rules import _again
 from thunder_norm.rules._facts import Alternatives, Lowered, Raised, Source, every_fact, fact, ruled
 from thunder_norm.rules._set_aside import of_any_strides, run_on_values
 from thunder_norm.rules._shared import argument
 from thunder_norm.rules.known_ranges.partial_sums import place_put_in
 from thunder_norm.rules.weighted import largest_of_groups
 from thunder_norm.rules.written_out.dual_variables import laid_out
-from thunder_norm.rules.written_out.written_out_exponentials import Bounding
+from thunder_norm.rules.written_out.written_out_exponentials import Beneath, Bounding
 
 
 def _masked(x: Any) -> Lowered | Raised | None:
@@ -78,6 +79,29 @@ def _larger_of_two(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> An
 normed_op(torch.max).register_fact(_larger_of_two)
 
 
+def _cut_off(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    """``relu(x)`` and ``x.clamp(min=c)`` are no less than x, entry by entry."""
+    x = argument(args, kwargs, 0, "input", "self")
+    least, most = argument(args, kwargs, 1, "min"), argument(args, kwargs, 2, "max")
+    if not isinstance(x, RMSTensor) or x.shape != out.shape or most is not None or isinstance(least, NormedTensor):
+        return out._facts
+    return Alternatives((*every_fact(out), Bounding(Source.of(x), (), False)))
+
+
+for _op in (torch.relu, torch.clamp, torch.clamp_min):
+    normed_op(_op).register_fact(_cut_off)
+
+
+def _smaller(args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
+    """The smaller of two is no larger than either."""
+    pair = argument(args, kwargs, 0, "input", "self"), argument(args, kwargs, 1, "other")
+    given = [x for x in pair if isinstance(x, RMSTensor) and x.shape == out.shape]
+    return Alternatives((*every_fact(out), *(Beneath(Source.of(x)) for x in given)))
+
+
+normed_op(torch.minimum).register_fact(_smaller)
+
+
 def _put_in(op: Callable, args: tuple, ndim: int) -> int | None:
     """Where an operation puts in a dimension of size 1, if it does nothing else: a negative number."""
     at = args[1] if len(args) == 2 else None
@@ -97,6 +121,22 @@ def other_arguments(op: Callable, args: tuple) -> tuple:
     return () if op is torch.squeeze and args[1:] == (None,) else args[1:]
 
 
+def _laid_out_alike(
+    op: Callable, method: Callable, found: Bounding, args: tuple, kwargs: dict[str, Any], out: NormedTensor
+) -> Bounding | None:
+    """Of numbers that no entry exceeds, entry by entry: where both are moved alike, as the program moves them, they do so still."""
+    x = found.x.moving()
+    if found.dims or found.is_reduced or x.shape != args[0].shape or not issubclass(found.x.kind, RMSTensor):
+        return None
+    claim = ruled(op, (x, *args[1:]), kwargs)
+    if claim is None or not isinstance(claim[0], RMSTensor):
+        return None
+    backing = run_real(of_any_strides(method), (found.x.backing, *other_arguments(op, args)), kwargs)
+    there = type(claim[0])._wrap(backing, claim[0].norm_size, claim[1], claim[0].elem_dims)
+    _again.note(op)((x, *args[1:]), kwargs, there)
+    return replace(found, x=Source.of(there))
+
+
 def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], out: NormedTensor) -> Any:
     masked = _masked(args[0]) if args else None
     is_indexed = op is torch.Tensor.__getitem__ and isinstance(args[1], torch.Tensor)
@@ -114,6 +154,8 @@ def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], 
     if is_indexed:
         return out._facts
     found = [f for f in every_fact(args[0]) if isinstance(f, Bounding)] if args else []
+    laid_out_alike = (_laid_out_alike(op, method, f, args, kwargs, out) for f in found)
+    out._facts = Alternatives((*every_fact(out), *(f for f in laid_out_alike if f is not None)))
     if not found or out.ndim != args[0].ndim + 1:
         return out._facts
     place = _put_in(op, args, out.ndim)

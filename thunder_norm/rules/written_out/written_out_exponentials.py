@@ -222,11 +222,19 @@ normed_op(torch.sub).register_fact(_less_its_log_sum)
 
 
 def difference_of_largest(a: Any, b: Any) -> Range | None:
-    """The range of x minus what no entry of it exceeds, or of what it is beneath."""
-    if not isinstance(a, NormedTensor):
-        return None
-    sources = [Source.of(a), *(f.x for f in every_fact(a) if isinstance(f, Beneath))]
-    return Range(-float("inf"), 0.0) if _bounding_one_of(b, sources) is not None else None
+    """The range of x minus what no entry of it exceeds, or of what it is beneath; or the other way round."""
+    if _is_no_larger(a, b):
+        return Range(-float("inf"), 0.0)
+    return Range(0.0, float("inf")) if _is_no_larger(b, a) else None
+
+
+def _is_no_larger(a: Any, b: Any) -> bool:
+    if not isinstance(a, NormedTensor) or not isinstance(b, NormedTensor):
+        return False
+    above = [f.x for f in every_fact(a) if isinstance(f, Beneath)]
+    if _bounding_one_of(b, [Source.of(a), *above]) is not None:
+        return True
+    return bool(above) and a.shape == b.shape and any(map(Source.of(b).is_same, above))
 
 
 @normed_op(F.log_softmax).register_norm(when=lambda args: isinstance(args["dim"], int))
