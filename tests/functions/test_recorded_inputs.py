@@ -13,6 +13,8 @@ from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, SubclassTransform
 import thunder
 
+pytestmark = pytest.mark.filterwarnings("error::thunder_norm.errors.RunByPythonWarning")  # which is eager mode itself
+
 PROGRAMS: dict[str, Callable] = {}
 
 
@@ -166,6 +168,20 @@ def _asked(x, w):
 @_program
 def _nothing_returned(x, w):
     x.add_(w)
+
+
+@_program
+def _copied_twice_and_nothing_returned(x, w):
+    x.copy_(w)
+    x.copy_(w.exp())
+
+
+@_program
+def _overwritten_inside(x, w):
+    y = w * 2
+    y.copy_(x)
+    x.add_(w)
+    return y
 
 
 def _check_same(found: Any, expected: Any) -> None:

@@ -65,7 +65,20 @@ def _twice(w, x):
     return (w * x).sin(), x.sin()
 
 
+def _without_autograd(w, x):
+    with torch.no_grad():
+        x[0].mul_(2)
+    return w.a * x, x.sin()
+
+
+def _by_what_data_returns(w, x):
+    y = x.data.mul_(2)
+    return w * y, x.outer(x), y
+
+
 PROGRAMS = (
+    _without_autograd,
+    _by_what_data_returns,
     _before_it_is_used,
     _by_data,
     _a_part,
@@ -78,13 +91,13 @@ PROGRAMS = (
 )
 
 
-def given() -> tuple[torch.Tensor, torch.Tensor]:
+def given(*, moves: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(seeded(0))
-    return TwoTensor(torch.randn(4), torch.randn(4)).requires_grad_(), torch.randn(4).requires_grad_()
+    return TwoTensor(torch.randn(4), torch.randn(4)).requires_grad_(moves), torch.randn(4).requires_grad_()
 
 
-def outcome(function: Callable) -> list[Any]:
-    w, x = given()
+def outcome(function: Callable, *, moves: bool) -> list[Any]:
+    w, x = given(moves=moves)
     found = function(w, x)
     results = found if isinstance(found, tuple) else (found,)
     flags = [(t.requires_grad, t.is_leaf, t is x) for t in results]
@@ -94,11 +107,12 @@ def outcome(function: Callable) -> list[Any]:
     return [[t.detach() for t in results], flags, lies_in_x, w.grad, x.grad, x.detach()]
 
 
+@pytest.mark.parametrize("moves", [True, False], ids=["beside one that requires grad", "beside one that does not"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-def test_results_gradients_and_what_is_written_are_eagers(program: Callable):
-    want, jitted = outcome(program), thunder.jit(program, transforms=[SubclassTransform()])
+def test_results_gradients_and_what_is_written_are_eagers(program: Callable, moves: bool):
+    want, jitted = outcome(program, moves=moves), thunder.jit(program, transforms=[SubclassTransform()])
     for _ in range(2):
-        assert_same(outcome(jitted), want)
+        assert_same(outcome(jitted, moves=moves), want)
     assert (thunder.cache_misses(jitted), thunder.cache_hits(jitted)) == (1, 1)
 
 

@@ -141,6 +141,38 @@ def of_a_result(x):
     return y * y.note, y, before, hasattr(y, "note"), getattr(y, "gone", 5), hasattr(y[0], "note")
 
 
+@program(lambda: (two(3, 4), torch.randn(3, 4)), 1)
+def of_another_shape_on_what_is_given(x, p):
+    x.a = x.a[0]
+    return x.a * p * x.shape[0]
+
+
+@program(lambda: (two(3, 4), torch.randn(3, 4)), 1)
+def of_another_layout_on_what_is_given(x, p):
+    x.a, x.b = x.a.t(), x.b.t()
+    return p * 2, x.detach()
+
+
+@program(lambda: (two(3, 4), torch.randn(3, 4)))
+def of_another_dtype_on_what_is_given(x, p):
+    x.a = x.a.double()
+    return x.a.sum() + p
+
+
+@program(lambda: (two(3, 4), torch.randn(3, 4)))
+def of_another_shape_on_what_is_made(x, p):
+    y = x * 2
+    y.a = y.a[0] + p[0]
+    return x * y.b * y.shape[0], y.a * 2
+
+
+@program(lambda: (two(3, 4), torch.randn(3, 4)))
+def of_another_shape_on_what_is_returned(x, p):
+    y = x * 2
+    y.a, y.b = y.a[0], p[0]
+    return y
+
+
 @program(lambda: (two(3, 4), torch.randn(3, 4)))
 def of_what_is_given(x, p):
     x.tag, x.made, x.given = 5, p * 2, p
@@ -457,13 +489,18 @@ def _another_shape(x):
     return y
 
 
+def _another_dtype(x):
+    y = x * 2
+    y.a, y.b = y.a.double(), y.b.double()
+    return [y]
+
+
 def _a_flag_of_torchs(x):
     x.grad_dtype = None
     return x
 
 
 REFUSED: dict[str, tuple[Callable, Callable]] = {
-    "another shape inside": (jit(_another_shape), lambda: two(3, 4)),
     "what is torch's": (jit(_a_flag_of_torchs), lambda: two(3, 4)),
     "in a function under a transform": (vmap(lambda x: (setattr(x, "note", 3), x * 2)[1]), lambda: two(3, 4)),
     "of a norm": (
@@ -478,6 +515,12 @@ def test_attributes_that_cannot_be_set_are_refused(name: str):
     function, make = REFUSED[name]
     with pytest.raises(UnsupportedOpError, match=r"attribute '\w+' of a \w+ is set(.|\n)*test_set_attributes.py"):
         function(make())
+
+
+@pytest.mark.parametrize("function", [_another_shape, _another_dtype])
+def test_what_a_class_does_not_put_together_is_not_returned(function: Callable):
+    with pytest.raises(UnsupportedOpError, match=r"'a'.* set to what makes another tensor of it"):
+        jit(function)(two(3, 4))
 
 
 @dataclass

@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 import thunder_norm  # noqa: F401 - before Thunder
 from tests.seeds import seeded
+from tests.subclasses import assert_same
 from thunder_norm.errors import UnsupportedOpError
 from thunder_norm.transforms import CheckpointTransform, NormTransform, ProfileTransform, SplitBiasTransform, SubclassTransform
 import thunder
@@ -292,6 +293,66 @@ def test_hooks_of_modules():
     torch.manual_seed(seeded(0))
     model = _Backward(**hooks)
     _assert_equal(_answers(thunder.jit(model, transforms=[SubclassTransform()]), 1), _answers(model, 1))
+
+
+def returned(x):
+    y = x * x
+    y.retain_grad()
+    return y, (x * 3).sum()
+
+
+def returned_and_written_in_place(x):
+    y = x * x
+    y.retain_grad()
+    y.mul_(3)
+    return y, y
+
+
+def returned_several(x):
+    y, z = x * x, x.exp()
+    y.retain_grad()
+    z.retain_grad()
+    return y, z, y.detach()
+
+
+def returned_after_a_hook(x):
+    y = x * x
+    y.register_hook(lambda g: g * 3)
+    z = y * 2
+    z.retain_grad()
+    return z, x * 1
+
+
+@pytest.mark.parametrize("transform", [SubclassTransform, NormTransform, CheckpointTransform])
+@pytest.mark.parametrize("is_wrapper", [False, True])
+@pytest.mark.parametrize("fn", [returned, returned_and_written_in_place, returned_several, returned_after_a_hook])
+def test_a_result_keeps_its_gradient(fn, is_wrapper: bool, transform: type):
+    def run(f):
+        torch.manual_seed(seeded(0))
+        x = TwoTensor(torch.randn(3), torch.randn(3)) if is_wrapper else torch.randn(3)
+        results, found = f(x.requires_grad_()), []
+        for of in (results[-1:], results, results[:1]):  # a gradient arrives at some, and all add up
+            moving = [(t * t).sum() for t in of if t.requires_grad]
+            if moving:
+                loss = sum(moving[1:], moving[0])
+                loss.backward(torch.ones_like(loss), retain_graph=True)
+            found.append([x.grad.clone() if x.grad is not None else None, *(t.retains_grad and t.grad for t in results)])
+        return results, found
+
+    expected, jf = run(fn), thunder.jit(fn, transforms=[transform()])
+    for _ in range(2):
+        assert_same(run(jf), expected)
+
+
+@pytest.mark.parametrize("fn", [lambda y: (y, y.sin()), lambda y: (y[0], y), lambda y: (y.register_hook(lambda g: g * 2), y)[1:]])
+def test_a_gradient_that_comes_from_within_is_not_kept(fn):
+    def kept(x):
+        y = x * x
+        y.retain_grad()
+        return fn(y)
+
+    with pytest.raises(UnsupportedOpError, match="retain_grad.. of a tensor that the program computes and returns"):
+        thunder.jit(kept, transforms=[SubclassTransform()])(torch.ones(3, requires_grad=True))
 
 
 @pytest.mark.parametrize("transform", [CheckpointTransform, ProfileTransform, SplitBiasTransform])

@@ -32,6 +32,7 @@ from thunder_norm.subclass.crossing.cleanup import without_copies
 from thunder_norm.subclass.crossing.devices import apart_by_device
 from thunder_norm.subclass.crossing.recorded_writes import returning_recorded
 from thunder_norm.subclass.crossing.replaced import returning_current
+from thunder_norm.subclass.crossing.retained import keeping_gradients
 from thunder_norm.subclass.crossing.returned_inputs import returning_inputs
 from thunder_norm.subclass.crossing.tape_inputs import hand_on_inputs, tape_of
 from thunder_norm.subclass.crossing.turns import awaited, with_all_draws
@@ -157,6 +158,7 @@ class SubclassTransform(interception.Interpreting):
         traces = returning_recorded(acquisition, traces)
         joint = differentiate(acquisition, traces[1]) if acquisition.autograd.is_running else None
         check_hooks_of_inputs(acquisition, traces[1])
+        traces = keeping_gradients(acquisition, traces)
         started = started_histories(acquisition, traces[1], joint is not None)
         if joint is not None and not joint.made_leaves:
             joint.tape = tape_of(acquisition, traces[1], joint)

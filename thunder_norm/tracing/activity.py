@@ -10,11 +10,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from thunder.core import dtypes
-from thunder.core.proxies import ProxyTag, TensorProxy
+from thunder.core.proxies import Proxy, ProxyTag, TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import TraceCtx, get_tracectx
 
 _composites: set[Any] = set()
+_of_first: set[Any] = set()
 
 # What torch has no derivative of, by the ids of Thunder's symbols: results at these places never require grad.
 _CONSTANT_PLACES = {
@@ -45,13 +46,18 @@ def differentiated_inside(symbol_id: Any) -> None:
     _composites.add(symbol_id)
 
 
+def differentiated_in_first(symbol_id: Any) -> None:
+    """Register an operation whose gradient is that of its first argument alone."""
+    _of_first.add(symbol_id)
+
+
 def propagate(bsym: BoundSymbol, active: set[str]) -> None:
     """Add to `active` the names of results of `bsym` that depend differentiably on a tensor in it."""
     if has_no_history(bsym):
         return
     for sub in bsym.subsymbols:
         propagate(sub, active)
-    if active.isdisjoint([p.name for p in bsym.flat_proxy_args]):
+    if active.isdisjoint([p.name for p in _followed_arguments(bsym)]):
         return
     decided = set() if _has_own_gradient(bsym) else _decided_inside(bsym)
     decided |= _constant_results(bsym)
@@ -118,9 +124,13 @@ def _go_back(bsym: BoundSymbol, found: set[str]) -> None:
     if has_no_history(bsym) or found.isdisjoint(recorded):
         return
     if not bsym.subsymbols or _has_own_gradient(bsym) or _is_torchs(bsym):
-        found.update(p.name for p in bsym.flat_proxy_args)
+        found.update(p.name for p in _followed_arguments(bsym))
     for sub in reversed(bsym.subsymbols):
         _go_back(sub, found)
+
+
+def _followed_arguments(bsym: BoundSymbol) -> Sequence[Proxy]:
+    return bsym.flat_proxy_args[:1] if bsym.sym.id in _of_first else bsym.flat_proxy_args
 
 
 def _decided_inside(bsym: BoundSymbol) -> set[str]:

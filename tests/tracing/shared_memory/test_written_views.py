@@ -324,6 +324,39 @@ def test_running_statistics_have_no_history(norm):
     torch.testing.assert_close(run(thunder.jit(f, transforms=[NormTransform()])), run(f), rtol=1e-4, atol=1e-5)
 
 
+def test_running_statistics_that_the_program_made_have_no_history():
+    def f(x):
+        mean, var = torch.zeros(2), torch.ones(2)
+        return torch.nn.functional.batch_norm(x, mean, var, training=True), mean, var
+
+    torch.manual_seed(seeded(0))
+    x = torch.randn(3, 2).requires_grad_()
+    for found, expected in zip(thunder.jit(f, transforms=[NormTransform()])(x), f(x), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert found.requires_grad == expected.requires_grad
+
+
+@pytest.mark.parametrize("by_whom", ["copied", "a number", "a tensor", "zeros"])
+def test_what_is_overwritten_has_a_gradient_of_zero(by_whom: str):
+    def f(x, value):
+        y = x * 2
+        if by_whom == "copied":
+            y.copy_(value)
+        elif by_whom == "a tensor":
+            y.fill_(value.sum())
+        elif by_whom == "a number":
+            y.fill_(3)
+        else:
+            y.zero_()
+        return y * value
+
+    torch.manual_seed(seeded(0))
+    x, value = (torch.randn(3).requires_grad_() for _ in range(2))
+    expected = torch.autograd.grad(f(x, value).sum(), (x, value), allow_unused=True)
+    found = torch.autograd.grad(thunder.jit(f, transforms=[NormTransform()])(x, value).sum(), (x, value), allow_unused=True)
+    torch.testing.assert_close(found, expected)
+
+
 def _truncated(x):
     h, total = x.detach() * 0, 0
     for step in range(3):

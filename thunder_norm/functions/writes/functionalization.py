@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,8 @@ _EXACT = frozenset(
     "swapdims t transpose unfold unsqueeze view view_as view_as_real view_as_complex __getitem__ "
     "Tensor_H Tensor_T Tensor_imag Tensor_mH Tensor_mT Tensor_real".split()
 )
+
+_OVERWRITING = frozenset({"copy_", "fill_", "zero_"})
 
 
 def without_mutations(
@@ -81,9 +83,6 @@ def without_mutations(
         for bsym, found in zip(trace.bound_symbols, views, strict=True):
             with at_line_of(get_tracectx(), bsym):
                 kept.extend(memory.without_copies(bsym, found))
-    if memory.of_its_own:
-        returned = kept[-1].args[0]
-        kept[-1] = kept[-1].from_bsym(args=({**returned, "flat_args": trace.bound_symbols[-1].args[0]["flat_args"]},))
     new = from_trace(trace)
     new.bound_symbols = kept
     new.names.update(p.name for b in kept for p in b.flat_proxy_outs)
@@ -156,6 +155,7 @@ class _Memory:
         if self.plain is not None and all(self._root(c.args[1]) in self.foreign for c in copies):
             return self.left_in_place(self.plain, bsym, copies)
         renamed = self.renamed(bsym)
+        overwritten = self._overwritten(bsym, copies)
         for copy in copies:
             self.check_own(copy.args[1], bsym)
             if self.plain is not None:
@@ -175,7 +175,7 @@ class _Memory:
             keeps_history = self.has_histories and is_apart and not is_detached and is_differentiable(value)
             whole = self._whole(target)
             before = self.now(whole) if keeps_history else None
-            if not self.has_histories and self.tensor(target).name == whole.name:
+            if self.tensor(target).name == whole.name and (not self.has_histories or whole.name in overwritten):
                 value = _writer(_WHOLE.meta, _WHOLE, 0)(value, self.now(whole))[0]
             else:
                 value = prims.clone(value) if is_of_another else self.kept(value)
@@ -189,6 +189,13 @@ class _Memory:
                 self.detached[self._root(target)] = self.versions[self._root(target)]
             self.same[copy.output.name] = self.tensor(target)
         return []
+
+    def _overwritten(self, bsym: BoundSymbol, copies: Sequence[BoundSymbol]) -> set[str]:
+        """The tensors with a history of which an operation leaves nothing: their gradients are zero then, and not missing."""
+        if self.plain is None or bsym.sym.name not in _OVERWRITING:
+            return set()
+        targets = [c.args[1].name for c in copies if is_recorded(c) and not self._is_detaching(c)]
+        return {self.same[name].name if name in self.same else name for name in targets if self.plain.has_history(name)}
 
     def is_of_another(self, source: TensorProxy) -> bool:
         """Whether what is copied is, or is a view of, a tensor that is used besides: both may be written or returned."""
@@ -370,7 +377,7 @@ def _written(view: _View, base: TensorProxy, value: TensorProxy) -> TensorProxy:
 
 
 @functools.cache
-def _writer(view: Symbol, operation: Operation, index: int) -> Symbol:
+def _writer(view: Symbol | Callable, operation: Operation, index: int) -> Symbol:
     def run(value: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         base: torch.Tensor | None = None
 
@@ -396,7 +403,7 @@ def _writer(view: Symbol, operation: Operation, index: int) -> Symbol:
     def backward(saved: tuple, g: TensorProxy) -> list[tuple[TensorProxy, TensorProxy]]:
         value, args, kwargs = saved
         base = flat_proxies((args, kwargs))[0]
-        g = _laid_out()(g) if view.name in _OF_LAYOUTS else g
+        g = _laid_out()(g) if isinstance(view, Symbol) and view.name in _OF_LAYOUTS else g
         args, kwargs = tree_map(lambda v: g if isinstance(v, Proxy) and v.name == base.name else v, (args, kwargs))
         pairs = []
         if is_differentiable(base):

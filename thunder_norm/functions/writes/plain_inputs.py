@@ -67,7 +67,7 @@ class PlainInputs:
     def _root(self, name: str) -> str:
         return end_of(name, self._bases)
 
-    def _has_history(self, name: str) -> bool:
+    def has_history(self, name: str) -> bool:
         """Whether a tensor got a history, or is one that had one when it was written into without autograd."""
         return self._root(name) in self._changed or end_of(name, self._same) in self._active
 
@@ -77,11 +77,14 @@ class PlainInputs:
 
     def enter(self, bsym: BoundSymbol) -> None:
         """Come to an operation."""
-        self._active |= {p.name for p in bsym.flat_proxy_args if self._has_history(p.name)} - self._detached
+        if bsym.sym.id is prims.PrimIDs.UNPACK_TRIVIAL:
+            return
+        self._active |= {p.name for p in bsym.flat_proxy_args if self.has_history(p.name)} - self._detached
         propagate(bsym, self._active)
         outs = {p.name for p in bsym.flat_proxy_outs}
-        if not outs.isdisjoint(self._active) and outs.isdisjoint(self._views) and bsym.sym.name not in _NEED_NOTHING:
-            for p in (*bsym.flat_proxy_args, *(() if bsym.sym.name in _NEED_ARGUMENTS else bsym.flat_proxy_outs)):
+        name = bsym.sym.name.removesuffix("_")  # of one in place torch keeps a clone of what is written, if it needs that
+        if not outs.isdisjoint(self._active) and outs.isdisjoint(self._views) and name not in _NEED_NOTHING:
+            for p in (*bsym.flat_proxy_args, *(() if name in _NEED_ARGUMENTS else bsym.flat_proxy_outs)):
                 self._needed.setdefault(self._root(p.name), set()).add(self._counters.of(p.name))
 
     def written(self, bsym: BoundSymbol, copy: BoundSymbol) -> None:

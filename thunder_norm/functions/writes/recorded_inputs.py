@@ -145,8 +145,7 @@ def handing_on(traces: Traces, moved: set[str]) -> tuple[Traces, Collection[str]
 
     *body, returned = computation.bound_symbols
     new = from_trace(computation)
-    output = (*(p for p, _ in kept), *inputs)
-    new.bound_symbols = [*body, returned.from_bsym(args=({**returned.args[0], "output": output},))]
+    new.bound_symbols = [*body, returned.from_bsym(args=((*(p for p, _ in kept), *inputs),))]
 
     writing = from_trace(epilogue)
     with tracectx(writing):

@@ -23,6 +23,7 @@ from thunder_norm.subclass.acquiring.effects import OfOperator, is_effect
 from thunder_norm.subclass.acquiring.functional_forms import WITHOUT_HISTORY, rewritten
 from thunder_norm.subclass.acquiring.lengths import Late
 from thunder_norm.subclass.acquiring.sized import Sized
+from thunder_norm.tracing.activity import differentiated_in_first
 from thunder_norm.tracing.inferred import Inferred
 from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.recording import print_without_module
@@ -197,6 +198,8 @@ def fallback(func: Callable, used: tuple[bool, ...], written: Written | None = N
         )
         torch_ex.register_implementation(symbol.id, kernel)
         _note(symbol, Made(func, used, "composite"))
+    if func is rewritten:
+        differentiated_in_first(symbol.id)
     if is_kept(func):
         NON_FUNCTIONAL_OPS.add(symbol.id)
     elif isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":  # torch.compile knows them all

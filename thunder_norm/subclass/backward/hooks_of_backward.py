@@ -202,18 +202,22 @@ def _leads_to(root: Any, node: Any) -> bool:
 
 
 def check_retained(acquisition: Acquisition, outputs: list[torch.Tensor]) -> None:
-    """No result is to keep its gradient, of which outside of the program there is but a part.
+    """A result keeps the gradient that arrives at it from outside: there may be no part of it that comes from within, and no hook.
 
     Raises:
-        UnsupportedOpError: one is.
+        UnsupportedOpError: another result depends on one that is to keep its gradient, or this has a hook.
     """
+    hooked = [hook.node for hook in acquisition.hooks_of_backward]
     for fake, at in acquisition.retained:
-        if any(fake is t for t in outputs):
+        if all(fake is not t for t in outputs):
+            continue
+        node = _node(fake)
+        if node in hooked or any(_leads_to(_node(t), node) for t in outputs if t is not fake):
             raise UnsupportedOpError(
                 with_details(
                     "retain_grad() of a tensor that the program computes and returns",
                     at=at,
-                    why="what the program does with it is differentiated on its own",
-                    instead="call it on the result, or ask torch.autograd.grad",
+                    why="another result depends on it, or it has a hook: its gradient is put together inside of what is differentiated",
+                    instead="return it from a function of its own, or ask torch.autograd.grad",
                 )
             )

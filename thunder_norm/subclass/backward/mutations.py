@@ -48,13 +48,14 @@ def check_mutations(trace: TraceCtx) -> None:
 
 
 def is_missed(trace: TraceCtx, followed: Sequence[TensorProxy]) -> bool:
-    """Whether a trace just acquired has writes of Thunder's that would be refused; torch's autograd may take what is `followed`."""
+    """Whether a trace just acquired has writes of Thunder's that would be refused; torch's autograd takes what is `followed`, or may."""
     memory = Memory()
     for bsym in trace.bound_symbols:
         given = [p.name for p in bsym.flat_proxy_args]
         if given and (makes_view(bsym) or _is_inplace_op(bsym)):
             memory.join([given[0], *(p.name for p in bsym.flat_proxy_outs)])
-    places = {memory.root(p.name) for p in followed}
+    moving = [p for p in trace.args if isinstance(p, TensorProxy) and p.requires_grad]  # also behind the back of autograd
+    places = {memory.root(p.name) for p in (*followed, *moving)}
     written = (target.name for bsym in trace.bound_symbols for _, target, _ in _copies(bsym))
     if any(memory.root(name) in places for name in written):
         return True

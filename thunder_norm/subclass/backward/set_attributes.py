@@ -22,7 +22,6 @@ from thunder_norm.subclass.classes.protocol import WrapperSpec, beside_parts, is
 from thunder_norm.subclass.classes.proxy import SubclassProxy
 from thunder_norm.subclass.recording import trace
 from thunder_norm.tracing.containers import take_proxies
-from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.torch_functions.tensor_attributes import those_set
 from thunder_norm.trees import flat_tensors, map_tensors
 from thunder_norm.wrapper_classes import flattened, is_wrapper
@@ -60,22 +59,15 @@ def put(acquisition: Acquisition, proxy: SubclassProxy, name: str, *value: Wrapp
 
     Raises:
         AttributeError: Python's own.
-        UnsupportedOpError: what is inside would not be a wrapper of its shape.
     """
     fake = proxy.fake
     if value and isinstance(value[0].value, torch.Tensor):  # a list or a dict with some stays what the program writes into
         take_proxies(*value)
     new = _on_fake(acquisition, value[0]) if value else _GONE
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), acquisition.fakes.mode:
-        held, structure = _read(fake, name), _structure(fake)
+        held = _read(fake, name)
         if new is not _GONE or held is not _GONE or not is_users:
             _set(fake, name, new)
-        try:
-            if not is_equal(_structure(fake), structure):
-                _check_structure(fake, name)
-        except Exception:
-            _set(fake, name, held)
-            raise
     acquisition.wrappers.attributes.setdefault(id(fake), {})[name] = (new, value[0] if value else None)
     acquisition.tape.tear()
     trace.rebind(acquisition)
@@ -95,11 +87,6 @@ def _set(x: torch.Tensor, name: str, value: Any) -> None:
         object.__setattr__(x, name, value)
 
 
-def _structure(fake: torch.Tensor) -> tuple[WrapperSpec, list[int]]:
-    spec = WrapperSpec.of(fake)
-    return spec, [id(t) for t in spec.leaves(fake)]
-
-
 def _on_fake(acquisition: Acquisition, value: WrappedValue) -> Any:
     held = value.value
     if isinstance(held, TensorProxy):
@@ -107,25 +94,6 @@ def _on_fake(acquisition: Acquisition, value: WrappedValue) -> Any:
     if isinstance(held, NumberProxy):
         return acquisition.to_fake(held)
     return Held(value) if holds_proxies(held) else held
-
-
-def _check_structure(fake: torch.Tensor, name: str) -> None:
-    spec = WrapperSpec.of(fake)
-    try:
-        rebuilt = spec.build(spec.leaves(fake))
-        metadata = [(outer_metadata(x)[:2], x.dtype, x.device) for x in (fake, rebuilt)]
-        why = None if metadata[0] == metadata[1] else "its class puts another tensor together of what is inside then"
-    except Exception as e:  # noqa: BLE001 - what a class says to it is said in the error
-        why = f"its class does not put it together of what is inside then: {type(e).__name__}: {e}"
-    if why is not None:
-        raise UnsupportedOpError(
-            with_details(
-                f"attribute {name!r} of a {type(fake).__name__} is set to what makes another tensor of it",
-                at=location_of_user(),
-                why=why,
-                instead="make a new instance",
-            )
-        )
 
 
 # -- in each call -------------------------------------------------------------------------------------------------------------
@@ -198,11 +166,27 @@ def _put_together(acquisition: Acquisition, fake: torch.Tensor) -> torch.Tensor:
     """What the epilogue makes of what is inside of a wrapper.
 
     Raises:
-        UnsupportedOpError: that is of another shape.
+        UnsupportedOpError: that is of another shape, or what the program has set makes another tensor of it.
     """
-    spec = WrapperSpec.of(fake)
-    with torch.no_grad(), acquisition.fakes.mode:
-        made = spec.build(spec.leaves(fake))
+    spec, names = WrapperSpec.of(fake), _names_set(acquisition, fake)
+    try:
+        with torch.no_grad(), acquisition.fakes.mode:
+            made = spec.build(spec.leaves(fake))
+            is_another = bool(names) and _metadata(made) != _metadata(fake)
+            why = "its class puts another tensor together of what is inside then"
+    except Exception as e:
+        if not names:
+            raise
+        is_another, why, made = True, f"its class does not put it together of what is inside then: {type(e).__name__}: {e}", fake
+    if is_another:
+        raise UnsupportedOpError(
+            with_details(
+                f"a {spec.cls.__name__} that the program makes is returned or kept, and {', '.join(map(repr, names))} set to what "
+                "makes another tensor of it",
+                why=why,
+                instead="make a new instance",
+            )
+        )
     if not is_jagged_class(spec.cls) and (shapes := [tuple(outer_metadata(x)[0]) for x in (fake, made)])[0] != shapes[1]:
         raise UnsupportedOpError(
             with_details(
@@ -213,6 +197,18 @@ def _put_together(acquisition: Acquisition, fake: torch.Tensor) -> torch.Tensor:
             )
         )
     return made
+
+
+def _names_set(acquisition: Acquisition, fake: torch.Tensor) -> list[str]:
+    """The attributes that the program has set on a wrapper, and on those inside of it."""
+    inside = [t for t in flattened(fake)[0].values() if is_wrapper(t)]
+    return [*acquisition.wrappers.attributes.get(id(fake), ()), *(name for t in inside for name in _names_set(acquisition, t))]
+
+
+def _metadata(x: torch.Tensor) -> list[Any]:
+    """What torch knows of a wrapper, and of those inside of it."""
+    inside = [t for t in flattened(x)[0].values() if is_wrapper(t)]
+    return [(outer_metadata(x)[:2], x.dtype, x.device), *(m for t in inside for m in _metadata(t))]
 
 
 def _putting(places: Sequence[_Place]) -> Callable[[list], None]:

@@ -35,7 +35,8 @@ def bind_arguments(trace: TraceCtx, name: str, added: list[Proxy]) -> None:
 
 def results_and_received(computation: TraceCtx, epilogue: TraceCtx) -> list[tuple[Any, Any]]:
     """Each result of the computation beside the epilogue's argument that receives it: in the same order, under names of its own."""
-    computed = computation.bound_symbols[-1].args[0]["output"]
+    returned = computation.bound_symbols[-1].args[0]
+    computed = returned["output"] if isinstance(returned, dict) else returned  # Thunder adds the arguments once it is acquired
     return list(zip(computed, epilogue.args[len(epilogue.args) - len(computed) :], strict=True))
 
 

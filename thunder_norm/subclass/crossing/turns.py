@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from thunder_norm.errors import UnsupportedOpError, with_details
 from thunder_norm.subclass.acquiring.acquisition import Acquisition
 from thunder_norm.subclass.acquiring.fallback import fallback_executor
+from thunder_norm.subclass.crossing.boundary_passes import of_constants
 from thunder_norm.tracing.tags import has_any_tag
 from thunder_norm.tracing.torch_functions.random_numbers import draws_numbers
 from thunder.core import dtypes, prims
@@ -50,23 +50,6 @@ def _after_effects() -> Symbol:
 def after(result: TensorProxy, *awaited: TensorProxy) -> TensorProxy:
     """`result`, once others are computed."""
     return _after_effects()(result, *awaited)
-
-
-def _check_is_forward(trace: TraceCtx) -> None:
-    """Refuse a program of which no result waits for its operations with effects, if Thunder is to split it.
-
-    Raises:
-        UnsupportedOpError: it is differentiated.
-    """
-    if torch.is_grad_enabled() and any(isinstance(p, TensorProxy) and p.requires_grad for p in trace.args):
-        raise UnsupportedOpError(
-            with_details(
-                "an operator that returns nothing, or writes into its arguments, or random numbers that are not used, in a program that "
-                "returns no tensor it has computed",
-                why="the program has inputs that require grad, and Thunder runs in its forward what its results need alone",
-                instead="return a result that is computed, or call the program under torch.no_grad()",
-            )
-        )
 
 
 def _unused_draws(trace: TraceCtx) -> list[tuple[BoundSymbol, list[TensorProxy]]]:
@@ -116,25 +99,22 @@ def awaited(acquisition: Acquisition, trace: TraceCtx) -> TraceCtx:
 
 def with_all_draws(trace: TraceCtx, *others: TensorProxy) -> TraceCtx:
     """A computation, one result of which waits for what draws numbers for nobody, and for others."""
-    drawing = _unused_draws(trace)
-    turns = [*(p for _, drawn in drawing for p in drawn), *others]
+    turns = [*(p for _, drawn in _unused_draws(trace) for p in drawn), *others]
     if not turns:
         return trace
-    *body, returned = trace.bound_symbols
-    (values,) = returned.args
     given = {p.name for p in trace.args}
-    found = next((p for p in values["output"] if isinstance(p, TensorProxy) and p.name not in given), None)
+    results = trace.bound_symbols[-1].args[0]["output"]
+    found = next((p for p in results if isinstance(p, TensorProxy) and p.name not in given), None)
     if found is None:
-        _check_is_forward(trace)
-        for bsym, _ in drawing:
-            bsym.tags.add(prims.OpTags.DONT_DCE)
-        return trace
+        trace = of_constants(trace, trace.args)  # no result has a gradient: it is not split, and runs as a whole
+    *body, returned = trace.bound_symbols
     new = from_trace(trace)
     with tracectx(new):
         new.bound_symbols = list(body)
         new.push_scope(waiting := [])
-        later = after(found, *turns)
+        later = after(*turns) if found is None else after(found, *turns)
         new.pop_scope()
+    values = returned.args[0]
     output: Any = type(values["output"])(later if p is found else p for p in values["output"])
     new.bound_symbols = [*body, *waiting, returned.from_bsym(args=({**values, "output": output},))]
     return new

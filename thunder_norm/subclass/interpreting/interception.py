@@ -145,8 +145,9 @@ class Interpreting(Watching):
             is_written = found is not None and acquisition.has_wrappers
             fakes = acquisition.fakes
             followed = [fakes.current(p) for _, p in fakes.pairs()] if acquisition.autograd.is_running else []
-            misses = misses or (is_written and is_missed(found.computation_trace, followed))
-            late = late or acquisition.autograd.starts_late or (misses and acquisition.autograd.is_running)
+            is_missing = is_written and is_missed(found.computation_trace, followed)
+            late = late or acquisition.autograd.starts_late or is_missing or (misses and acquisition.autograd.is_running)
+            misses = misses or is_missing
             late = late or (found is not None and starts_late(acquisition, found.computation_trace))
         due = {_FROM_THE_FIRST: late, _ALL_MEMORY: misses}
         vars(get_compile_data()).update({name: True for name, is_due in due.items() if is_due})

@@ -29,7 +29,7 @@ from thunder_norm.subclass.acquiring.autocast import Regions, UnderAutocast, reg
 from thunder_norm.subclass.acquiring.autograd import is_grad_enabled
 from thunder_norm.subclass.acquiring.data_sizes import UnknownValueError
 from thunder_norm.subclass.acquiring.effects import Effect, OfOperator, SameValues, with_effects
-from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn, declared, rewritten, with_generator
+from thunder_norm.subclass.acquiring.functional_forms import LIKE, Drawn, declared, rewritten, with_generator, without_history
 from thunder_norm.subclass.acquiring.lengths import is_ragged
 from thunder_norm.subclass.recording.lists import is_on_lists, with_lists
 from thunder_norm.subclass.recording.writing import Writing
@@ -281,10 +281,14 @@ class Recorder(Writing):
             result = run()
         aliases = {id(t): self._aliases(t) for t in written}
         returned = [t for t in flat_tensors(result) if all(t is not w for w in written)]
-        outputs = (turn, *returned, *written)
+        with self.paused():  # autograd knows nothing of what is written: that keeps its history
+            values = [t.clone() if self._has_history_of_thunders(t) else t for t in written]
+        outputs = (turn, *returned, *values)
         self._note(effect, (before, *args), kwargs, outputs, result, is_in_place=bool(written))
-        for t in written:
-            self._renew(aliases[id(t)], t)
+        for t, value in zip(written, values, strict=True):
+            if value is not t:
+                self._note(rewritten, (t, self.call(without_history, (value,), {})), {}, (t,), t, is_in_place=True)
+            self._renew(aliases[id(t)], t, are_detached=value is not t)
         return result
 
     def call(self, func: Callable, args: tuple, kwargs: dict) -> Any:

@@ -211,9 +211,12 @@ class Writing(TorchDispatchMode):
     def _keeps_history(self, target: torch.Tensor) -> bool:
         """Whether Thunder differentiates a program that writes into `target` under `torch.no_grad`."""
         is_recorded = is_grad_enabled() and not self.is_inside_no_grad
-        if not self.is_differentiated or is_recorded or not (target.is_floating_point() or target.is_complex()):
-            return False
-        return not (self.acquisition.autograd.is_running or self.acquisition.beyond_no_grad())
+        return not is_recorded and self._has_history_of_thunders(target) and not self.acquisition.beyond_no_grad()
+
+    def _has_history_of_thunders(self, target: torch.Tensor) -> bool:
+        """Whether Thunder may differentiate what becomes of a tensor."""
+        is_inexact = target.is_floating_point() or target.is_complex()
+        return self.is_differentiated and is_inexact and not self.acquisition.autograd.is_running
 
     def _has_switched_off_gradients(self) -> bool:
         """Whether the operation at hand, one of plain tensors, has switched gradients off for a part of what it does."""
@@ -229,12 +232,16 @@ class Writing(TorchDispatchMode):
         is_known = self.acquisition.fakes.proxy_of(target) is not None
         return is_known and self.acquisition.requires_grad(alias) and not self.acquisition.requires_grad(target)
 
-    def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-        """Record what tensors became that share memory with `target`, which was changed."""
-        detached = [alias for alias in aliases if self._is_detached(target, alias)]
+    def _renew(self, aliases: Sequence[torch.Tensor], target: torch.Tensor, *, are_detached: bool = False) -> None:
+        """Record what tensors became that share memory with `target`, which was changed; each keeps its history if they `are_detached`."""
+        detached = [alias for alias in aliases if are_detached or self._is_detached(target, alias)]
         attached = [alias for alias in aliases if all(alias is not t for t in detached)]
         self._renew_from(attached, target, attached, are_detached=False)
-        self._renew_from(detached, target, aliases, are_detached=True)
+        was_inside, self.is_inside_no_grad = self.is_inside_no_grad, True
+        try:
+            self._renew_from(detached, target, aliases, are_detached=True)
+        finally:
+            self.is_inside_no_grad = was_inside
 
     def _renew_from(
         self, aliases: Sequence[torch.Tensor], target: torch.Tensor, known: Sequence[torch.Tensor], *, are_detached: bool

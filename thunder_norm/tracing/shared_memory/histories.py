@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from thunder_norm.tracing.activity import differentiated_in_first
 from thunder.core.prims import get_grad, put_grad
 from thunder.core.proxies import TensorProxy
 from thunder.core.transforms import register_grad
@@ -26,6 +27,7 @@ def _current_meta(history: TensorProxy, value: TensorProxy) -> TensorProxy:
 
 HISTORY = _executor.register_operator("history", meta=_history_meta, fn=lambda tensor: tensor.view_as(tensor))
 CURRENT = _executor.register_operator("current", meta=_current_meta, fn=lambda history, value: value.detach())
+differentiated_in_first(CURRENT.id)
 
 
 def history_of(tensor: TensorProxy) -> TensorProxy:
