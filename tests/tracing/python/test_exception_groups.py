@@ -48,6 +48,7 @@ def several_clauses(x):
 
 @program
 def what_no_clause_takes(x):
+    y = x
     try:
         try:
             raise ExceptionGroup("g", [ValueError(1), KeyError(2)])
