@@ -11,8 +11,7 @@ import dis
 import inspect
 import itertools
 import sys
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +23,7 @@ from thunder.core.interpreter import (
     InterpreterFrame,
     ProvenanceRecord,
     PseudoInst,
+    WrappedValue,
     unwrap,
     wrap,
     wrap_const,
@@ -32,45 +32,28 @@ from thunder.core.proxies import Proxy
 
 _EXCEPTION_RAISED = INTERPRETER_SIGNALS.EXCEPTION_RAISED
 _OF_OTHERS = ("thunder.core.", "thunder_norm.")
-_AFTER_YIELD_FROM, _AFTER_AWAIT = 2, 3  # of ``RESUME``
+_AFTER_YIELD, _AFTER_YIELD_FROM, _AFTER_AWAIT = 1, 2, 3  # of ``RESUME``
 Handler = tuple[int, int, int, int, bool]  # start, end, target, height of the stack, whether the last instruction is pushed
 
 
 def make_generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Any:
-    """What stands for a generator whose function has been called; of the interpreter's ``make_generator``.
+    """What stands for a generator whose function has been called; of the interpreter's ``make_generator``."""
+    return handed_out(steps_of(frame, compilectx, runtimectx), frame, make_generator)
+
+
+def handed_out(made: Any, frame: InterpreterFrame, maker: Callable) -> WrappedValue:
+    """A generator, or its like, as the program gets it from `maker`.
 
     Where it comes from does not say which one it is: what it yields comes from there too, and would keep it from being closed when the
     program drops it.
     """
-    inputs = [wrap_const(v).provenance for v in (make_generator, (), {})]
-    made = _generator(frame, compilectx, runtimectx)
+    inputs = [wrap_const(v).provenance for v in (maker, (), {})]
     made.__name__, made.__qualname__ = frame.code.co_name, frame.qualname
     return wrap(made, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=inputs))
 
 
-def make_coroutine(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Any:
-    """What stands for a coroutine whose function has been called: it waits where the program's does, and is sent and thrown what that is."""
-    made = _awaiting(_Steps(_generator(frame, compilectx, runtimectx)))
-    made.__name__, made.__qualname__ = frame.code.co_name, frame.qualname
-    inputs = [wrap_const(v).provenance for v in (make_coroutine, (), {})]
-    return wrap(made, provenance=ProvenanceRecord(PseudoInst.OPAQUE, inputs=inputs))
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """What a coroutine does from one ``await`` that waits to the next, to be awaited."""
-
-    generator: Generator[Any, Any, Any]
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self.generator
-
-
-async def _awaiting(steps: _Steps) -> Any:
-    return await steps
-
-
-def _generator(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Generator[Any, Any, Any]:
+def steps_of(frame: InterpreterFrame, compilectx: Any, runtimectx: Any) -> Generator[Any, Any, Any]:
+    """A generator that goes on with a frame of the program, from where it waits to where it waits next."""
     sent: dict[str, Any] = {"send_value": None}
     thrown: BaseException | None = None
     handled: BaseException | None = None  # by the generator itself, where it waits
@@ -151,16 +134,21 @@ def _is_of_program(frame: InterpreterFrame) -> bool:
     return not unwrap(frame.globals).get("__name__", "").startswith(_OF_OTHERS)
 
 
+def is_at_yield(frame: InterpreterFrame) -> bool:
+    """Whether what waits does so in a ``yield``, and no ``yield from`` or ``await``."""
+    return any(i.offset == frame.inst_ptr * 2 and _resumes(i) == _AFTER_YIELD for i in dis.get_instructions(frame.code))
+
+
+def _resumes(inst: dis.Instruction | None) -> int | None:
+    """What an instruction goes on after, if it does."""
+    return inst.arg & 3 if inst is not None and inst.opname == "RESUME" and inst.arg is not None else None
+
+
 def _begun_by(frame: InterpreterFrame) -> dis.Instruction | None:
-    """The instruction of the ``yield from`` or ``await`` that is waited in: it hands on what it is sent; None for a ``yield``."""
+    """The instruction of the ``yield from`` or ``await`` that what waits does so in: it hands on what it is sent; None in a ``yield``."""
     by_offset = {inst.offset: inst for inst in dis.get_instructions(frame.code)}
     resumed = by_offset.get(frame.inst_ptr * 2)
-    if (
-        resumed is None
-        or resumed.opname != "RESUME"
-        or resumed.arg is None
-        or resumed.arg & 3 not in (_AFTER_YIELD_FROM, _AFTER_AWAIT)
-    ):
+    if resumed is None or _resumes(resumed) not in (_AFTER_YIELD_FROM, _AFTER_AWAIT):
         return None
     back = next(inst for offset, inst in sorted(by_offset.items()) if offset > resumed.offset)
     return by_offset[back.argval]

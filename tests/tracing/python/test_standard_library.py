@@ -157,3 +157,16 @@ def test_functions_that_c_calls_are_asked_in_each_call(name, monkeypatch):
         monkeypatch.setattr(LIMIT, "value", value)
         assert jitted(torch.ones(2))[1] == CALLED_IN_C[name]()
     assert thunder.cache_misses(jitted) == (2 if name == "left place" else 3)  # which calculates with the number, and no more
+
+
+def test_what_patterns_others_have_compiled_is_no_part_of_a_trace(monkeypatch):
+    def f(x, word):
+        return x * (2 if re.match(r"fresh\d", word) else 3), re.sub("a", "b", word)
+
+    monkeypatch.setattr(re, "_cache", {(str, f"other{n}", 0): re.compile(f"other{n}") for n in range(re._MAXCACHE)})  # type: ignore[attr-defined]
+    jitted, x = thunder.jit(f, transforms=[SubclassTransform()]), torch.ones(2)
+    for word in ("fresh1", "stale", "fresh1", "stale"):
+        (found, text), (expected, same_text) = jitted(x, word), f(x, word)
+        assert torch.equal(found, expected) and text == same_text
+        re._cache.clear()  # type: ignore[attr-defined]
+    assert thunder.cache_misses(jitted) == 2

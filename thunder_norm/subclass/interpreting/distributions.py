@@ -13,7 +13,7 @@ from thunder_norm.tracing.locations import location_of_user
 from thunder_norm.tracing.lookasides import instead_of, instead_of_named
 from thunder_norm.tracing.python.assertions import asserted
 from thunder_norm.tracing.torch_functions import known_values
-from thunder.core.interpreter import WrappedValue, _interpret_call, do_raise, wrap_const
+from thunder.core.interpreter import INTERPRETER_SIGNALS, WrappedValue, _interpret_call, do_raise, wrap_const
 from thunder.core.proxies import TensorProxy
 
 
@@ -43,7 +43,12 @@ if not hasattr(distribution, "_all_true_or_runtime_assert"):  # before torch 2.1
 
     @instead_of(torch._is_all_true)
     def _is_all_true(valid: WrappedValue) -> Any:
-        return _all_true(valid, wrap_const("Expected parameter or value argument to satisfy its distribution constraint."))
+        holds = _all_true(valid, wrap_const("Expected parameter or value argument to satisfy its distribution constraint."))
+        return holds if holds is INTERPRETER_SIGNALS.EXCEPTION_RAISED else _interpret_call(_as_torch, holds, valid)
+
+
+def _as_torch(holds: bool, valid: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(holds, device=valid.device)
 
 
 def _is_positive_definite(constraint: Any, value: torch.Tensor) -> torch.Tensor:

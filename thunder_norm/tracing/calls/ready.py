@@ -119,7 +119,7 @@ class ShortCalls:
         found, stats_of, program = self._found, self._cs, self._cd().fn
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            if is_tracing() or _is_eager_torchs():
+            if _is_eager_torchs() or is_tracing():  # in this order: torch.compile of torch 2.11 follows no context variable
                 return program(*args, **kwargs)  # a part of another's trace; or torch asks for the program's own operations
             if has_modes():
                 with without_modes():

@@ -9,7 +9,7 @@ import sys
 from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
-from thunder_norm.tracing import generators
+from thunder_norm.tracing import coroutines, generators
 from thunder_norm.tracing.hooks.participants import has_part
 from thunder_norm.tracing.hooks.replaced import replaces
 from thunder.core import interpreter
@@ -17,6 +17,7 @@ from thunder.core import interpreter
 _original_is_capsule = interpreter.is_pycapsule
 _original_make_generator = interpreter.make_generator
 _original_make_coroutine = interpreter.make_coroutine
+_original_make_async_generator = interpreter.make_async_generator
 _original_stop_iteration_error = interpreter._stopiteration_error_intrinsic
 
 
@@ -54,7 +55,21 @@ def _make_generator(frame: Any, compilectx: Any, runtimectx: Any) -> Any:
 )
 def _make_coroutine(frame: Any, compilectx: Any, runtimectx: Any) -> Any:
     """What stands for a coroutine; Thunder's own cannot wait."""
-    make = generators.make_coroutine if has_part() else _original_make_coroutine
+    make = coroutines.make_coroutine if has_part() else _original_make_coroutine
+    return make(frame, compilectx, runtimectx)
+
+
+@replaces(
+    interpreter,
+    "make_async_generator",
+    "frame",
+    "compilectx",
+    "runtimectx",
+    lines="_run_frame: return make_async_generator(frame, compilectx, runtimectx)",
+)
+def _make_async_generator(frame: Any, compilectx: Any, runtimectx: Any) -> Any:
+    """What stands for an asynchronous generator; what is thrown into Thunder's own passes it by."""
+    make = coroutines.make_async_generator if has_part() else _original_make_async_generator
     return make(frame, compilectx, runtimectx)
 
 

@@ -198,18 +198,15 @@ def _of_unknown_dtype(error: BaseException, cause: BaseException | None) -> Exce
 
 
 def _of_unknown_instruction(error: BaseException, cause: BaseException | None) -> Exception | None:
-    """The error where Thunder's interpreter lacks an instruction, as those of ``except*``; None for any other."""
+    """The error where Thunder's interpreter lacks an instruction; None for any other."""
     if not isinstance(cause, NotImplementedError) or "unimplemented opcode" not in str(cause):
         return None
-    is_of_groups = re.search("CHECK_EG_MATCH|PREP_RERAISE_STAR", str(cause)) is not None
     return UnsupportedOpError(
         with_details(
-            "except* in a traced function" if is_of_groups else "a traced function has an instruction that is unknown",
+            "a traced function has an instruction that is unknown",
             at=user_line_of(cause) or user_line_of(error),
             why=f"Thunder's interpreter does not know what Python compiles it to: {cause}",
-            instead="except ExceptionGroup, and what is in its `exceptions`"
-            if is_of_groups
-            else "compute it outside of the function",
+            instead="compute it outside of the function",
         )
     )
 

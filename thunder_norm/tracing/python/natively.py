@@ -1,6 +1,7 @@
 """Functions of Python's standard library that run as they are: what looks at code and at no tensor, and what keeps a list in order.
 
-The former are Python that Thunder's interpreter fails at.  The latter are C, and move elements of a list: what stands for these moves with them.
+The former are Python that Thunder's interpreter fails at, or keep what they have made for later calls, from which others' patterns and caches
+would be guarded.  The latter are C, and move elements of a list: what stands for these moves with them.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import bisect
 import dataclasses
 import heapq
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
 from thunder_norm.tracing.lookasides import instead_of
 from thunder.core.interpreter import WrappedValue, interpreter_needs_wrap, wrap_const
 
-for _function in (inspect.signature, dataclasses._process_class):  # type: ignore[attr-defined]
+for _function in (inspect.signature, dataclasses._process_class, re._compile):  # type: ignore[attr-defined]
     instead_of(_function)(interpreter_needs_wrap(_function))
 
 

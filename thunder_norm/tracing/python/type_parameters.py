@@ -5,13 +5,11 @@ Python has an instruction for each, which Thunder's interpreter lacks.  They con
 
 from __future__ import annotations
 
-import builtins
 import dis
-import functools
-from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
+from thunder_norm.tracing.python import exception_groups
+from thunder_norm.tracing.python.instructions import natively
 from thunder_norm.tracing.replacement import Replacement
 from thunder.core import interpreter as thunders
 from thunder.core.interpreter import InterpreterFrame, InterpreterStack, do_raise, unwrap
@@ -37,6 +35,8 @@ def _of_one(inst: dis.Instruction, /, stack: InterpreterStack, frame: Interprete
 
 def _of_two(inst: dis.Instruction, /, stack: InterpreterStack, frame: InterpreterFrame, **state: Any) -> Any:
     name = _name(dis._intrinsic_2_descs, inst.arg)  # type: ignore[attr-defined]
+    if name == "PREP_RERAISE_STAR":
+        return exception_groups.leave(inst, stack=stack, frame=frame, **state)
     if name not in _OF_TWO and name != _OF_FUNCTIONS:
         raise NotImplementedError(f"Encountered unimplemented opcode {inst.opname} {name} while tracing.")
     second, first = stack.pop_wrapped(), stack.pop_wrapped()
@@ -48,29 +48,12 @@ def _of_two(inst: dis.Instruction, /, stack: InterpreterStack, frame: Interprete
 
 def _made(inst: dis.Instruction, stack: InterpreterStack, frame: InterpreterFrame, *operands: Any) -> Any:
     assert inst.arg is not None
-    run = _natively(len(operands), inst.arg, unwrap(frame.globals).get("__name__"))
+    run = natively(len(operands), inst.opname, inst.arg, unwrap(frame.globals).get("__name__"))
     try:
         found = run(*map(unwrap, operands))
     except Exception as e:  # noqa: BLE001 - the program's
         return do_raise(e)
     return stack.append(found)
-
-
-@functools.cache
-def _natively(num_operands: int, number: int, module: str | None) -> Callable:
-    """A function of a module that runs such an instruction: no function of Python's does it with types that are known later."""
-    # Where an operator is, the instruction fits in; of the two units of an addition the second holds what Python notes of it.
-    written, replaced, name = (
-        ((lambda x: +x), "CALL_INTRINSIC_1", "CALL_INTRINSIC_1")
-        if num_operands == 1
-        else ((lambda x, y: x + y), "BINARY_OP", "CALL_INTRINSIC_2")
-    )
-    begin = next(i.offset for i in dis.get_instructions(written) if i.opname == replaced)
-    code = bytearray(written.__code__.co_code)
-    code[begin : begin + 2] = dis.opmap[name], number
-    if num_operands == 2:
-        code[begin + 2 : begin + 4] = dis.opmap["NOP"], 0
-    return FunctionType(written.__code__.replace(co_code=bytes(code)), {"__name__": module, "__builtins__": builtins})
 
 
 REPLACEMENTS = (
