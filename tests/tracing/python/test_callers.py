@@ -133,7 +133,9 @@ def extracted_stack(x):
 
 
 @pytest.mark.filterwarnings("ignore::thunder_norm.errors.AcquiredAnewWarning")
-@pytest.mark.parametrize("program", [Asking(), whole_stack, extracted_stack, too_deep], ids=str)
+@pytest.mark.parametrize(
+    "program", [Asking(), whole_stack, extracted_stack, too_deep], ids=lambda f: getattr(f, "__name__", type(f).__name__)
+)
 def test_what_called_the_program_is_asked_in_each_call(program):
     jitted = thunder.jit(program, transforms=[SubclassTransform()])
 
