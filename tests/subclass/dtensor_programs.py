@@ -171,13 +171,25 @@ def assert_same_shards(got: torch.Tensor | None, want: torch.Tensor | None) -> N
         torch.testing.assert_close(got + 0, want + 0)  # which waits for what eager mode has still under way
 
 
+def outcome(program: Program) -> tuple[int, int] | str:
+    """What `compare` says, or what went wrong."""
+    try:
+        return compare(program)
+    except Exception as e:  # noqa: BLE001 - all programs are told of at once; every rank meets the same
+        return f"{type(e).__name__}: {e}"
+
+
+def runs(program: Program) -> bool:
+    """Whether eager mode runs a program, forward and backward."""
+    f, args, leaves = _called(program, None)
+    try:
+        _with_gradients(f, args, leaves)
+    except Exception:  # noqa: BLE001 - torch's errors are of many kinds
+        return False
+    return True
+
+
 def compare_all(turns: slice) -> dict[str, Any]:
     """Of each of these programs how often it was traced and served from the cache, or what went wrong."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    found: dict[str, Any] = {}
-    for name, program in list(programs(mesh).items())[turns]:
-        try:
-            found[name] = compare(program)
-        except Exception as e:  # noqa: BLE001 - all programs are told of at once; every rank meets the same
-            found[name] = f"{type(e).__name__}: {e}"
-    return found
+    return {name: outcome(program) for name, program in list(programs(mesh).items())[turns]}

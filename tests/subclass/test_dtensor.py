@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from tests.ranks import run_ranks
 from tests.seeds import LONG, seeded
+from tests.subclass.drawn_dtensors import compare_drawn
 from tests.subclass.dtensor_programs import compare_all, fully_sharded, jit, mlp, own, placed
 from tests.subclasses import assert_same
 from thunder_norm.errors import UnsupportedOpError
@@ -25,6 +26,16 @@ def test_programs_on_several_ranks_are_eager_s(world: int, turns: slice):
     for rank, found in enumerate(run_ranks(world, compare_all, turns)):
         assert len(found) > 5
         wrong = {name: outcome for name, outcome in found.items() if outcome != (1, 1)}
+        assert not wrong, f"rank {rank}: {wrong}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(2,), (1, 2)])
+def test_drawn_programs_are_eager_s(mesh: tuple[int, ...]):
+    numbers = range(60) if LONG else range(12)
+    for rank, found in enumerate(run_ranks(2, compare_drawn, numbers, mesh)):
+        assert len(found) > len(numbers) / 2
+        wrong = {number: outcome for number, outcome in found.items() if outcome != (1, 1)}
         assert not wrong, f"rank {rank}: {wrong}"
 
 
