@@ -53,7 +53,7 @@ def _by_placement(x: DTensor) -> DTensor:
     return x * x.device_mesh.size() if x.placements[0].is_shard() else x - len(x.placements)
 
 
-Operation = Callable[[Draw, DTensor, DTensor], DTensor]
+Operation = Callable[[Draw, Any, Any], Any]
 OPERATIONS: tuple[Operation, ...] = (
     *(
         lambda d, x, y, f=f: f(x)
@@ -101,7 +101,7 @@ OPERATIONS: tuple[Operation, ...] = (
     lambda d, x, y: _with_a_row(x),
     lambda d, x, y: F.scaled_dot_product_attention(*[x.reshape(1, 1, -1, x.shape[-1])] * 3, is_causal=d.choice((False, True))),
 )
-ENDS: tuple[Callable[[DTensor], torch.Tensor], ...] = (
+ENDS: tuple[Callable[[Any], torch.Tensor], ...] = (
     *(lambda z: z,) * 3,
     DTensor.full_tensor,
     DTensor.to_local,
