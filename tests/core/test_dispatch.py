@@ -336,12 +336,12 @@ def test_normed_op_gives_one_entry_for_an_operation():
 
 def test_the_error_for_a_missing_rule_says_everything():
     with pytest.raises(MissingNormRuleError) as e:
-        torch.triangular_solve(rms(), RMSTensor.of(torch.ones(4, 2)))
+        torch.geqrf(rms())
     message = str(e.value)
-    assert message.startswith("no norm rule for torch.triangular_solve\n")
-    assert "called with" in message and "RMSTensor[4, 8] over dims (-1,), RMSTensor[4, 2] over dims (-1,)" in message
+    assert message.startswith("no norm rule for torch.geqrf\n")
+    assert "called with" in message and "(RMSTensor[4, 8] over dims (-1,))" in message
     assert "registered" in message and "(none)" in message
-    assert '@thunder_norm.normed_op(torch.triangular_solve).register_norm   -- see CONTRIBUTING.md, "Adding a rule"' in message
+    assert '@thunder_norm.normed_op(torch.geqrf).register_norm   -- see CONTRIBUTING.md, "Adding a rule"' in message
     assert isinstance(e.value, ThunderNormError) and isinstance(e.value, NotImplementedError)
 
 
@@ -388,7 +388,7 @@ def test_elem_dims_that_do_not_fit_are_an_error_that_says_so():
 def test_a_failed_operation_leaves_its_arguments_as_they_were():
     x = 2 * rms()
     with pytest.raises(MissingNormRuleError):
-        torch.linalg.lu_factor(x)
+        torch.detach_copy(x)
     x += 1
     assert x.norm_size.item() == 3
 

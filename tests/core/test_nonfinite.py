@@ -134,7 +134,8 @@ def test_every_rule_hands_on_a_norm_that_is_nan():
             if is_nan == ((op, i) in _VALUES_DO_NOT_MATTER):
                 lost.append((op, rule, i))
     assert tried > 450
-    assert [x for x in lost if x[0] != "multilabel_margin_loss_forward"] == []  # its second result is of the targets
+    of_others = "multilabel_margin_loss_forward", "lu_unpack"  # a result is of the targets, or of pivots
+    assert [x for x in lost if x[0] not in of_others] == []
 
 
 @pytest.mark.slow
@@ -221,7 +222,9 @@ def test_no_rule_bounds_data_that_is_not_finite(value):
             data[i].view(-1)[0] = value
             try:
                 y = case.call(*(b.kind.of(t, b.elem_dims) for b, t in zip(case.balls, data, strict=True)))
-            except torch.linalg.LinAlgError:  # torch has no singular values for it
+            except RuntimeError as e:  # torch has no singular values, or eigenvalues, for it
+                if not isinstance(e, torch.linalg.LinAlgError) and "infs or NaNs" not in str(e):
+                    raise
                 continue
             actual, claimed = _norm(y), y.norm_size.item()
             if math.isfinite(claimed) and not actual <= claimed * (1 + 1e-6) + 1e-12:

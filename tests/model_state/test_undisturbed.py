@@ -141,7 +141,7 @@ class Fails(Containers):
     def forward(self, x):
         self.keep(x)
         self.running.add_(1)
-        return torch.linalg.lu_factor(x)[0]
+        return torch.detach_copy(x)
 
 
 @pytest.fixture(autouse=True)
