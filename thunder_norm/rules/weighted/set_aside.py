@@ -154,9 +154,11 @@ def _moved(op: Callable, method: Callable, args: tuple, kwargs: dict[str, Any], 
     if is_indexed:
         return out._facts
     found = [f for f in every_fact(args[0]) if isinstance(f, Bounding)] if args else []
+    if not found:
+        return out._facts
     laid_out_alike = (_laid_out_alike(op, method, f, args, kwargs, out) for f in found)
     out._facts = Alternatives((*every_fact(out), *(f for f in laid_out_alike if f is not None)))
-    if not found or out.ndim != args[0].ndim + 1:
+    if out.ndim != args[0].ndim + 1:
         return out._facts
     place = _put_in(op, args, out.ndim)
     restored = [replace(f, is_reduced=False) for f in found if f.is_reduced and f.dims == (place,)]
