@@ -146,7 +146,14 @@ class Interpreting(Watching):
             fakes = acquisition.fakes
             followed = [fakes.current(p) for _, p in fakes.pairs()] if acquisition.autograd.is_running else []
             is_missing = is_written and is_missed(found.computation_trace, followed)
-            late = late or acquisition.autograd.starts_late or is_missing or (misses and acquisition.autograd.is_running)
+            # gradients of wrappers, once they are followed, are followed through the memory that tensors had
+            is_late = is_missing and not replaced_memory.replaces_memory(found.computation_trace)
+            late = (
+                late
+                or acquisition.autograd.starts_late
+                or is_late
+                or ((misses or is_missing) and acquisition.autograd.is_running)
+            )
             misses = misses or is_missing
             late = late or (found is not None and starts_late(acquisition, found.computation_trace))
         due = {_FROM_THE_FIRST: late, _ALL_MEMORY: misses}

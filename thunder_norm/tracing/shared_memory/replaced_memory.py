@@ -258,13 +258,18 @@ def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     tensor.data = value.detach()
 
 
+def replaces_memory(trace: TraceCtx) -> bool:
+    """Whether a tensor gets other memory in a program, as by ``t.data = value``."""
+    return any(b.sym.id == _MARK for b in trace.bound_symbols)
+
+
 def resolved(trace: TraceCtx) -> TraceCtx:
     """A program in which the values stand for the tensors whose memory was replaced, from there on.
 
     Raises:
         UnsupportedOpError: a backward would compute with the new values in eager mode, or a value with a history of its own is written into.
     """
-    if not any(b.sym.id == _MARK or b.sym.name == "current" for b in trace.bound_symbols):
+    if not replaces_memory(trace) and not any(b.sym.name == "current" for b in trace.bound_symbols):
         return trace
     new, swaps, earlier = from_trace(trace), dict[Variable, Proxy](), dict[str, str | None]()
     is_differentiated = torch.is_grad_enabled()
