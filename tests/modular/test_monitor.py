@@ -227,11 +227,11 @@ def test_what_has_no_rule_is_monitored_without_bounds():
             self.table, self.inner = nn.Embedding(5, 4), nn.Linear(4, 4)
 
         def forward(self, i: torch.Tensor) -> torch.Tensor:
-            return torch.detach_copy(self.inner(self.table(i)))
+            return torch.nuclear_norm(self.inner(self.table(i)))
 
     model, batch = Odd(), torch.arange(4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(MissingBoundsWarning, match="detach_copy"):
+    with pytest.warns(MissingBoundsWarning, match="nuclear_norm"):
         monitor = TrainingMonitor(model, batch, every=1, optimizer=optimizer)
     before = copy.deepcopy(model)
     _step(model, batch, monitored.square_loss, optimizer)
